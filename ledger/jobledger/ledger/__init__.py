@@ -1,0 +1,1 @@
+"""The ledger: events, the fold, the log, the client. It knows nothing of workers, projections or the CLI."""

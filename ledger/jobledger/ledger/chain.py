@@ -1,0 +1,120 @@
+"""One job's chain: the fold with the position and hash the next append must build on.
+
+`transact` is the one way a decision becomes facts: read (unless known), decide, append on condition, and
+again from the newest view when somebody else was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from jobledger.ledger.codec import Stored, digest, encode
+from jobledger.ledger.commands import Command, Stamp, decide
+from jobledger.ledger.errors import JobNotFoundError, WrongSequenceError
+from jobledger.ledger.events import JobEvent
+from jobledger.ledger.job import Job, evolve
+from jobledger.ledger.log import Entry, Log
+from jobledger.ledger.subjects import JobRef, Names
+
+#: Lost races in a row after which a writer gives up; each one means that somebody else made progress.
+TRANSACT_TRIES_MAX = 16
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """A job and the place in the log where its next event must follow."""
+
+    job: Job | None = None
+    last_sequence: int = 0
+    last_hash: str = ""
+
+
+EMPTY_CHAIN = Chain()
+
+
+def extend(chain: Chain, stored: Stored) -> Chain:
+    """Return the chain after one more stored event."""
+    return Chain(evolve(chain.job, stored.event, stored.stream_sequence), stored.stream_sequence, stored.hash)
+
+
+def fold(stored: Iterable[Stored], chain: Chain = EMPTY_CHAIN) -> Chain:
+    """Return the chain after all of `stored`, given in stream order."""
+    job, last = chain.job, None
+    for last in stored:
+        job = evolve(job, last.event, last.stream_sequence)
+    return chain if last is None else Chain(job, last.stream_sequence, last.hash)
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """Events made ready to append: linked by hash, encoded, addressed."""
+
+    events: tuple[JobEvent, ...]
+    entries: tuple[Entry, ...]
+
+
+def seal(chain: Chain, events: Sequence[JobEvent], names: Names) -> Sealed:
+    """Link `events` to the chain and to each other; the first entry carries the condition."""
+    filter_subject = names.chain(JobRef(queue=events[0].queue, job_id=events[0].job))
+    expected: int | None = chain.last_sequence
+    previous = chain.last_hash
+    linked: list[JobEvent] = []
+    entries: list[Entry] = []
+    for event in events:
+        link = msgspec.structs.replace(event, prev=previous)
+        data = encode(link)
+        entries.append(Entry(names.event(link), data, filter_subject, expected))
+        linked.append(link)
+        expected = None
+        previous = digest(data)
+    return Sealed(tuple(linked), tuple(entries))
+
+
+def advance(chain: Chain, sealed: Sealed, first_sequence: int) -> Chain:
+    """Return the chain after its sealed events were accepted from `first_sequence` on."""
+    job = chain.job
+    for offset, event in enumerate(sealed.events):
+        job = evolve(job, event, first_sequence + offset)
+    return Chain(job, first_sequence + len(sealed.events) - 1, digest(sealed.entries[-1].data))
+
+
+async def load(log: Log, ref: JobRef) -> Chain:
+    """Return the chain as it is stored now; empty when there is no such job."""
+    return fold(await log.read_chain(log.names.chain(ref)))
+
+
+async def commit(log: Log, chain: Chain, events: Sequence[JobEvent]) -> Chain:
+    """Append `events`, decided on `chain`, and return the chain after them.
+
+    Raises: WrongSequenceError when the chain has moved, and what `Log.append` raises.
+    """
+    sealed = seal(chain, events, log.names)
+    return advance(chain, sealed, await log.append(sealed.entries))
+
+
+async def transact(
+    log: Log,
+    ref: JobRef,
+    command: Command,
+    stamp: Callable[[], Stamp],
+    *,
+    known: Chain | None = None,
+) -> Chain:
+    """Decide `command` on the newest view of the job and append what follows; return the chain after it.
+
+    `known` saves the first read when the caller's view is likely the newest. Safe to repeat: a decision
+    that was already recorded is refused by `decide`.
+
+    Raises: what `decide` refuses with, WrongSequenceError after too many lost races, and what `Log` raises.
+    """
+    chain = await load(log, ref) if known is None else known
+    for _ in range(TRANSACT_TRIES_MAX):
+        try:
+            events = decide(chain.job, command, stamp())
+        except JobNotFoundError as error:
+            raise JobNotFoundError(ref.job_id) from error
+        try:
+            return await commit(log, chain, events)
+        except WrongSequenceError:
+            chain = await load(log, ref)
+    raise WrongSequenceError(log.names.chain(ref), chain.last_sequence)

@@ -1,0 +1,34 @@
+"""Time as an argument: what the code reads instead of the system's clocks, so that tests can own it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now(self) -> datetime:
+        """Return the wall clock as an aware UTC datetime with microseconds; it may jump."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds since an arbitrary start; never goes back. Leases and limits use only this."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> datetime:
+        """Return the current UTC time."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return CLOCK_MONOTONIC, which goes on while the process is stopped."""
+        return time.monotonic()
+
+
+SYSTEM_CLOCK = SystemClock()

@@ -1,0 +1,447 @@
+"""What may be asked of a job, and `decide`: which facts follow, or which refusal.
+
+Pure and total: for every job and command it returns events or raises one of our refusals; it reads no clock
+and does no I/O. Whether the view it was given was the newest is checked later, by the conditional append.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, assert_never
+
+import msgspec
+
+from jobledger.ledger.errors import IllegalTransitionError, JobExistsError, JobNotFoundError, StaleClaimError
+from jobledger.ledger.events import (
+    NO_VALUE,
+    Cancelled,
+    CancelRequested,
+    Cause,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    DeadReason,
+    Discarded,
+    ErrorInfo,
+    Failed,
+    Fenced,
+    Held,
+    Interrupted,
+    JobEvent,
+    Paused,
+    PayloadRef,
+    Priority,
+    Progressed,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.subjects import JobRef
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """Who appends, when, and on whose behalf."""
+
+    at: datetime
+    by: str
+    trace: str = ""
+    correlation: str = ""
+    causation: str = ""
+
+
+class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Begin a job: queued at once, `scheduled` with `run_at`, or `held` with limits."""
+
+    ref: JobRef
+    task: str
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    priority: Priority = "normal"
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    run_at: datetime | None = None
+    notify: str = ""
+    tenant: str = ""
+    limits: tuple[str, ...] = ()
+    batch: str = ""
+    tick: str = ""
+
+
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Make a waiting job available to workers: its time came, its limit admitted it, its event arrived."""
+
+    cause: Cause
+    priority: Priority | None = None  #: None: as before
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Start the next attempt of a queued job."""
+
+    worker: str
+    lease_s: float
+
+
+class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
+    """Take a running job from a worker whose lease is over: obey its cancel, start anew, or give it up."""
+
+    worker: str
+    lease_s: float
+    lost_epoch: int  #: the claim that was seen to be over
+
+
+class Complete(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that the attempt returned."""
+
+    epoch: int
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+
+
+class Fail(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that the attempt failed; the job is retried while attempts are left."""
+
+    epoch: int
+    error: ErrorInfo
+    retry_at: datetime | None = None  #: None: at once
+    give_up: DeadReason | None = None  #: no retry, whatever is left
+
+
+class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a running job back unfinished; the attempt does not count."""
+
+    epoch: int
+    reason: str
+
+
+class Snooze(msgspec.Struct, frozen=True, kw_only=True):
+    """Run again at `until`; the attempt does not count."""
+
+    epoch: int
+    until: datetime
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Wait for a time or an event without holding a slot."""
+
+    epoch: int
+    until: datetime | None = None
+    event: str = ""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep a value for the next attempt."""
+
+    epoch: int
+    value: msgspec.Raw = NO_VALUE
+    value_ref: PayloadRef | None = None
+
+
+class ReportProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how far the attempt is."""
+
+    epoch: int
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class CancelJob(msgspec.Struct, frozen=True, kw_only=True):
+    """End a waiting job at once; ask a running one to end."""
+
+    reason: str = ""
+
+
+class ConfirmCancel(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that the running attempt ended because it was told to, or asked to itself."""
+
+    epoch: int
+    reason: str = ""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a job up that was never brought to a verdict, such as after too many deliveries."""
+
+    reason: DeadReason
+    error: ErrorInfo | None = None
+
+
+class Requeue(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a dead letter new attempts, perhaps with another input."""
+
+    attempts: int = 1  #: how many more it may have
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    priority: Priority | None = None
+
+
+class Discard(msgspec.Struct, frozen=True, kw_only=True):
+    """Close a dead letter for good; everything is kept."""
+
+    reason: str = ""
+
+
+class Fence(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave the receipt of an outcome that was refused."""
+
+    epoch: int
+    attempt: int
+    worker: str
+    outcome: str
+
+
+Command = (
+    Enqueue
+    | Dispatch
+    | Claim
+    | TakeOver
+    | Complete
+    | Fail
+    | Interrupt
+    | Snooze
+    | Pause
+    | Checkpoint
+    | ReportProgress
+    | CancelJob
+    | ConfirmCancel
+    | DeadLetter
+    | Requeue
+    | Discard
+    | Fence
+)
+
+Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel
+_HoldsClaim = Outcome | Checkpoint | ReportProgress
+Events = tuple[JobEvent, ...]
+
+
+def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
+    """Return the events that `command` adds to `job`, to be appended as one; at least one.
+
+    Raises: JobExistsError, JobNotFoundError, IllegalTransitionError, StaleClaimError; nothing else.
+    """
+    if isinstance(command, Enqueue):
+        if job is not None:
+            raise JobExistsError(job.id)
+        return (_first(command, stamp),)
+    if job is None:
+        raise JobNotFoundError("?")
+    match command:
+        case Dispatch():
+            return _dispatch(job, command, stamp)
+        case Claim():
+            return _claim(job, command, stamp)
+        case TakeOver():
+            return _take_over(job, command, stamp)
+        case CancelJob():
+            return _cancel(job, command, stamp)
+        case DeadLetter():
+            _require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
+            return (DeadLettered(**_envelope(job, stamp), reason=command.reason, error=command.error),)
+        case Requeue():
+            return _requeue(job, command, stamp)
+        case Discard():
+            _require(job, "be discarded", JobState.DEAD_LETTERED)
+            return (Discarded(**_envelope(job, stamp), reason=command.reason),)
+        case Fence():
+            return _fence(job, command, stamp)
+        case Complete() | Fail() | Interrupt() | Snooze() | Pause() | ConfirmCancel() | Checkpoint() | ReportProgress():
+            return _claimed(job, command, stamp)
+        case _:
+            assert_never(command)
+
+
+def outcome_type(outcome: Outcome) -> str:
+    """Return the type of the event that an outcome appends first: `completed`, `failed`, ..."""
+    return _OUTCOME_TYPES[type(outcome)]
+
+
+_OUTCOME_TYPES: dict[type[Outcome], str] = {
+    Complete: "completed",
+    Fail: "failed",
+    Interrupt: "interrupted",
+    Snooze: "snoozed",
+    Pause: "paused",
+    ConfirmCancel: "cancelled",
+}
+
+
+def _envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
+    return {
+        "job": job.id,
+        "queue": job.queue,
+        "task": job.task,
+        "at": stamp.at,
+        "by": stamp.by,
+        "trace": stamp.trace or job.trace,
+        "correlation": stamp.correlation or job.correlation,
+        "causation": stamp.causation,
+    }
+
+
+def _require(job: Job, what: str, *states: JobState) -> None:
+    if job.state not in states:
+        raise IllegalTransitionError(job.id, job.state.value, what)
+
+
+def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
+    order: dict[str, Any] = {
+        "job": command.ref.job_id,
+        "queue": command.ref.queue,
+        "task": command.task,
+        "at": stamp.at,
+        "by": stamp.by,
+        "trace": stamp.trace,
+        "correlation": stamp.correlation,
+        "causation": stamp.causation,
+        "priority": command.priority,
+        "input": command.input,
+        "input_ref": command.input_ref,
+        "max_attempts": command.max_attempts,
+        "timeout_s": command.timeout_s,
+        "notify": command.notify,
+        "tenant": command.tenant,
+        "limits": command.limits,
+        "batch": command.batch,
+        "tick": command.tick,
+    }
+    if command.run_at is not None and command.run_at > stamp.at:
+        return Scheduled(**order, run_at=command.run_at)
+    if command.limits:
+        return Held(**order)
+    return Queued(**order)
+
+
+def _queued(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued:
+    """Dispatch a job that exists: the order stays in the chain, only changes are written again."""
+    fields: dict[str, Any] = {
+        **_envelope(job, stamp),
+        "cause": cause,
+        "attempt": len(job.attempts) + 1,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+        "timeout_s": job.timeout_s,
+    }
+    return Queued(**fields | changes)
+
+
+def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
+    _require(job, "be queued", *WAITING_STATES)
+    if job.state is JobState.QUEUED and command.cause != "redispatched":
+        raise IllegalTransitionError(job.id, job.state.value, "be queued again")
+    return (_queued(job, stamp, command.cause, priority=command.priority or job.priority),)
+
+
+def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:
+    _require(job, "be started", JobState.QUEUED)
+    if not job.attempts_left:
+        raise IllegalTransitionError(job.id, "out of attempts", "be started")
+    return (_start(job, stamp, command.worker, command.lease_s),)
+
+
+def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
+    return Started(**_envelope(job, stamp), attempt=len(job.attempts) + 1, worker=worker, lease_s=lease_s)
+
+
+def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
+    _require(job, "be taken over", JobState.RUNNING)
+    _check_epoch(job, command.lost_epoch)
+    if job.cancel_requested:
+        return (Cancelled(**_envelope(job, stamp), reason=job.cancel_reason),)
+    if not job.attempts_left:
+        lost = job.attempts[-1]
+        error = ErrorInfo(kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt")
+        return (DeadLettered(**_envelope(job, stamp), reason="exhausted", error=error),)
+    return (_start(job, stamp, command.worker, command.lease_s),)
+
+
+def _cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
+    if job.state is JobState.RUNNING:
+        if job.cancel_requested:
+            raise IllegalTransitionError(job.id, "already asked to end", "be cancelled again")
+        return (CancelRequested(**_envelope(job, stamp), reason=command.reason),)
+    _require(job, "be cancelled", *WAITING_STATES)
+    return (Cancelled(**_envelope(job, stamp), reason=command.reason),)
+
+
+def _requeue(job: Job, command: Requeue, stamp: Stamp) -> Events:
+    _require(job, "be requeued", JobState.DEAD_LETTERED)
+    granted = len(job.attempts) - job.attempts_given_back + max(1, command.attempts)
+    priority = command.priority or job.priority
+    changes: dict[str, Any] = {"max_attempts": granted, "priority": priority}
+    if command.input is not NO_VALUE or command.input_ref is not None:
+        changes |= {"input": command.input, "input_ref": command.input_ref}
+    return (_queued(job, stamp, "requeued", **changes),)
+
+
+def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
+    if command.epoch == job.claim_epoch:
+        raise IllegalTransitionError(job.id, "held by this claim", "be fenced")
+    return (
+        Fenced(
+            **_envelope(job, stamp),
+            attempt=command.attempt,
+            worker=command.worker,
+            held_epoch=command.epoch,
+            current_epoch=job.claim_epoch,
+            outcome=command.outcome,
+        ),
+    )
+
+
+def _check_epoch(job: Job, epoch: int) -> None:
+    if job.claim_epoch != epoch:
+        raise StaleClaimError(job.id, epoch, job.claim_epoch)
+
+
+def _claimed(job: Job, command: _HoldsClaim, stamp: Stamp) -> Events:
+    """What only the holder of the claim may say."""
+    _check_epoch(job, command.epoch)
+    if job.state is not JobState.RUNNING:  # a claim epoch of 0 from nowhere
+        raise IllegalTransitionError(job.id, job.state.value, "report an outcome")
+    envelope = _envelope(job, stamp)
+    attempt = len(job.attempts)
+    match command:
+        case Complete():
+            return (Completed(**envelope, attempt=attempt, result=command.result, result_ref=command.result_ref),)
+        case Fail():
+            return _failed(job, command, stamp)
+        case Interrupt():
+            if job.cancel_requested:
+                return (Cancelled(**envelope, reason=job.cancel_reason),)
+            interrupted = Interrupted(**envelope, attempt=attempt, reason=command.reason)
+            return (interrupted, _queued(job, stamp, "interrupted"))
+        case Snooze():
+            return (Snoozed(**envelope, attempt=attempt, until=command.until),)
+        case Pause():
+            return (Paused(**envelope, attempt=attempt, until=command.until, event=command.event),)
+        case ConfirmCancel():
+            return (Cancelled(**envelope, reason=command.reason or job.cancel_reason),)
+        case Checkpoint():
+            return (Checkpointed(**envelope, attempt=attempt, value=command.value, value_ref=command.value_ref),)
+        case ReportProgress():
+            return (
+                Progressed(**envelope, attempt=attempt, done=command.done, total=command.total, note=command.note),
+            )
+        case _:
+            assert_never(command)
+
+
+def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
+    """A failure, and in the same atomic batch what becomes of the job, so that no reader sees it in between."""
+    envelope = _envelope(job, stamp)
+    attempt = len(job.attempts)
+    if job.cancel_requested:
+        failed = Failed(**envelope, attempt=attempt, error=command.error)
+        return (failed, Cancelled(**envelope, reason=job.cancel_reason))
+    if command.give_up is not None or not job.attempts_left:
+        failed = Failed(**envelope, attempt=attempt, error=command.error)
+        reason = command.give_up or "exhausted"
+        return (failed, DeadLettered(**envelope, reason=reason, error=command.error))
+    if command.retry_at is not None and command.retry_at > stamp.at:
+        return (Failed(**envelope, attempt=attempt, error=command.error, retry_at=command.retry_at),)
+    failed = Failed(**envelope, attempt=attempt, error=command.error, retry_at=stamp.at)
+    return (failed, _queued(job, stamp, "retried"))
+
+

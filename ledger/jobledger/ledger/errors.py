@@ -1,0 +1,269 @@
+"""What can go wrong, as one tree; the branch says what the caller can do about it.
+
+    LedgerError
+    ├── InvalidError              the request is wrong: mend it, nothing was changed
+    │   ├── ConfigurationError
+    │   ├── InvalidTokenError
+    │   ├── TaskDefinitionError
+    │   ├── UnknownTaskError
+    │   ├── InvalidInputError
+    │   └── PayloadTooLargeError
+    ├── NotFoundError             there is nothing of that name
+    │   └── JobNotFoundError
+    ├── RefusedError              well-formed, but not now or not here: nothing was changed
+    │   ├── AmbiguousIdError
+    │   ├── IllegalTransitionError
+    │   ├── JobExistsError
+    │   ├── StaleClaimError
+    │   ├── WrongSequenceError
+    │   ├── LedgerFullError
+    │   ├── StreamMismatchError
+    │   ├── JetStreamDisabledError
+    │   ├── PermissionRefusedError
+    │   ├── UnsupportedServerError
+    │   ├── PortInUseError
+    │   └── StoreInUseError
+    ├── UnreachableError          no answer: the same call may succeed later
+    │   ├── ServerUnreachableError
+    │   ├── ServerStartError
+    │   ├── ServerBinaryMissingError
+    │   └── AppendOutcomeUnknownError
+    ├── CorruptLedgerError        what is stored cannot be trusted: stop and look
+    │   ├── MalformedEventError
+    │   ├── UnknownEventError
+    │   ├── PayloadMissingError
+    │   └── SequenceGapError
+    └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
+        ├── JobCancelledError
+        ├── JobFailedError
+        └── ResultTimeoutError
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LedgerError(Exception):
+    """The root of every error raised by `jobledger.ledger`; its text is one sentence fit for a person."""
+
+
+class InvalidError(LedgerError):
+    """The request itself is wrong; nothing was sent."""
+
+
+class ConfigurationError(InvalidError):
+    """An option has a value that cannot work; the sentence names option, value and rule."""
+
+
+class InvalidTokenError(InvalidError):
+    """A name that becomes part of a subject breaks the token rule.
+
+    Raised at every entry, before anything is sent.
+    """
+
+    def __init__(self, field: str, value: object) -> None:
+        self.field = field  #: which name: "queue", "job id", ...
+        shown = repr(value)
+        if len(shown) > 80:  # noqa: PLR2004 - one terminal line
+            shown = f"{shown[:60]}... ({len(shown) - 2} characters)"
+        super().__init__(
+            f"{field} {shown} is not valid: use 1 to 64 characters out of A-Z a-z 0-9 _ and -",
+        )
+
+
+class TaskDefinitionError(InvalidError):
+    """A function cannot become a task as it is written; raised by `@task` at import time."""
+
+
+class UnknownTaskError(InvalidError):
+    """No task of that name is registered in the modules that were loaded."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name = name
+        listing = f"known tasks: {', '.join(known)}" if known else "no task is loaded"
+        super().__init__(f"there is no task {name!r}; {listing} (name the module with --app)")
+
+
+class InvalidInputError(InvalidError):
+    """The input does not fit the task's signature, or is not JSON that every reader can hold."""
+
+
+class PayloadTooLargeError(InvalidError):
+    """An input or result is larger than the configured limit."""
+
+    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"the {what} has {size_bytes:,} bytes and the limit is {limit_bytes:,}: "
+            "store it elsewhere and pass a reference",
+        )
+
+
+class NotFoundError(LedgerError):
+    """Nothing of that name exists in the ledger."""
+
+
+class JobNotFoundError(NotFoundError):
+    """The ledger holds no event of this job."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"no job {job_id!r} is in the ledger; `jobledger jobs list` shows those that are")
+
+
+class RefusedError(LedgerError):
+    """The request is well-formed and was refused; nothing was changed."""
+
+
+class AmbiguousIdError(RefusedError):
+    """A prefix fits several jobs, or one id exists in several queues."""
+
+    def __init__(self, prefix: str, matches: list[str]) -> None:
+        self.prefix = prefix
+        self.matches = matches
+        shown = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")  # noqa: PLR2004
+        super().__init__(f"{prefix!r} fits several jobs ({shown}): give more of the id, or --queue")
+
+
+class IllegalTransitionError(RefusedError):
+    """`decide` refused a command in the state the job is in."""
+
+    def __init__(self, job_id: str, state: str, command: str) -> None:
+        self.job_id = job_id
+        self.state = state
+        self.command = command
+        super().__init__(f"job {job_id} is {state}: it cannot {command}")
+
+
+class JobExistsError(RefusedError):
+    """A job of this id is already in this queue; `enqueue` answers with that job and `created=False`."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"job {job_id} exists already")
+
+
+class StaleClaimError(RefusedError):
+    """A worker spoke for a claim that is no longer the job's; its outcome must be dropped."""
+
+    def __init__(self, job_id: str, held_epoch: int, current_epoch: int) -> None:
+        self.job_id = job_id
+        self.held_epoch = held_epoch
+        self.current_epoch = current_epoch  #: 0 when nobody holds the job
+        super().__init__(f"job {job_id}: claim {held_epoch} is stale, the current one is {current_epoch}")
+
+
+class WrongSequenceError(RefusedError):
+    """A conditional append was decided on a view of the chain that is no longer the newest.
+
+    Raised by `Log.append`; read the chain again and decide again.
+    """
+
+    def __init__(self, chain: str, expected: int) -> None:
+        self.chain = chain
+        self.expected = expected
+        super().__init__(f"{chain} has moved past stream sequence {expected}")
+
+
+class LedgerFullError(RefusedError):
+    """The stream reached its byte limit; the event was not stored."""
+
+
+class StreamMismatchError(RefusedError):
+    """A stream or consumer exists with settings that would break a guarantee; it was left as it is."""
+
+    def __init__(self, name: str, differences: list[str]) -> None:
+        self.name = name
+        self.differences = differences  #: "setting: is X, must be Y", one each
+        super().__init__(
+            f"stream {name} exists with settings jobledger cannot work with ({'; '.join(differences)}): "
+            "change them with your NATS tools, or use another --environment",
+        )
+
+
+class JetStreamDisabledError(RefusedError):
+    """The server runs without JetStream, or the account may not use it."""
+
+
+class PermissionRefusedError(RefusedError):
+    """The server does not allow this user to publish or subscribe to a subject."""
+
+
+class UnsupportedServerError(RefusedError):
+    """The server is older than what the ledger needs."""
+
+
+class PortInUseError(RefusedError):
+    """The embedded server's port is taken by another process."""
+
+
+class StoreInUseError(RefusedError):
+    """Another embedded server already uses this directory."""
+
+
+class UnreachableError(LedgerError):
+    """No server answered within the limit; the same call may succeed later."""
+
+
+class ServerUnreachableError(UnreachableError):
+    """No connection could be made, or the connection closed for good."""
+
+
+class ServerStartError(UnreachableError):
+    """The embedded server ended, or did not become ready in time; the sentence carries its last words."""
+
+
+class ServerBinaryMissingError(UnreachableError):
+    """There is no nats-server to start; the sentence says what to install."""
+
+
+class AppendOutcomeUnknownError(UnreachableError):
+    """An append was sent, no answer came within the limit, and the chain could not be read to find out.
+
+    The event may or may not be stored. Appending the same decision again is safe: it is conditional.
+    """
+
+
+class CorruptLedgerError(LedgerError):
+    """What is stored contradicts the ledger's rules: nothing may be computed from it."""
+
+
+class MalformedEventError(CorruptLedgerError):
+    """A stored message is not an event of this ledger."""
+
+
+class UnknownEventError(CorruptLedgerError):
+    """A stored event has a type this version does not know; a newer jobledger must read it."""
+
+
+class PayloadMissingError(CorruptLedgerError):
+    """An event refers to a payload that the object store no longer holds, or holds with another hash."""
+
+
+class SequenceGapError(CorruptLedgerError):
+    """The ledger's dense sequence has a hole: an event is missing, or the stream was rewound."""
+
+
+class OutcomeError(LedgerError):
+    """`result()` has no result to give."""
+
+
+class JobFailedError(OutcomeError):
+    """The job is a dead letter; `error` is what its last attempt recorded, if one did."""
+
+    def __init__(self, job_id: str, sentence: str, error: Any = None) -> None:
+        self.job_id = job_id
+        self.error = error
+        super().__init__(f"job {job_id} failed: {sentence}")
+
+
+class JobCancelledError(OutcomeError):
+    """The job was cancelled or discarded and has no result."""
+
+
+class ResultTimeoutError(OutcomeError):
+    """The job did not end within the time given; it goes on unharmed."""
+
+

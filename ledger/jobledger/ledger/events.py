@@ -1,0 +1,223 @@
+"""Every fact a job can have, as one tagged union: `JobEvent`.
+
+Facts only: what may follow what is decided in `commands`, what state they add up to is folded in `job`, and
+how they become bytes is known to `codec`. Released fields never change type, meaning or name; new ones
+have defaults, and one golden line per event of every release must decode for ever.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+
+#: Why a job was dispatched. Only `new` carries the whole work order; the others build on the chain.
+Cause = Literal["new", "due", "admitted", "retried", "requeued", "resumed", "interrupted", "redispatched"]
+
+DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid"]
+ErrorKind = Literal["exception", "timeout", "lost", "invalid_input", "invalid_result", "unknown_task", "undeliverable"]
+
+#: The absence of a JSON value; told from a stored `null` by identity, and never written.
+NO_VALUE = msgspec.Raw(b"")
+
+
+def _version() -> int:
+    # A factory, because omit_defaults leaves out plain defaults, and the version is always written.
+    return 1
+
+
+class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a JSON value above the inline limit lies in the object store."""
+
+    sha256: str  #: hex digest of the value's JSON text, and its name in the store
+    size_bytes: int
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why an attempt failed."""
+
+    kind: ErrorKind
+    type: str  #: the exception's class name, or the kind again
+    message: str  #: cut at 2,000 characters
+    traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """The envelope that every fact carries."""
+
+    v: int = msgspec.field(default_factory=_version)
+    job: str  #: job id
+    queue: str
+    task: str  #: the name of the function the job runs
+    at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
+    by: str  #: who appended it: `<host>-<pid>-<random>`, or an operator's name
+    trace: str = ""  #: W3C traceparent of the caller
+    correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
+    causation: str = ""  #: the fact or job that led directly to this one
+    prev: str = msgspec.field(default_factory=str)  #: sha256 of the chain's previous event as stored, "" for the first
+
+
+class _Order(Event, frozen=True, kw_only=True):
+    """The work order: what a job's first event says, whichever of the three it is."""
+
+    priority: Priority = "normal"
+    input: msgspec.Raw = NO_VALUE  #: JSON object of keyword arguments; absent when `input_ref` or an earlier event has it
+    input_ref: PayloadRef | None = None
+    max_attempts: int = 1  #: how many `started` the job may have, beyond those given back
+    timeout_s: float | None = None  #: of one attempt; None: no limit
+    notify: str = ""  #: token of the inbox that wants a hint when the job ends
+    tenant: str = ""
+    limits: tuple[str, ...] = ()  #: names of the limits the job waits for
+    batch: str = ""
+    tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
+
+
+class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled"):
+    """The job exists and becomes due later."""
+
+    run_at: datetime
+
+
+class Held(_Order, frozen=True, kw_only=True, tag="held"):
+    """The job waits for a limit to admit it."""
+
+
+class Queued(_Order, frozen=True, kw_only=True, tag="queued"):
+    """The job may be taken. This stored message *is* the work item that workers pull."""
+
+    cause: Cause = "new"
+    attempt: int = 1  #: the number the next attempt will have
+
+
+class Started(Event, frozen=True, kw_only=True, tag="started"):
+    """A worker claimed the job. The stream sequence of this event is the claim epoch; older ones are stale."""
+
+    attempt: int  #: 1 for the first
+    worker: str  #: `<host>-<pid>-<random>`, as in `jobledger workers list`
+    lease_s: float  #: how long after its last renewal the worker may still be running the job
+
+
+class Completed(Event, frozen=True, kw_only=True, tag="completed"):
+    """The attempt returned."""
+
+    attempt: int
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+
+
+class Failed(Event, frozen=True, kw_only=True, tag="failed"):
+    """The attempt raised, timed out or could not run. Without `retry_at` the next event of the batch decides."""
+
+    attempt: int
+    error: ErrorInfo
+    retry_at: datetime | None = None
+
+
+class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
+    """The job ended by request."""
+
+    reason: str = ""
+
+
+class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted"):
+    """The worker gave a running job back unfinished, as in a deploy; the attempt does not count."""
+
+    attempt: int
+    reason: str = ""
+
+
+class Paused(Event, frozen=True, kw_only=True, tag="paused"):
+    """The job waits for a time or for an event, and holds no slot meanwhile."""
+
+    attempt: int
+    until: datetime | None = None
+    event: str = ""
+
+
+class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed"):
+    """The task asked to run again later; the attempt does not count."""
+
+    attempt: int
+    until: datetime
+
+
+class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered"):
+    """The job cannot be finished and waits for a person."""
+
+    reason: DeadReason
+    error: ErrorInfo | None = None  #: the last error, or what happened where there was none
+
+
+class Discarded(Event, frozen=True, kw_only=True, tag="discarded"):
+    """A person gave a dead letter up; it is kept for audit."""
+
+    reason: str = ""
+
+
+class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
+    """A value that the next attempt is handed."""
+
+    attempt: int
+    value: msgspec.Raw = NO_VALUE
+    value_ref: PayloadRef | None = None
+
+
+class Progressed(Event, frozen=True, kw_only=True, tag="progressed"):
+    """How far a running attempt says it is."""
+
+    attempt: int
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested"):
+    """Somebody wants a running job to end; whoever runs it, now or after a takeover, obeys."""
+
+    reason: str = ""
+
+
+class Fenced(Event, frozen=True, kw_only=True, tag="fenced"):
+    """The receipt of a worker whose outcome was refused because its claim was stale."""
+
+    attempt: int
+    worker: str
+    held_epoch: int
+    current_epoch: int  #: 0 when nobody held the job any more
+    outcome: str  #: the type of the event that was refused
+
+
+JobEvent = (
+    Scheduled
+    | Held
+    | Queued
+    | Started
+    | Completed
+    | Failed
+    | Cancelled
+    | Interrupted
+    | Paused
+    | Snoozed
+    | DeadLettered
+    | Discarded
+    | Checkpointed
+    | Progressed
+    | CancelRequested
+    | Fenced
+)
+
+EVENT_CLASSES: tuple[type[JobEvent], ...] = JobEvent.__args__
+
+
+def event_type(event: JobEvent) -> str:
+    """Return the event's tag as written on the wire: `queued`, `started`, ..."""
+    return _TYPE_OF[type(event)]
+
+
+_TYPE_OF: dict[type[JobEvent], str] = {cls: str(cls.__struct_config__.tag) for cls in EVENT_CLASSES}
+EVENT_TYPES: tuple[str, ...] = tuple(_TYPE_OF.values())

@@ -1,0 +1,302 @@
+"""The lifecycle of a job: its states, and `evolve`, the one fold that computes them.
+
+Pure: worker, projection, CLI and audit all call this `evolve`; there is no second way to compute a state.
+It never refuses (that is `commands.decide`'s work), so it gives an answer for any sequence of events.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+from typing import Literal, assert_never
+
+import msgspec
+
+from jobledger.ledger.events import (
+    NO_VALUE,
+    Cancelled,
+    CancelRequested,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    DeadReason,
+    Discarded,
+    ErrorInfo,
+    Event,
+    Failed,
+    Fenced,
+    Held,
+    Interrupted,
+    JobEvent,
+    Paused,
+    PayloadRef,
+    Priority,
+    Progressed,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+
+
+class JobState(enum.StrEnum):
+    """Where a job is; the comments say who moves it in, who moves it out and how long it may stay."""
+
+    SCHEDULED = "scheduled"  #: in: enqueue with a delay; out: its timer, cancel; stays until due
+    HELD = "held"  #: in: enqueue to a limited task; out: the limits reactor, cancel; stays until admitted
+    QUEUED = "queued"  #: in: enqueue, timers, requeue; out: a worker's claim, cancel; stays until a worker is free
+    RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
+    RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
+    PAUSED = "paused"  #: in: the task itself; out: its time or event, cancel
+    COMPLETED = "completed"  #: in: the attempt returned; final
+    CANCELLED = "cancelled"  #: in: a request; final
+    DEAD_LETTERED = "dead_lettered"  #: in: attempts or deliveries used up; out: requeue, discard; waits for a person
+    DISCARDED = "discarded"  #: in: a person gave a dead letter up; final
+
+
+FINAL_STATES = frozenset(
+    {JobState.COMPLETED, JobState.CANCELLED, JobState.DEAD_LETTERED, JobState.DISCARDED},
+)
+WAITING_STATES = frozenset(
+    {JobState.SCHEDULED, JobState.HELD, JobState.QUEUED, JobState.RETRY_WAIT, JobState.PAUSED},
+)
+
+AttemptState = Literal[
+    "running", "completed", "failed", "lost", "interrupted", "snoozed", "paused", "cancelled", "dead_lettered"
+]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run of a job."""
+
+    number: int  #: from 1
+    worker: str
+    epoch: int  #: stream sequence of its `started`: the claim's fencing number
+    started_at: datetime
+    state: AttemptState = "running"
+    finished_at: datetime | None = None
+    error: ErrorInfo | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What the running attempt last said of itself."""
+
+    done: float
+    total: float | None
+    note: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job as its events add up, up to and including `last_sequence`."""
+
+    id: str
+    queue: str
+    task: str
+    state: JobState
+    created_at: datetime
+    updated_at: datetime
+    last_sequence: int  #: stream sequence of the newest event folded
+    priority: Priority = "normal"
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    notify: str = ""
+    tenant: str = ""
+    limits: tuple[str, ...] = ()
+    batch: str = ""
+    tick: str = ""
+    trace: str = ""
+    correlation: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
+    claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
+    dispatches: int = 0  #: `queued` events since the last `started`
+    due_at: datetime | None = None  #: when a waiting job moves on by itself
+    finished_at: datetime | None = None  #: when the present final state was entered
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+    error: ErrorInfo | None = None  #: of the newest failed attempt or of the dead letter
+    dead_reason: DeadReason | None = None
+    cancel_requested: bool = False
+    cancel_reason: str = ""
+    checkpoint: msgspec.Raw = NO_VALUE
+    checkpoint_ref: PayloadRef | None = None
+    progress: Progress | None = None
+    fenced_count: int = 0  #: outcomes of stale claims that were refused
+
+    @property
+    def attempts_left(self) -> int:
+        """How many more attempts may start; never negative."""
+        return max(0, self.max_attempts + self.attempts_given_back - len(self.attempts))
+
+    @property
+    def running_attempt(self) -> Attempt | None:
+        """The attempt that holds the claim, if one does."""
+        return self.attempts[-1] if self.state is JobState.RUNNING and self.attempts else None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job stays as it is unless a person acts."""
+        return self.state in FINAL_STATES
+
+
+_replace = msgspec.structs.replace
+
+
+def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
+    """Return the job after `event`, stored at `stream_sequence`; `job` is None before the first one."""
+    if job is None:
+        job = _begin(event, stream_sequence)
+    match event:
+        case Queued() | Scheduled() | Held():
+            return _waiting(job, event, stream_sequence)
+        case Started():
+            return _started(job, event, stream_sequence)
+        case Completed():
+            ended = _end_attempt(job, event, "completed", JobState.COMPLETED, stream_sequence)
+            return _replace(ended, result=event.result, result_ref=event.result_ref, finished_at=event.at, error=None)
+        case Failed():
+            ended = _end_attempt(job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error)
+            return _replace(ended, due_at=event.retry_at)
+        case Interrupted():
+            ended = _end_attempt(job, event, "interrupted", JobState.RETRY_WAIT, stream_sequence)
+            return _replace(ended, attempts_given_back=job.attempts_given_back + 1)
+        case Snoozed():
+            ended = _end_attempt(job, event, "snoozed", JobState.RETRY_WAIT, stream_sequence)
+            return _replace(ended, attempts_given_back=job.attempts_given_back + 1, due_at=event.until)
+        case Paused():
+            ended = _end_attempt(job, event, "paused", JobState.PAUSED, stream_sequence)
+            return _replace(ended, attempts_given_back=job.attempts_given_back + 1, due_at=event.until)
+        case Cancelled():
+            ended = _end_attempt(job, event, "cancelled", JobState.CANCELLED, stream_sequence)
+            return _replace(ended, finished_at=event.at, cancel_reason=event.reason or job.cancel_reason)
+        case DeadLettered():
+            ended = _end_attempt(job, event, "lost", JobState.DEAD_LETTERED, stream_sequence)
+            return _replace(ended, finished_at=event.at, dead_reason=event.reason, error=event.error or ended.error)
+        case Discarded():
+            ended = _end_attempt(job, event, "lost", JobState.DISCARDED, stream_sequence)
+            return _replace(ended, finished_at=event.at)
+        case Checkpointed():
+            noted = _note(job, event, stream_sequence)
+            return _replace(noted, checkpoint=event.value, checkpoint_ref=event.value_ref)
+        case Progressed():
+            progress = Progress(done=event.done, total=event.total, note=event.note)
+            return _replace(_note(job, event, stream_sequence), progress=progress)
+        case CancelRequested():
+            noted = _note(job, event, stream_sequence)
+            return _replace(noted, cancel_requested=True, cancel_reason=event.reason)
+        case Fenced():
+            return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
+        case _:
+            assert_never(event)
+
+
+def _begin(event: Event, stream_sequence: int) -> Job:
+    return Job(
+        id=event.job,
+        queue=event.queue,
+        task=event.task,
+        state=JobState.QUEUED,
+        created_at=event.at,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        trace=event.trace,
+        correlation=event.correlation,
+    )
+
+
+def _note(job: Job, event: Event, stream_sequence: int) -> Job:
+    """Record that something happened which leaves the state as it is."""
+    return _replace(job, updated_at=event.at, last_sequence=stream_sequence)
+
+
+_WAITING_STATE_OF: dict[type[Event], JobState] = {
+    Queued: JobState.QUEUED,
+    Scheduled: JobState.SCHEDULED,
+    Held: JobState.HELD,
+}
+
+
+def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
+    """Take the order from a first event; a later one changes only what it names."""
+    dispatches = job.dispatches + 1 if isinstance(event, Queued) else job.dispatches
+    due_at = event.run_at if isinstance(event, Scheduled) else None
+    if job.last_sequence == stream_sequence:  # begun by this very event
+        return _replace(
+            job,
+            state=_WAITING_STATE_OF[type(event)],
+            priority=event.priority,
+            input=event.input,
+            input_ref=event.input_ref,
+            max_attempts=event.max_attempts,
+            timeout_s=event.timeout_s,
+            notify=event.notify,
+            tenant=event.tenant,
+            limits=event.limits,
+            batch=event.batch,
+            tick=event.tick,
+            dispatches=dispatches,
+            due_at=due_at,
+        )
+    edited = event.input is not NO_VALUE or event.input_ref is not None
+    return _replace(
+        _closed(job, event, "lost"),
+        state=_WAITING_STATE_OF[type(event)],
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        priority=event.priority,
+        input=event.input if edited else job.input,
+        input_ref=event.input_ref if edited else job.input_ref,
+        max_attempts=event.max_attempts,
+        timeout_s=event.timeout_s,
+        dispatches=dispatches,
+        due_at=due_at,
+        claim_epoch=0,
+        finished_at=None,
+        dead_reason=None,
+    )
+
+
+def _started(job: Job, event: Started, stream_sequence: int) -> Job:
+    attempt = Attempt(number=event.attempt, worker=event.worker, epoch=stream_sequence, started_at=event.at)
+    before = _closed(job, event, "lost").attempts  # a takeover: the older attempt is lost
+    return _replace(
+        job,
+        state=JobState.RUNNING,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        attempts=(*before, attempt),
+        claim_epoch=stream_sequence,
+        dispatches=0,
+        due_at=None,
+        progress=None,
+    )
+
+
+def _end_attempt(  # noqa: PLR0913 - one row of the transition table, each column named
+    job: Job,
+    event: Event,
+    attempt_state: AttemptState,
+    state: JobState,
+    stream_sequence: int,
+    *,
+    error: ErrorInfo | None = None,
+) -> Job:
+    return _replace(
+        _closed(job, event, attempt_state, error=error),
+        state=state,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        claim_epoch=0,
+        due_at=None,
+        error=error or job.error,
+    )
+
+
+def _closed(job: Job, event: Event, attempt_state: AttemptState, *, error: ErrorInfo | None = None) -> Job:
+    """Close the attempt that is open, if one is."""
+    if not job.attempts or job.attempts[-1].state != "running":
+        return job
+    last = _replace(job.attempts[-1], state=attempt_state, finished_at=event.at, error=error)
+    return _replace(job, attempts=(*job.attempts[:-1], last))

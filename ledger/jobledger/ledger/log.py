@@ -1,0 +1,87 @@
+"""The Log protocol: what the ledger needs of a store of events, and the nouns it is spoken in.
+
+Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memory.MemoryLog`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.subjects import Names
+
+#: The server's limit on the messages of one atomic batch.
+BATCH_MESSAGES_MAX = 1_000
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One event on its way into the log."""
+
+    subject: str
+    data: bytes
+    chain: str  #: the filter of its chain, `...<job_id>.>`
+    expected: int | None  #: the chain's last stream sequence, 0 for none; None when an earlier entry of the batch says it
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The two ends of the log."""
+
+    first_sequence: int  #: of the oldest event held; 1 unless a prefix was archived
+    last_sequence: int  #: 0 when nothing was ever stored
+    stored_bytes: int
+
+
+class Log(Protocol):
+    """An append-only store of events with a dense stream sequence from 1.
+
+    Guarantees: an append that returned is stored; a refused one changed nothing; several entries are
+    stored all or none, at consecutive sequences; whoever reads sees events in stream order.
+    """
+
+    names: Names
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store the entries as one, each chain's first entry on its condition; return the first one's sequence.
+
+        Raises:
+            WrongSequenceError: a chain has moved; read it again and decide again.
+            LedgerFullError: the log's byte limit is reached.
+            AppendOutcomeUnknownError: no answer within the limit, and no way to find out.
+            PayloadTooLargeError: an entry is larger than the server takes.
+        """
+        ...
+
+    async def read_chain(self, chain: str) -> list[Stored]:
+        """Return every event that fits the filter `chain`, oldest first; [] when there is none."""
+        ...
+
+    async def get(self, stream_sequence: int) -> Stored | None:
+        """Return the event at one sequence, None where there is none."""
+        ...
+
+    async def head(self) -> Head:
+        """Return both ends of the log as they are now."""
+        ...
+
+    def read(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[list[Stored]]:
+        """Yield batches (never empty, at most a few hundred) in stream order from a sequence or a server time.
+
+        Ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
+        checked to be dense. Close the iterator (`contextlib.aclosing`) when leaving early.
+
+        Raises:
+            SequenceGapError: a sequence is missing, or the log ends before `from_sequence - 1`.
+            UnknownEventError, MalformedEventError: what is stored cannot be read.
+        """
+        ...

@@ -1,0 +1,126 @@
+"""The Log in memory: the same contract as JetStream's, for tests of users and of our own.
+
+Shipped, so that an application's tests need no server. It holds everything and forgets it with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Final
+
+from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.codec import Stored, decode
+from jobledger.ledger.errors import LedgerFullError, PayloadTooLargeError, SequenceGapError, WrongSequenceError
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
+from jobledger.ledger.subjects import Names
+
+_READ_BATCH: Final = 256
+_ENTRY_BYTES_MAX: Final = 1 << 20
+
+
+class MemoryLog:
+    """An in-process Log; `stored_bytes_max` makes it refuse when full, as the server does."""
+
+    def __init__(
+        self,
+        *,
+        names: Names | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        stored_bytes_max: int | None = None,
+    ) -> None:
+        self.names = names or Names()
+        self._clock = clock
+        self._stored_bytes_max = stored_bytes_max
+        self._stored_bytes = 0
+        self._events: list[tuple[str, Stored]] = []  # (subject, event), index = stream sequence - 1
+        self._chains: dict[str, list[int]] = {}  # exact chain filter -> indexes
+        self._arrived = asyncio.Event()
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store the entries as one; see `Log.append`."""
+        self._check(entries)
+        first = len(self._events) + 1
+        for entry in entries:
+            stored = Stored(
+                event=decode(entry.data),
+                data=entry.data,
+                stream_sequence=len(self._events) + 1,
+                stored_at=self._clock.now(),
+            )
+            self._chains.setdefault(entry.chain, []).append(len(self._events))
+            self._events.append((entry.subject, stored))
+            self._stored_bytes += len(entry.data)
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+        return first
+
+    def _check(self, entries: Sequence[Entry]) -> None:
+        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"  # noqa: S101 - our own mistake
+        for entry in entries:
+            if len(entry.data) > _ENTRY_BYTES_MAX:
+                raise PayloadTooLargeError("event", len(entry.data), _ENTRY_BYTES_MAX)
+            if entry.expected is not None and self._last_of(entry.chain) != entry.expected:
+                raise WrongSequenceError(entry.chain, entry.expected)
+        size = sum(len(entry.data) for entry in entries)
+        if self._stored_bytes_max is not None and self._stored_bytes + size > self._stored_bytes_max:
+            message = f"the ledger holds its {self._stored_bytes_max:,} bytes: nothing more is stored"
+            raise LedgerFullError(message)
+
+    def _last_of(self, chain: str) -> int:
+        indexes = self._chains.get(chain)
+        return indexes[-1] + 1 if indexes else 0
+
+    async def read_chain(self, chain: str) -> list[Stored]:
+        """Return the events of a chain; see `Log.read_chain`."""
+        if "*" not in chain:
+            return [self._events[index][1] for index in self._chains.get(chain, [])]
+        fits = _matcher(chain)
+        return [stored for subject, stored in self._events if fits.fullmatch(subject)]
+
+    async def get(self, stream_sequence: int) -> Stored | None:
+        """Return one event; see `Log.get`."""
+        if 1 <= stream_sequence <= len(self._events):
+            return self._events[stream_sequence - 1][1]
+        return None
+
+    async def head(self) -> Head:
+        """Return both ends; see `Log.head`."""
+        return Head(first_sequence=1, last_sequence=len(self._events), stored_bytes=self._stored_bytes)
+
+    async def read(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[list[Stored]]:
+        """Yield batches in stream order; see `Log.read`."""
+        last = len(self._events)
+        if from_sequence > last + 1:
+            message = f"the ledger ends at stream sequence {last}, before {from_sequence}: it was rewound or replaced"
+            raise SequenceGapError(message)
+        fits = _matcher(subject) if subject is not None else None
+        position = from_sequence - 1
+        while follow or position < last:
+            if position >= len(self._events):
+                await self._arrived.wait()
+                continue
+            end = min(position + _READ_BATCH, len(self._events) if follow else last)
+            batch = [
+                stored
+                for at, stored in self._events[position:end]
+                if (fits is None or fits.fullmatch(at)) and (from_time is None or stored.stored_at >= from_time)
+            ]
+            position = end
+            if batch:
+                yield batch
+
+
+def _matcher(subject: str) -> re.Pattern[str]:
+    """Translate a NATS subject filter: `*` is one token, a last `>` one or more."""
+    tokens = [r"[^.]+" if token == "*" else r".+" if token == ">" else re.escape(token) for token in subject.split(".")]
+    return re.compile(r"\.".join(tokens))

@@ -1,0 +1,131 @@
+"""Names on the wire: streams, subjects, consumers; built from validated tokens, and parsed back.
+
+A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>[.<priority>]`. The
+filter of a chain, `ledger.job.<queue>.<job_id>.>`, is what every conditional append of that chain names.
+Source: ADR 001.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.errors import InvalidTokenError, MalformedEventError
+from jobledger.ledger.events import JobEvent, Priority, Queued, event_type
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
+TOKEN_LENGTH_MAX: Final = 64
+
+
+def check_token(field: str, value: object) -> str:
+    """Return `value` if it can be one token of a subject.
+
+    Raises: InvalidTokenError, naming `field`, for anything but 1 to 64 of A-Z a-z 0-9 _ and -.
+    """
+    if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
+        raise InvalidTokenError(field, value)
+    return value
+
+
+class JobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of one job's chain."""
+
+    queue: str
+    job_id: str
+
+
+class ParsedSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job event's subject says; the event's body must agree."""
+
+    queue: str
+    job_id: str
+    event: str
+    priority: str | None
+
+
+class Names(msgspec.Struct, frozen=True):
+    """Every name one environment uses, so that several can share an account."""
+
+    environment: str = ""  #: "" is the plain form; "staging" gives `staging_ledger.>` and `STAGING_LEDGER`
+
+    def __post_init__(self) -> None:
+        """Check the environment's name."""
+        if self.environment:
+            check_token("environment", self.environment)
+
+    def _subject(self, root: str) -> str:
+        return f"{self.environment}_{root}" if self.environment else root
+
+    def _stream(self, name: str) -> str:
+        return f"{self.environment.upper()}_{name}" if self.environment else name
+
+    @property
+    def ledger_root(self) -> str:
+        """The first token of every ledger subject."""
+        return self._subject("ledger")
+
+    @property
+    def ledger_stream(self) -> str:
+        """The stream that is the truth."""
+        return self._stream("LEDGER")
+
+    @property
+    def workers_bucket(self) -> str:
+        """The key-value bucket of worker leases."""
+        return self._stream("WORKERS")
+
+    @property
+    def payloads_bucket(self) -> str:
+        """The object store of inputs above the inline limit; kept as long as the ledger."""
+        return self._stream("PAYLOADS")
+
+    @property
+    def results_bucket(self) -> str:
+        """The object store of results above the inline limit; they expire."""
+        return self._stream("RESULTS")
+
+    @property
+    def all_events(self) -> str:
+        """The filter that fits every event of the ledger."""
+        return f"{self.ledger_root}.>"
+
+    def chain(self, ref: JobRef) -> str:
+        """Return the filter of one job's chain, always this same string for every append to it."""
+        return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.>"
+
+    def chains_of_id(self, job_id: str) -> str:
+        """Return the filter of every chain with this job id, whatever its queue."""
+        return f"{self.ledger_root}.job.*.{job_id}.>"
+
+    def event(self, event: JobEvent) -> str:
+        """Return the subject under which `event` is stored."""
+        base = f"{self.ledger_root}.job.{event.queue}.{event.job}"
+        if isinstance(event, Queued):
+            return f"{base}.queued.{event.priority}"
+        return f"{base}.{event_type(event)}"
+
+    def dispatches(self, queue: str, priority: Priority) -> str:
+        """Return the filter of a queue's work items of one priority."""
+        return f"{self.ledger_root}.job.{queue}.*.queued.{priority}"
+
+    def consumer(self, queue: str, priority: Priority) -> str:
+        """Return the durable consumer that hands out a queue's work items of one priority."""
+        return f"work_{queue}_{priority}"
+
+    def ended_hint(self, inbox: str) -> str:
+        """Return the core subject of "this job ended" for one client's inbox token."""
+        return f"{self._subject('hint')}.ended.{inbox}"
+
+    def parse(self, subject: str) -> ParsedSubject:
+        """Take a stored job event's subject apart.
+
+        Raises: MalformedEventError for a subject that no event of this environment can have.
+        """
+        tokens = subject.split(".")
+        if len(tokens) not in (5, 6) or tokens[0] != self.ledger_root or tokens[1] != "job":
+            message = f"{subject!r} is not the subject of a job event"
+            raise MalformedEventError(message)
+        priority = tokens[5] if len(tokens) == 6 else None  # noqa: PLR2004 - the sixth token is the priority
+        return ParsedSubject(queue=tokens[2], job_id=tokens[3], event=tokens[4], priority=priority)
