@@ -1,0 +1,75 @@
+# The commands of a developer. All of them make and reuse .venv; nothing else is needed than python3 (3.11+), pip and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+ROOTS := ledger projections workers cli
+# mypy and pyright check every folder that exists; a plain `ruff check .` needs no list.
+CHECKED := $(wildcard $(ROOTS) tests examples benchmarks)
+
+# Quiet and predictable pip; pyright keeps its files inside .venv and stays at the pinned version.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/$(VENV)/cache/pyright
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+# The steps of `make test` are told one after the other, also under `make -j`.
+.NOTPARALLEL:
+.PHONY: help install demo test lint types imports pytest format bench faults clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## make .venv with the pinned dependencies and this project in it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "jobledger needs Python 3.11 or newer as $(PYTHON); choose one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "install: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "install: installing the pinned dependencies of constraints.txt (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --quiet --require-hashes -r constraints.txt
+	@echo "install: installing jobledger itself, editable"
+	@$(BIN)/python -m pip install --quiet --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: install ## index the standard library with two workers, one of which gets killed
+	@$(BIN)/jobledger demo
+
+test: lint types imports pytest ## everything that must pass: lint, types, import contracts, tests
+
+lint: install ## ruff: rules and format
+	@echo "lint: ruff check"
+	@$(BIN)/ruff check --quiet .
+	@echo "lint: ruff format --check"
+	@$(BIN)/ruff format --quiet --check .
+
+types: install ## mypy and pyright, both strict
+	@echo "types: mypy"
+	@$(BIN)/mypy --no-error-summary $(CHECKED)
+	@echo "types: pyright"
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+imports: install ## the direction of imports between and inside the packages
+	@echo "imports: import-linter"
+	@$(BIN)/lint-imports --cache-dir .cache/import-linter
+
+pytest: install ## all tests but the slow fault tests
+	@echo "tests: pytest"
+	@$(BIN)/python -m pytest -q
+
+format: install ## let ruff sort imports, fix what it can and format
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+bench: install ## the core benchmark, both durability settings
+	@$(BIN)/python benchmarks/core.py
+
+faults: install ## kill, freeze and damage servers and workers (slow)
+	@echo "faults: pytest -m fault"
+	@$(BIN)/python -m pytest -q -m fault --timeout 300
+
+clean: ## remove .venv, caches and build results; keeps .jobledger
+	rm -rf $(VENV) .cache .hypothesis build dist
+	find $(ROOTS) tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
