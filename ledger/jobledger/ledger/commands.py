@@ -11,7 +11,13 @@ from typing import Any, assert_never
 
 import msgspec
 
-from jobledger.ledger.errors import IllegalTransitionError, JobExistsError, JobNotFoundError, StaleClaimError
+from jobledger.ledger.errors import (
+    IllegalTransitionError,
+    InvalidInputError,
+    JobExistsError,
+    JobNotFoundError,
+    StaleClaimError,
+)
 from jobledger.ledger.events import (
     NO_VALUE,
     Cancelled,
@@ -37,8 +43,10 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
+from jobledger.ledger.inputs import check_finite, keep_utc
 from jobledger.ledger.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.transitions import CAUSES
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +75,13 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...] = ()
     batch: str = ""
     tick: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what would make a job that can never run, or an event that can never be read."""
+        keep_utc(self, "run_at")
+        check_finite("timeout_s", self.timeout_s)
+        if self.max_attempts < 1:
+            raise InvalidInputError(f"max_attempts is {self.max_attempts}: give at least 1")
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +122,10 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: datetime | None = None  #: None: at once
     give_up: DeadReason | None = None  #: no retry, whatever is left
 
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "retry_at")
+
 
 class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
     """Give a running job back unfinished; the attempt does not count."""
@@ -121,6 +140,10 @@ class Snooze(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     until: datetime
 
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "until")
+
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for a time or an event without holding a slot."""
@@ -128,6 +151,10 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     until: datetime | None = None
     event: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "until")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +172,11 @@ class ReportProgress(msgspec.Struct, frozen=True, kw_only=True):
     done: float
     total: float | None = None
     note: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the numbers, which come from users' arithmetic."""
+        check_finite("done", self.done)
+        check_finite("total", self.total)
 
 
 class CancelJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,10 +278,8 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return (Discarded(**_envelope(job, stamp), reason=command.reason),)
         case Fence():
             return _fence(job, command, stamp)
-        case Complete() | Fail() | Interrupt() | Snooze() | Pause() | ConfirmCancel() | Checkpoint() | ReportProgress():
-            return _claimed(job, command, stamp)
         case _:
-            assert_never(command)
+            return _claimed(job, command, stamp)
 
 
 def outcome_type(outcome: Outcome) -> str:
@@ -328,8 +358,8 @@ def _queued(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued:
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
     _require(job, "be queued", *WAITING_STATES)
-    if job.state is JobState.QUEUED and command.cause != "redispatched":
-        raise IllegalTransitionError(job.id, job.state.value, "be queued again")
+    if command.cause not in CAUSES[job.state]:  # a late timer or a redispatch must not cut another wait short
+        raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
     return (_queued(job, stamp, command.cause, priority=command.priority or job.priority),)
 
 
@@ -351,7 +381,9 @@ def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
         return (Cancelled(**_envelope(job, stamp), reason=job.cancel_reason),)
     if not job.attempts_left:
         lost = job.attempts[-1]
-        error = ErrorInfo(kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt")
+        error = ErrorInfo(
+            kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt"
+        )
         return (DeadLettered(**_envelope(job, stamp), reason="exhausted", error=error),)
     return (_start(job, stamp, command.worker, command.lease_s),)
 
@@ -378,6 +410,8 @@ def _requeue(job: Job, command: Requeue, stamp: Stamp) -> Events:
 def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
     if command.epoch == job.claim_epoch:
         raise IllegalTransitionError(job.id, "held by this claim", "be fenced")
+    if not any(held.epoch == command.epoch and held.number == command.attempt for held in job.attempts):
+        raise IllegalTransitionError(job.id, job.state.value, "be fenced for a claim it never had")
     return (
         Fenced(
             **_envelope(job, stamp),
@@ -402,14 +436,16 @@ def _claimed(job: Job, command: _HoldsClaim, stamp: Stamp) -> Events:
         raise IllegalTransitionError(job.id, job.state.value, "report an outcome")
     envelope = _envelope(job, stamp)
     attempt = len(job.attempts)
+    if job.cancel_requested and isinstance(command, Interrupt | Snooze | Pause):  # it will not run again
+        return (Cancelled(**envelope, reason=job.cancel_reason),)
     match command:
         case Complete():
-            return (Completed(**envelope, attempt=attempt, result=command.result, result_ref=command.result_ref),)
+            return (
+                Completed(**envelope, attempt=attempt, result=command.result, result_ref=command.result_ref),
+            )
         case Fail():
             return _failed(job, command, stamp)
         case Interrupt():
-            if job.cancel_requested:
-                return (Cancelled(**envelope, reason=job.cancel_reason),)
             interrupted = Interrupted(**envelope, attempt=attempt, reason=command.reason)
             return (interrupted, _queued(job, stamp, "interrupted"))
         case Snooze():
@@ -419,10 +455,14 @@ def _claimed(job: Job, command: _HoldsClaim, stamp: Stamp) -> Events:
         case ConfirmCancel():
             return (Cancelled(**envelope, reason=command.reason or job.cancel_reason),)
         case Checkpoint():
-            return (Checkpointed(**envelope, attempt=attempt, value=command.value, value_ref=command.value_ref),)
+            return (
+                Checkpointed(**envelope, attempt=attempt, value=command.value, value_ref=command.value_ref),
+            )
         case ReportProgress():
             return (
-                Progressed(**envelope, attempt=attempt, done=command.done, total=command.total, note=command.note),
+                Progressed(
+                    **envelope, attempt=attempt, done=command.done, total=command.total, note=command.note
+                ),
             )
         case _:
             assert_never(command)
@@ -443,5 +483,3 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
         return (Failed(**envelope, attempt=attempt, error=command.error, retry_at=command.retry_at),)
     failed = Failed(**envelope, attempt=attempt, error=command.error, retry_at=stamp.at)
     return (failed, _queued(job, stamp, "retried"))
-
-

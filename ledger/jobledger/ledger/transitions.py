@@ -1,0 +1,186 @@
+"""Which event may follow in which state: the transition table of a job, and what breaks it.
+
+`decide` never produces a violation; the audit looks for them in what is stored, whoever stored it. Pure; the
+state is `job.evolve`'s, and there is no second way to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from jobledger.ledger.events import (
+    CancelRequested,
+    Cause,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    Failed,
+    Fenced,
+    Interrupted,
+    JobEvent,
+    Paused,
+    Progressed,
+    Queued,
+    Snoozed,
+    Started,
+    event_type,
+)
+from jobledger.ledger.job import Job, JobState
+
+#: The types of event that may follow in each state; None is the state before the first event. `fenced` is a
+#: receipt and may come late; `retry_wait` is also where a job is between the two events of one atomic batch.
+LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
+    {
+        None: frozenset({"scheduled", "held", "queued"}),
+        JobState.SCHEDULED: frozenset({"queued", "cancelled", "fenced"}),
+        JobState.HELD: frozenset({"queued", "cancelled", "fenced"}),
+        JobState.QUEUED: frozenset({"started", "cancelled", "held", "queued", "dead_lettered", "fenced"}),
+        JobState.RUNNING: frozenset(
+            {
+                "completed",
+                "failed",
+                "cancelled",
+                "interrupted",
+                "paused",
+                "snoozed",
+                "started",
+                "dead_lettered",
+                "checkpointed",
+                "progressed",
+                "cancel_requested",
+                "fenced",
+            },
+        ),
+        JobState.RETRY_WAIT: frozenset({"queued", "cancelled", "dead_lettered", "fenced"}),
+        JobState.PAUSED: frozenset({"queued", "cancelled", "fenced"}),
+        JobState.COMPLETED: frozenset({"fenced"}),
+        JobState.CANCELLED: frozenset({"fenced"}),
+        JobState.DEAD_LETTERED: frozenset({"queued", "discarded", "fenced"}),
+        JobState.DISCARDED: frozenset({"fenced"}),
+    },
+)
+
+#: Why a job may be queued in each state from which it may be.
+CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
+    {
+        None: frozenset[Cause]({"new"}),
+        JobState.SCHEDULED: frozenset[Cause]({"due", "admitted"}),
+        JobState.HELD: frozenset[Cause]({"admitted"}),
+        JobState.QUEUED: frozenset[Cause]({"redispatched"}),
+        JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
+        JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),
+        JobState.DEAD_LETTERED: frozenset[Cause]({"requeued"}),
+    },
+)
+
+_OfAttempt = Completed | Failed | Interrupted | Snoozed | Paused | Checkpointed | Progressed
+
+
+class _Rule(Protocol):
+    def __call__(self, job: Job | None, event: JobEvent) -> str | None: ...
+
+
+def violation(job: Job | None, event: JobEvent) -> str | None:
+    """Return one sentence when `event` may not follow on `job` as it is, None when it may; None is no job yet."""
+    for rule in _RULES:
+        found = rule(job, event)
+        if found is not None:
+            return f"job {event.job}: {found}"
+    return None
+
+
+def _type_fits_state(job: Job | None, event: JobEvent) -> str | None:
+    kind = event_type(event)
+    state = None if job is None else job.state
+    if kind not in LEGAL[state]:
+        return (
+            f"`{kind}` is its first event" if state is None else f"`{kind}` follows while it is {state.value}"
+        )
+    return None
+
+
+def _names_agree(job: Job | None, event: JobEvent) -> str | None:
+    if job is not None and (event.job, event.queue, event.task) != (job.id, job.queue, job.task):
+        named = f"{event.queue}/{event.job} ({event.task})"
+        return f"`{event_type(event)}` names {named}, its chain is of {job.queue}/{job.id} ({job.task})"
+    return None
+
+
+def _may_be_queued(job: Job | None, event: JobEvent) -> str | None:
+    if not isinstance(event, Queued):
+        return None
+    state = None if job is None else job.state
+    if event.cause not in CAUSES[state]:
+        return (
+            f"`queued` with cause {event.cause!r} while it is {'not there' if state is None else state.value}"
+        )
+    number = 1 if job is None else len(job.attempts) + 1
+    if event.attempt != number:
+        return f"`queued` for attempt {event.attempt}, the next one is {number}"
+    given_back = 0 if job is None else job.attempts_given_back
+    if event.max_attempts + given_back < number:
+        return f"`queued` for attempt {number} of {event.max_attempts} (given back: {given_back})"
+    return None
+
+
+def _may_start(job: Job | None, event: JobEvent) -> str | None:
+    if job is None or not isinstance(event, Started):
+        return None
+    number = len(job.attempts) + 1
+    if event.attempt != number:
+        return f"`started` as attempt {event.attempt}, the next one is {number}"
+    if not job.attempts_left:
+        return f"`started` as attempt {number} of {job.max_attempts} (given back: {job.attempts_given_back})"
+    if job.cancel_requested:
+        return "`started` although it was asked to end"
+    return None
+
+
+def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
+    if job is None or not isinstance(event, _OfAttempt):
+        return None
+    running = job.running_attempt
+    if running is None or event.attempt != running.number:
+        return f"`{event_type(event)}` of attempt {event.attempt}, running is {running.number if running else 'none'}"
+    return None
+
+
+def _gives_up_an_undecided_job(job: Job | None, event: JobEvent) -> str | None:
+    """In retry_wait only the failure of the same batch may be followed by a dead letter; it names no time."""
+    if job is None or not isinstance(event, DeadLettered) or job.state is not JobState.RETRY_WAIT:
+        return None
+    if job.due_at is None and job.attempts and job.attempts[-1].state == "failed":
+        return None
+    return "`dead_lettered` while it waits to run again"
+
+
+def _asks_once(job: Job | None, event: JobEvent) -> str | None:
+    if job is not None and job.cancel_requested and isinstance(event, CancelRequested):
+        return "`cancel_requested` a second time"
+    return None
+
+
+def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
+    if job is None or not isinstance(event, Fenced):
+        return None
+    if event.current_epoch != job.claim_epoch:
+        return f"`fenced` by claim {event.current_epoch}, the current one is {job.claim_epoch}"
+    if event.held_epoch == job.claim_epoch:
+        return f"`fenced` claim {event.held_epoch}, which holds it"
+    if not any(held.epoch == event.held_epoch and held.number == event.attempt for held in job.attempts):
+        return f"`fenced` claim {event.held_epoch} as attempt {event.attempt}, which it never had"
+    return None
+
+
+_RULES: Final[tuple[_Rule, ...]] = (
+    _type_fits_state,
+    _names_agree,
+    _may_be_queued,
+    _may_start,
+    _is_of_the_running_attempt,
+    _gives_up_an_undecided_job,
+    _asks_once,
+    _fences_a_stale_claim,
+)
