@@ -44,13 +44,17 @@ class JobState(enum.StrEnum):
 
     SCHEDULED = "scheduled"  #: in: enqueue with a delay; out: its timer, cancel; stays until due
     HELD = "held"  #: in: enqueue to a limited task; out: the limits reactor, cancel; stays until admitted
-    QUEUED = "queued"  #: in: enqueue, timers, requeue; out: a worker's claim, cancel; stays until a worker is free
+    QUEUED = (
+        "queued"  #: in: enqueue, timers, requeue; out: a worker's claim, cancel; stays until a worker is free
+    )
     RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
     RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
     PAUSED = "paused"  #: in: the task itself; out: its time or event, cancel
     COMPLETED = "completed"  #: in: the attempt returned; final
     CANCELLED = "cancelled"  #: in: a request; final
-    DEAD_LETTERED = "dead_lettered"  #: in: attempts or deliveries used up; out: requeue, discard; waits for a person
+    DEAD_LETTERED = (
+        "dead_lettered"  #: in: attempts or deliveries used up; out: requeue, discard; waits for a person
+    )
     DISCARDED = "discarded"  #: in: a person gave a dead letter up; final
 
 
@@ -155,9 +159,13 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _started(job, event, stream_sequence)
         case Completed():
             ended = _end_attempt(job, event, "completed", JobState.COMPLETED, stream_sequence)
-            return _replace(ended, result=event.result, result_ref=event.result_ref, finished_at=event.at, error=None)
+            return _replace(
+                ended, result=event.result, result_ref=event.result_ref, finished_at=event.at, error=None
+            )
         case Failed():
-            ended = _end_attempt(job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error)
+            ended = _end_attempt(
+                job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error
+            )
             return _replace(ended, due_at=event.retry_at)
         case Interrupted():
             ended = _end_attempt(job, event, "interrupted", JobState.RETRY_WAIT, stream_sequence)
@@ -173,7 +181,9 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(ended, finished_at=event.at, cancel_reason=event.reason or job.cancel_reason)
         case DeadLettered():
             ended = _end_attempt(job, event, "lost", JobState.DEAD_LETTERED, stream_sequence)
-            return _replace(ended, finished_at=event.at, dead_reason=event.reason, error=event.error or ended.error)
+            return _replace(
+                ended, finished_at=event.at, dead_reason=event.reason, error=event.error or ended.error
+            )
         case Discarded():
             ended = _end_attempt(job, event, "lost", JobState.DISCARDED, stream_sequence)
             return _replace(ended, finished_at=event.at)
@@ -255,6 +265,9 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         claim_epoch=0,
         finished_at=None,
         dead_reason=None,
+        # A person who requeues a dead letter overrules an earlier wish to cancel it.
+        cancel_requested=job.cancel_requested and not job.is_final,
+        cancel_reason="" if job.is_final else job.cancel_reason,
     )
 
 
@@ -274,7 +287,7 @@ def _started(job: Job, event: Started, stream_sequence: int) -> Job:
     )
 
 
-def _end_attempt(  # noqa: PLR0913 - one row of the transition table, each column named
+def _end_attempt(
     job: Job,
     event: Event,
     attempt_state: AttemptState,
