@@ -10,7 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.ledger.errors import MalformedEventError, UnknownEventError
+from jobledger.ledger.errors import InvalidInputError, MalformedEventError, UnknownEventError
 from jobledger.ledger.events import EVENT_TYPES, JobEvent
 
 _encoder = msgspec.json.Encoder()
@@ -39,8 +39,15 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(event: JobEvent) -> bytes:
-    """Return the bytes of `event`; at most one call per append, since `prev` must be in it."""
-    return _encoder.encode(event)
+    """Return the bytes of `event`; at most one call per append, since `prev` must be in it.
+
+    Raises: InvalidInputError for a text that UTF-8 cannot hold; nothing else has a place to be refused later.
+    """
+    try:
+        return _encoder.encode(event)
+    except UnicodeEncodeError as error:
+        message = f"a text of the event for job {event.job!a} holds half a surrogate pair: replace it before recording"
+        raise InvalidInputError(message) from error
 
 
 def decode(data: bytes, *, stream_sequence: int = 0) -> JobEvent:

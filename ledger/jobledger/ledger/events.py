@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
-
+from msgspec.structs import force_setattr
 
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
@@ -20,7 +20,9 @@ PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 Cause = Literal["new", "due", "admitted", "retried", "requeued", "resumed", "interrupted", "redispatched"]
 
 DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid"]
-ErrorKind = Literal["exception", "timeout", "lost", "invalid_input", "invalid_result", "unknown_task", "undeliverable"]
+ErrorKind = Literal[
+    "exception", "timeout", "lost", "invalid_input", "invalid_result", "unknown_task", "undeliverable"
+]
 
 #: The absence of a JSON value; told from a stored `null` by identity, and never written.
 NO_VALUE = msgspec.Raw(b"")
@@ -46,6 +48,13 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str  #: cut at 2,000 characters
     traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
 
+    def __post_init__(self) -> None:
+        """Replace half surrogate pairs, as in names of files that are not UTF-8: a failure must be recordable."""
+        for field in ("type", "message", "traceback"):
+            text: str = getattr(self, field)
+            if not text.isascii():
+                force_setattr(self, field, text.encode("utf-8", "replace").decode("utf-8"))
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """The envelope that every fact carries."""
@@ -59,14 +68,18 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
     trace: str = ""  #: W3C traceparent of the caller
     correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
     causation: str = ""  #: the fact or job that led directly to this one
-    prev: str = msgspec.field(default_factory=str)  #: sha256 of the chain's previous event as stored, "" for the first
+    prev: str = msgspec.field(
+        default_factory=str
+    )  #: sha256 of the chain's previous event as stored, "" for the first
 
 
 class _Order(Event, frozen=True, kw_only=True):
     """The work order: what a job's first event says, whichever of the three it is."""
 
     priority: Priority = "normal"
-    input: msgspec.Raw = NO_VALUE  #: JSON object of keyword arguments; absent when `input_ref` or an earlier event has it
+    input: msgspec.Raw = (
+        NO_VALUE  #: JSON object of keyword arguments; absent when `input_ref` or an earlier event has it
+    )
     input_ref: PayloadRef | None = None
     max_attempts: int = 1  #: how many `started` the job may have, beyond those given back
     timeout_s: float | None = None  #: of one attempt; None: no limit
