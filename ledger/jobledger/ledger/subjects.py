@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.errors import InvalidTokenError, MalformedEventError
-from jobledger.ledger.events import JobEvent, Priority, Queued, event_type
+from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, event_type
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 TOKEN_LENGTH_MAX: Final = 64
@@ -124,8 +124,14 @@ class Names(msgspec.Struct, frozen=True):
         Raises: MalformedEventError for a subject that no event of this environment can have.
         """
         tokens = subject.split(".")
-        if len(tokens) not in (5, 6) or tokens[0] != self.ledger_root or tokens[1] != "job":
-            message = f"{subject!r} is not the subject of a job event"
-            raise MalformedEventError(message)
-        priority = tokens[5] if len(tokens) == 6 else None  # noqa: PLR2004 - the sixth token is the priority
-        return ParsedSubject(queue=tokens[2], job_id=tokens[3], event=tokens[4], priority=priority)
+        parsed: ParsedSubject | None = None
+        match tokens:
+            case [self.ledger_root, "job", queue, job_id, "queued", priority] if priority in PRIORITIES:
+                parsed = ParsedSubject(queue=queue, job_id=job_id, event="queued", priority=priority)
+            case [self.ledger_root, "job", queue, job_id, event] if event != "queued":
+                parsed = ParsedSubject(queue=queue, job_id=job_id, event=event, priority=None)
+            case _:
+                pass
+        if parsed is None or not all(map(_TOKEN.fullmatch, tokens[2:])):
+            raise MalformedEventError(f"{subject!r} is not the subject of a job event")
+        return parsed
