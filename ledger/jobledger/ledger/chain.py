@@ -12,7 +12,7 @@ import msgspec
 
 from jobledger.ledger.codec import Stored, digest, encode
 from jobledger.ledger.commands import Command, Stamp, decide
-from jobledger.ledger.errors import JobNotFoundError, WrongSequenceError
+from jobledger.ledger.errors import JobNotFoundError, NotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.events import JobEvent
 from jobledger.ledger.job import Job, evolve
 from jobledger.ledger.log import Entry, Log
@@ -102,19 +102,26 @@ async def transact(
 ) -> Chain:
     """Decide `command` on the newest view of the job and append what follows; return the chain after it.
 
-    `known` saves the first read when the caller's view is likely the newest. Safe to repeat: a decision
-    that was already recorded is refused by `decide`.
+    `known` saves the first read when the caller's view is likely the newest; a refusal that rests on it is
+    decided again on the stored chain. Safe to repeat: an outcome or transition that was already recorded is
+    refused by `decide`.
 
     Raises: what `decide` refuses with, WrongSequenceError after too many lost races, and what `Log` raises.
     """
     chain = await load(log, ref) if known is None else known
+    stored = known is None  # whether `chain` was read, not given
     for _ in range(TRANSACT_TRIES_MAX):
         try:
             events = decide(chain.job, command, stamp())
-        except JobNotFoundError as error:
-            raise JobNotFoundError(ref.job_id) from error
+        except (NotFoundError, RefusedError) as error:
+            if not stored:
+                chain, stored = await load(log, ref), True
+                continue
+            if isinstance(error, JobNotFoundError):
+                raise JobNotFoundError(ref.job_id) from error
+            raise
         try:
             return await commit(log, chain, events)
         except WrongSequenceError:
-            chain = await load(log, ref)
+            chain, stored = await load(log, ref), True
     raise WrongSequenceError(log.names.chain(ref), chain.last_sequence)
