@@ -9,16 +9,30 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Stored, decode
-from jobledger.ledger.errors import LedgerFullError, PayloadTooLargeError, SequenceGapError, WrongSequenceError
+from jobledger.ledger.errors import (
+    LedgerFullError,
+    PayloadTooLargeError,
+    SequenceGapError,
+    WrongSequenceError,
+)
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
 from jobledger.ledger.subjects import Names
 
 _READ_BATCH: Final = 256
 _ENTRY_BYTES_MAX: Final = 1 << 20
+_ONE_CHAIN: Final = re.compile(r"[^.*]+\.[^.*]+\.[^.*]+\.[^.*]+\.>")  # as `Names.chain` writes it
+
+
+class _Kept(NamedTuple):
+    """A message as a server would keep it: whether it is an event is found out by who reads it."""
+
+    subject: str
+    data: bytes
+    stored_at: datetime
 
 
 class MemoryLog:
@@ -35,33 +49,33 @@ class MemoryLog:
         self._clock = clock
         self._stored_bytes_max = stored_bytes_max
         self._stored_bytes = 0
-        self._events: list[tuple[str, Stored]] = []  # (subject, event), index = stream sequence - 1
+        self._kept: list[_Kept] = []  # index = stream sequence - 1
         self._chains: dict[str, list[int]] = {}  # exact chain filter -> indexes
         self._arrived = asyncio.Event()
 
     async def append(self, entries: Sequence[Entry]) -> int:
         """Store the entries as one; see `Log.append`."""
         self._check(entries)
-        first = len(self._events) + 1
+        first = len(self._kept) + 1
+        now = self._clock.now()
         for entry in entries:
-            stored = Stored(
-                event=decode(entry.data),
-                data=entry.data,
-                stream_sequence=len(self._events) + 1,
-                stored_at=self._clock.now(),
-            )
-            self._chains.setdefault(entry.chain, []).append(len(self._events))
-            self._events.append((entry.subject, stored))
+            self._chains.setdefault(entry.chain, []).append(len(self._kept))
+            self._kept.append(_Kept(entry.subject, entry.data, now))
             self._stored_bytes += len(entry.data)
         self._arrived.set()
         self._arrived = asyncio.Event()
         return first
 
     def _check(self, entries: Sequence[Entry]) -> None:
-        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"  # noqa: S101 - our own mistake
+        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"
+        conditioned: set[str] = set()
         for entry in entries:
             if len(entry.data) > _ENTRY_BYTES_MAX:
                 raise PayloadTooLargeError("event", len(entry.data), _ENTRY_BYTES_MAX)
+            assert (entry.expected is None) == (entry.chain in conditioned), (
+                "a chain's first entry has its condition"
+            )
+            conditioned.add(entry.chain)
             if entry.expected is not None and self._last_of(entry.chain) != entry.expected:
                 raise WrongSequenceError(entry.chain, entry.expected)
         size = sum(len(entry.data) for entry in entries)
@@ -75,20 +89,23 @@ class MemoryLog:
 
     async def read_chain(self, chain: str) -> list[Stored]:
         """Return the events of a chain; see `Log.read_chain`."""
-        if "*" not in chain:
-            return [self._events[index][1] for index in self._chains.get(chain, [])]
+        if _ONE_CHAIN.fullmatch(chain):
+            return [self._stored(index) for index in self._chains.get(chain, [])]
         fits = _matcher(chain)
-        return [stored for subject, stored in self._events if fits.fullmatch(subject)]
+        return [self._stored(index) for index, kept in enumerate(self._kept) if fits.fullmatch(kept.subject)]
+
+    def _stored(self, index: int) -> Stored:
+        kept, sequence = self._kept[index], index + 1
+        event = decode(kept.data, stream_sequence=sequence)
+        return Stored(event=event, data=kept.data, stream_sequence=sequence, stored_at=kept.stored_at)
 
     async def get(self, stream_sequence: int) -> Stored | None:
         """Return one event; see `Log.get`."""
-        if 1 <= stream_sequence <= len(self._events):
-            return self._events[stream_sequence - 1][1]
-        return None
+        return self._stored(stream_sequence - 1) if 1 <= stream_sequence <= len(self._kept) else None
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
-        return Head(first_sequence=1, last_sequence=len(self._events), stored_bytes=self._stored_bytes)
+        return Head(first_sequence=1, last_sequence=len(self._kept), stored_bytes=self._stored_bytes)
 
     async def read(
         self,
@@ -99,28 +116,38 @@ class MemoryLog:
         follow: bool = False,
     ) -> AsyncIterator[list[Stored]]:
         """Yield batches in stream order; see `Log.read`."""
-        last = len(self._events)
+        last = len(self._kept)
         if from_sequence > last + 1:
             message = f"the ledger ends at stream sequence {last}, before {from_sequence}: it was rewound or replaced"
             raise SequenceGapError(message)
         fits = _matcher(subject) if subject is not None else None
-        position = from_sequence - 1
+        position = max(from_sequence, 1) - 1
         while follow or position < last:
-            if position >= len(self._events):
+            if position >= len(self._kept):
                 await self._arrived.wait()
                 continue
-            end = min(position + _READ_BATCH, len(self._events) if follow else last)
+            end = min(position + _READ_BATCH, len(self._kept) if follow else last)
+            wanted = range(position, end)
+            if from_time is not None:
+                wanted = self._since(from_time, wanted)
+                from_time = (
+                    None if wanted else from_time
+                )  # what follows the first is wanted, whatever its clock says
             batch = [
-                stored
-                for at, stored in self._events[position:end]
-                if (fits is None or fits.fullmatch(at)) and (from_time is None or stored.stored_at >= from_time)
+                self._stored(index)
+                for index in wanted
+                if not fits or fits.fullmatch(self._kept[index].subject)
             ]
             position = end
             if batch:
                 yield batch
 
+    def _since(self, moment: datetime, indexes: range) -> range:
+        first = next((index for index in indexes if self._kept[index].stored_at >= moment), indexes.stop)
+        return range(first, indexes.stop)
+
 
 def _matcher(subject: str) -> re.Pattern[str]:
     """Translate a NATS subject filter: `*` is one token, a last `>` one or more."""
-    tokens = [r"[^.]+" if token == "*" else r".+" if token == ">" else re.escape(token) for token in subject.split(".")]
-    return re.compile(r"\.".join(tokens))
+    patterns = {"*": r"[^.]+", ">": r".+"}
+    return re.compile(r"\.".join(patterns.get(part) or re.escape(part) for part in subject.split(".")))
