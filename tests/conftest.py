@@ -62,7 +62,7 @@ async def server_factory(
     made: list[EmbeddedServer] = []
 
     def make(directory: Path | None = None, **options: Any) -> EmbeddedServer:
-        chosen = {"port": 0, "durability": "process", "binary": nats_server_binary, **options}
+        chosen: dict[str, Any] = {"port": 0, "durability": "process", "binary": nats_server_binary, **options}
         made.append(EmbeddedServer(directory or tmp_path / f"nats-{len(made)}", **chosen))
         return made[-1]
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,19 @@ anyio.run(main, *sys.argv[1:])
 
 
 @contextmanager
-def _hosted(directory: Path, binary: str) -> Iterator[tuple[subprocess.Popen[str], int, int, int]]:
+def _hosted(directory: Path, binary: str) -> Generator[tuple[subprocess.Popen[str], int, int, int]]:
     """A Python process that runs an embedded server; gives it and the pids of server and sidecar, and the port."""
     command = [sys.executable, "-c", _HOST_SCRIPT, str(directory), binary]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "ledger")}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        server, sidecar, port = (int(word) for word in host.stdout.readline().split())
         try:
-            assert host.stdout is not None
-            server, sidecar, port = (int(word) for word in host.stdout.readline().split())
             yield host, server, sidecar, port
         finally:
             host.kill()
+            if _runs(server):  # the test has failed, or left the end to us
+                os.kill(server, signal.SIGKILL)
 
 
 async def _gone(*pids: int, within_s: float = 8.0) -> None:

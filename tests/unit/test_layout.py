@@ -1,0 +1,169 @@
+"""The rules of the source tree that no linter knows: portions, sizes, names, direction of imports, the wheel."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PORTIONS = ("ledger", "projections", "workers", "cli")
+SOURCES = sorted(path for portion in PORTIONS for path in (ROOT / portion).rglob("*.py"))
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _run(*command: str, cwd: Path, path: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_there_are_sources_to_check() -> None:
+    assert "ledger/jobledger/ledger/events.py" in map(_name, SOURCES)
+
+
+def test_the_namespace_package_has_no_init() -> None:
+    assert [portion for portion in PORTIONS if (ROOT / portion / "jobledger" / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_each_portion_holds_one_typed_package(portion: str) -> None:
+    inside = [path.name for path in (ROOT / portion / "jobledger").iterdir() if path.name != "__pycache__"]
+    assert inside == [portion]
+    assert (ROOT / portion / "jobledger" / portion / "__init__.py").is_file()
+    assert (ROOT / portion / "jobledger" / portion / "py.typed").is_file()
+
+
+def test_modules_are_not_too_long() -> None:
+    lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {name: lines for name, lines in lengths.items() if lines > MODULE_LINES_MAX} == {}
+
+
+def test_functions_are_not_too_long() -> None:
+    lengths = {f"{_name(path)}:{node.name}": _lines(node) for path in SOURCES for node in _functions(path)}
+    assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES_MAX} == {}
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    assert [
+        _name(path) for path in SOURCES if {"utils", "common", "helpers"} & set(path.with_suffix("").parts)
+    ] == []
+
+
+def test_ledger_needs_no_other_portion(tmp_path: Path) -> None:
+    """Only ledger/ is on the path, next to the dependencies; not even the editable installation is seen."""
+    program = (
+        "import sys; "
+        "sys.path[:] = [p for p in sys.path if not p.rstrip('/').endswith(('projections', 'workers', 'cli'))]; "
+        "import jobledger.ledger; "
+        "from importlib.util import find_spec; "
+        "print([n for n in ('projections', 'workers', 'cli') if find_spec('jobledger.' + n)])"
+    )
+    ran = _run(sys.executable, "-c", program, cwd=tmp_path, path=(str(ROOT / "ledger"),))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")
+
+
+def _planted_copy(tmp_path: Path) -> Path:
+    for portion in PORTIONS:
+        shutil.copytree(ROOT / portion, tmp_path / portion, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def _lint_imports(copy: Path) -> subprocess.CompletedProcess[str]:
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    roots = tuple(str(copy / portion) for portion in PORTIONS)
+    return _run(sys.executable, "-c", program, "--no-cache", cwd=copy, path=roots)
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "broken"),
+    [
+        ("ledger", "import jobledger.workers", "jobledger.ledger is not allowed to import jobledger.workers"),
+        ("ledger", "import jobledger.cli", "jobledger.ledger is not allowed to import jobledger.cli"),
+        ("workers", "import jobledger.projections", "not allowed to import jobledger.projections"),
+        ("projections", "import jobledger.workers", "not allowed to import jobledger.workers"),
+        ("workers", "import jobledger.cli", "jobledger.workers is not allowed to import jobledger.cli"),
+        (
+            "ledger",
+            "from nats.aio.client import Client",
+            "jobledger.ledger.planted is not allowed to import nats",
+        ),
+    ],
+)
+def test_import_contracts_see_a_planted_violation(tmp_path: Path, where: str, line: str, broken: str) -> None:
+    copy = _planted_copy(tmp_path)
+    (copy / where / "jobledger" / where / "planted.py").write_text(line + "\n", encoding="utf-8")
+    linted = _lint_imports(copy)
+    assert linted.returncode == 1
+    assert broken in " ".join(linted.stdout.split())
+
+
+def test_import_contracts_hold_without_one(tmp_path: Path) -> None:
+    linted = _lint_imports(_planted_copy(tmp_path))
+    assert linted.returncode == 0, linted.stdout
+
+
+def test_the_wheel_holds_four_portions_and_the_configuration(tmp_path: Path) -> None:
+    built = _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=ROOT)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert archive.read("jobledger/ledger/nats.conf") == (ROOT / "nats.conf").read_bytes()
+    packaged = {path.relative_to(ROOT / path.relative_to(ROOT).parts[0]).as_posix() for path in SOURCES}
+    assert packaged <= names
+    assert {f"jobledger/{portion}/py.typed" for portion in PORTIONS} <= names
+    assert "jobledger/__init__.py" not in names
+    assert {name.split("/")[0] for name in names} == {"jobledger", "jobledger-0.1.0.dist-info"}
+
+
+def test_the_pins_name_no_index_and_hash_everything() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    assert pins
+    assert all("==" in pin and pin.endswith("\\") for pin in pins)
+    assert not any(word in text for word in ("://", "--index", "--find-links", " @ "))
+
+
+def test_every_requirement_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {_bare(line) for line in (*project["dependencies"], *extras["dev"], *extras["embedded"])}
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {line.partition("==")[0] for line in pins if "==" in line}
+    assert wanted - pinned == set()
+
+
+def _bare(requirement: str) -> str:
+    return requirement.partition(";")[0].partition(">=")[0].partition("[")[0].strip()
