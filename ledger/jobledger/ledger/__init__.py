@@ -1,1 +1,30 @@
 """The ledger: events, the fold, the log, the client. It knows nothing of workers, projections or the CLI."""
+
+from jobledger.ledger.client import BulkResult, Ledger, connect
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.context import Context
+from jobledger.ledger.errors import LedgerError
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.job import Attempt, Job, JobState
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.outcome import Cancel, Retry
+from jobledger.ledger.tasks import Task, TaskRegistry, task
+
+__all__ = [
+    "Attempt",
+    "BulkResult",
+    "Cancel",
+    "Context",
+    "Job",
+    "JobHandle",
+    "JobState",
+    "Ledger",
+    "LedgerConfig",
+    "LedgerError",
+    "MemoryLog",
+    "Retry",
+    "Task",
+    "TaskRegistry",
+    "connect",
+    "task",
+]

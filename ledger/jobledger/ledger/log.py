@@ -5,6 +5,7 @@ Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -52,6 +53,14 @@ class Log(Protocol):
             LedgerFullError: the log's byte limit is reached.
             AppendOutcomeUnknownError: no answer within the limit, and no way to find out.
             PayloadTooLargeError: an entry is larger than the server takes.
+        """
+        ...
+
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
+        """Start an append without waiting; the future gets what `append` returns or raises.
+
+        Appends of one chain submitted one after the other reach the log in that order. Who submits many keeps
+        count: nothing here bounds what is in flight.
         """
         ...
 

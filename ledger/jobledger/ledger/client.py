@@ -1,0 +1,376 @@
+"""`connect` and `Ledger`: what an application does with jobs, short of running them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+import msgspec
+import uuid_utils
+
+from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, load, seal, transact
+from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.commands import Command, Enqueue, Stamp, decide
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.connection import Connection, open_connection
+from jobledger.ledger.errors import (
+    AmbiguousIdError,
+    InvalidError,
+    InvalidInputError,
+    JobNotFoundError,
+    WrongSequenceError,
+)
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.hints import Hints
+from jobledger.ledger.inbox import Inbox
+from jobledger.ledger.jetstream import JetStreamLog
+from jobledger.ledger.job import Job
+from jobledger.ledger.leases import JetStreamLeases
+from jobledger.ledger.payloads import Payloads
+from jobledger.ledger.publisher import Publisher
+from jobledger.ledger.streams import ensure_streams, specifications
+from jobledger.ledger.subjects import JobRef, Names, check_token
+from jobledger.ledger.tasks import Options, Task, TaskWithOptions
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from jobledger.ledger.codec import Stored
+    from jobledger.ledger.log import Log
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_HOST_LENGTH_MAX: Final = 32
+
+
+def new_identity() -> str:
+    """Return a name for this process that no other has had: `<host>-<pid>-<random>`, fit for a subject."""
+    host = _UNSAFE.sub("-", socket.gethostname())[:_HOST_LENGTH_MAX] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `enqueue_many` did."""
+
+    created: int
+    existing: int  #: ids that were in the queue already
+    last_sequence: int  #: highest stream sequence among the created; 0 when none was
+
+
+class Ledger:
+    """A connection to one environment's ledger; made by `connect`."""
+
+    def __init__(  # noqa: PLR0913 - assembled in one place, connect
+        self,
+        *,
+        connection: Connection,
+        inbox: Inbox,
+        log: JetStreamLog,
+        leases: JetStreamLeases,
+        hints: Hints,
+        inputs: Payloads,
+        results: Payloads,
+        config: LedgerConfig,
+        clock: Clock,
+    ) -> None:
+        self.connection = connection  #: for intake and doctor; applications have no use for it
+        self.inbox = inbox
+        self.log: Log = log
+        self.commit_writer = log.writer
+        self.leases = leases
+        self.hints = hints
+        self.inputs = inputs
+        self.results = results
+        self.config = config
+        self.clock = clock
+        self.identity = new_identity()  #: who this client is in the events it appends
+
+    @property
+    def names(self) -> Names:
+        """Subjects and streams of this environment."""
+        return self.log.names
+
+    def stamp(self, by: str = "") -> Stamp:
+        """Return who and when, for events decided now."""
+        return Stamp(at=self.clock.now(), by=by or self.identity)
+
+    async def enqueue(
+        self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[R]:
+        """Add one job; when this returns, the job is in the ledger.
+
+        An id that the queue has already gives that job, unchanged, with `created=False`.
+
+        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
+        """
+        plain, options = _unpack(task)
+        text = plain.signature.encode(args, kwargs)
+        command = await self._order(plain, options, text, notify=self.hints.inbox)
+        return await self._begin(command)
+
+    async def _order(self, task: Task[Any, Any], options: Options, text: bytes, *, notify: str) -> Enqueue:
+        value, reference = await self.inputs.put(text, what=f"input of task {task.name}")
+        return Enqueue(
+            ref=JobRef(queue=options.queue, job_id=options.id or new_job_id()),
+            task=task.name,
+            input=value,
+            input_ref=reference,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            notify=notify,
+        )
+
+    async def _begin(self, command: Enqueue) -> JobHandle[Any]:
+        sealed = self._seal_first(command)
+        try:
+            sequence = await self.log.append(sealed.entries)
+        except WrongSequenceError:
+            existing = await load(self.log, command.ref)
+            first = existing.job.attempts[0].epoch if existing.job and existing.job.attempts else existing.last_sequence
+            return JobHandle(self, command.ref, created=False, sequence=first)
+        return JobHandle(self, command.ref, created=True, sequence=sequence)
+
+    def _seal_first(self, command: Enqueue) -> Sealed:
+        return seal(EMPTY_CHAIN, decide(None, command, self.stamp()), self.names)
+
+    async def enqueue_many(
+        self,
+        task: Task[P, R] | TaskWithOptions[P, R],
+        inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        ids: Callable[[Mapping[str, Any]], str] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> BulkResult:
+        """Add a job for each input (keyword arguments), as a stream: memory stays bounded whatever its length.
+
+        `ids` names each job after its input, so that doing it all again adds only what was missing.
+        `on_progress` gets the number of inputs done, now and then.
+
+        Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger.
+        """
+        plain, options = _unpack(task)
+        if options.id is not None:
+            message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
+            raise InvalidInputError(message)
+        bulk = _Bulk(self.log, self.config.enqueue_in_flight_max, on_progress)
+        try:
+            async for number, values in _numbered(inputs):
+                command = await self._bulk_order(plain, options, values, number, ids)
+                await bulk.add(self._seal_first(command).entries)
+        finally:
+            await bulk.drain()
+        return bulk.result()
+
+    async def _bulk_order(
+        self,
+        task: Task[Any, Any],
+        options: Options,
+        values: Mapping[str, Any],
+        number: int,
+        ids: Callable[[Mapping[str, Any]], str] | None,
+    ) -> Enqueue:
+        try:
+            text = task.signature.encode((), values)
+            if ids is not None:
+                options = msgspec.structs.replace(options, id=check_token("job id", ids(values)))
+            return await self._order(task, options, text, notify="")
+        except InvalidError as error:
+            error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
+            raise
+
+    async def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
+        """Return a handle of a job that exists.
+
+        Raises: JobNotFoundError; AmbiguousIdError when several queues have the id and `queue` is not given.
+        """
+        check_token("job id", job_id)
+        if queue is not None:
+            ref = JobRef(queue=check_token("queue", queue), job_id=job_id)
+            events = await self.log.read_chain(self.names.chain(ref))
+        else:
+            events = await self.log.read_chain(self.names.chains_of_id(job_id))
+        queues = sorted({stored.event.queue for stored in events})
+        if not queues:
+            raise JobNotFoundError(job_id)
+        if len(queues) > 1:
+            raise AmbiguousIdError(job_id, [f"{each}/{job_id}" for each in queues])
+        return JobHandle(self, JobRef(queue=queues[0], job_id=job_id), sequence=events[0].stream_sequence)
+
+    async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
+        """Decide a command on the newest view of a job, record what follows, and return the job after it.
+
+        Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
+        """
+        chain = await transact(self.log, ref, command, lambda: self.stamp(by))
+        assert chain.job is not None, "a command that was accepted left a job"  # noqa: S101
+        return chain.job
+
+    async def events(
+        self,
+        *,
+        from_sequence: int = 1,
+        since: datetime | None = None,
+        types: Sequence[str] = (),
+        queue: str | None = None,
+        follow: bool = True,
+    ) -> AsyncIterator[Stored]:
+        """Yield stored events in stream order, from a sequence or a server time on; for ever with `follow`.
+
+        Raises: as `Log.read`.
+        """
+        subject = None if queue is None else f"{self.names.ledger_root}.job.{check_token('queue', queue)}.>"
+        wanted = frozenset(types)
+        batches = self.log.read(from_sequence=from_sequence, from_time=since, subject=subject, follow=follow)
+        async with contextlib.aclosing(batches):  # type: ignore[type-var] # both logs give generators
+            async for batch in batches:
+                for stored in batch:
+                    if not wanted or stored.event.__struct_config__.tag in wanted:
+                        yield stored
+
+
+class _Bulk:
+    """Appends on their way, in order, at most so many; lost races among them are jobs that exist."""
+
+    def __init__(self, log: Log, in_flight_max: int, on_progress: Callable[[int], None] | None) -> None:
+        self._log = log
+        self._in_flight_max = in_flight_max
+        self._on_progress = on_progress
+        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._created = 0
+        self._existing = 0
+        self._last_sequence = 0
+
+    async def add(self, entries: Sequence[Any]) -> None:
+        """Submit one job's first event, after making room."""
+        if len(self._waiting) >= self._in_flight_max:
+            await self._settle(self._in_flight_max // 2)
+        self._waiting.append(self._log.submit(entries))
+
+    async def _settle(self, count: int) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            try:
+                sequence = await self._waiting.popleft()
+            except WrongSequenceError:
+                self._existing += 1
+            else:
+                self._created += 1
+                self._last_sequence = max(self._last_sequence, sequence)
+        if self._on_progress is not None:
+            self._on_progress(self._created + self._existing)
+
+    async def drain(self) -> None:
+        """Wait for the rest; on an error cancel nothing, since what was sent may be stored."""
+        await self._settle(len(self._waiting))
+
+    def result(self) -> BulkResult:
+        """Return the counts."""
+        return BulkResult(created=self._created, existing=self._existing, last_sequence=self._last_sequence)
+
+
+async def _numbered(
+    inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+    number = 0
+    if isinstance(inputs, AsyncIterable):
+        async for values in inputs:
+            yield number, values
+            number += 1
+    else:
+        for values in inputs:
+            yield number, values
+            number += 1
+
+
+def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
+    if isinstance(task, TaskWithOptions):
+        return task.task, task.chosen
+    if isinstance(task, Task):
+        return task, task.defaults
+    message = f"{task!r} is not a task: decorate the function with @task"
+    raise InvalidInputError(message)
+
+
+def new_job_id() -> str:
+    """Return a UUIDv7: sortable by time of creation."""
+    return str(uuid_utils.uuid7())
+
+
+@contextlib.asynccontextmanager
+async def connect(url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> AsyncIterator[Ledger]:
+    """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
+
+    Streams that are missing are made; those that exist are checked and never changed.
+
+    Raises: ConfigurationError, ServerUnreachableError, UnsupportedServerError, JetStreamDisabledError,
+    StreamMismatchError, LedgerFullError.
+    """
+    try:
+        config = LedgerConfig(**settings) if url is None else LedgerConfig(url=url, **settings)
+    except TypeError as error:
+        raise InvalidInputError(str(error)) from error
+    names = Names(config.environment)
+    connection = await open_connection(
+        config.url,
+        name=config.name,
+        timeout_s=config.connect_timeout_s,
+        inbox_prefix=config.inbox_prefix,
+        options=config.nats_options,
+    )
+    publisher: Publisher | None = None
+    try:
+        inbox = Inbox(connection)
+        await inbox.open()
+        publisher = Publisher(connection, inbox)
+        await ensure_streams(
+            inbox,
+            specifications(
+                names,
+                ledger_bytes_max=config.ledger_bytes_max,
+                lease_s=config.lease_s,
+                replicas=config.replicas,
+            ),
+        )
+        yield await _assemble(connection, inbox, publisher, names, config, clock)
+    finally:
+        if publisher is not None:
+            publisher.close()
+        with contextlib.suppress(Exception):  # the block's own error is the one that counts
+            await connection.close()
+
+
+async def _assemble(  # noqa: PLR0913, PLR0917 - the parts of one client
+    connection: Connection,
+    inbox: Inbox,
+    publisher: Publisher,
+    names: Names,
+    config: LedgerConfig,
+    clock: Clock,
+) -> Ledger:
+    log = JetStreamLog(
+        connection, inbox, publisher, names=names, commit=config.commit, append_timeout_s=config.append_timeout_s
+    )
+    limits = {"inline_bytes_max": config.inline_bytes_max, "payload_bytes_max": config.payload_bytes_max}
+    hints = Hints(connection, names)
+    await hints.open()
+    return Ledger(
+        connection=connection,
+        inbox=inbox,
+        log=log,
+        leases=JetStreamLeases(inbox, publisher, names),
+        hints=hints,
+        inputs=Payloads(connection, names.payloads_bucket, **limits),
+        results=Payloads(connection, names.results_bucket, **limits),
+        config=config,
+        clock=clock,
+    )
+
+

@@ -1,0 +1,61 @@
+"""What `connect` can be told, checked before anything is sent. Passed down; nothing here reads the environment."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.writer import Commit
+
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+_COMMITS: Final = ("auto", "group", "pipeline")
+
+
+class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One client's settings."""
+
+    url: str = DEFAULT_URL  #: one server, or several separated by commas
+    environment: str = ""  #: prefix of subjects and streams, so that environments can share an account
+    name: str = "jobledger"  #: shown by the server for this connection
+    connect_timeout_s: float = 5.0
+    append_timeout_s: float = 30.0  #: how long an append may take across reconnects before its outcome is unknown
+    inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
+    payload_bytes_max: int = 8 << 20  #: larger ones are refused
+    ledger_bytes_max: int = 8 << 30  #: of the stream, when it is made here; a full ledger refuses
+    lease_s: float = 15.0  #: of a worker, when the bucket is made here
+    replicas: int = 1  #: of every stream, when they are made here
+    commit: Commit = "auto"  #: group appends where the server fsyncs each one (auto finds out by itself)
+    enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
+    inbox_prefix: str = "_INBOX"  #: one per role where permissions are used
+    nats_options: dict[str, Any] = {}  #: for nats-py's connect: user_credentials, tls, ...
+
+    def __post_init__(self) -> None:
+        """Check every value and how they relate.
+
+        Raises: ConfigurationError.
+        """
+        for name in ("connect_timeout_s", "append_timeout_s", "lease_s"):
+            _require(0 < getattr(self, name) <= 3600, f"{name} must be above 0 and at most 3600, got {getattr(self, name)!r}")  # noqa: PLR2004
+        _require(self.lease_s >= 1, f"lease_s must be at least 1, got {self.lease_s!r}")
+        _require(
+            1 <= self.inline_bytes_max <= 512 << 10,
+            f"inline_bytes_max must be 1 to 524288 (an event must fit the server's max_payload), got {self.inline_bytes_max!r}",
+        )
+        _require(
+            self.inline_bytes_max <= self.payload_bytes_max <= 1 << 30,
+            f"payload_bytes_max must be from inline_bytes_max to 1 GiB, got {self.payload_bytes_max!r}",
+        )
+        _require(self.ledger_bytes_max >= 1 << 16, f"ledger_bytes_max must be at least 65536, got {self.ledger_bytes_max!r}")
+        _require(self.replicas in (1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
+        _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")
+        _require(
+            1 <= self.enqueue_in_flight_max <= 1 << 16,
+            f"enqueue_in_flight_max must be 1 to 65536, got {self.enqueue_in_flight_max!r}",
+        )
+
+
+def _require(holds: bool, sentence: str) -> None:  # noqa: FBT001 - reads as the condition it is
+    if not holds:
+        raise ConfigurationError(sentence)

@@ -1,0 +1,144 @@
+"""One job seen from outside: its state, its history, its result. Always read from its chain, so never stale."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import msgspec
+
+from jobledger.ledger.chain import fold
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import JobCancelledError, JobFailedError, JobNotFoundError, ResultTimeoutError
+from jobledger.ledger.events import ErrorInfo
+from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.subjects import JobRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jobledger.ledger.client import Ledger
+
+R = TypeVar("R")
+
+#: Without a hint the chain is looked at again after these times: a hint may be lost, never the event.
+_LOOK_AGAIN_FIRST_S: Final = 0.02
+_LOOK_AGAIN_MAX_S: Final = 1.0
+_LOOK_AGAIN_HINTED_S: Final = 2.0
+
+
+class JobHandle(Generic[R]):
+    """A job by its name; `created` says whether this very call made it."""
+
+    def __init__(self, ledger: Ledger, ref: JobRef, *, created: bool = False, sequence: int = 0) -> None:
+        self._ledger = ledger
+        self.ref = ref
+        self.created = created
+        self.sequence = sequence  #: stream sequence of the event that made the job; 0 when not known
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.ref.job_id
+
+    @property
+    def queue(self) -> str:
+        """The queue that is part of the job's name."""
+        return self.ref.queue
+
+    def __repr__(self) -> str:
+        """Show id and queue."""
+        return f"<job {self.id} in {self.queue}>"
+
+    async def history(self) -> list[Stored]:
+        """Return every event of the job, oldest first.
+
+        Raises: JobNotFoundError, UnreachableError.
+        """
+        log = self._ledger.log
+        events = await log.read_chain(log.names.chain(self.ref))
+        if not events:
+            raise JobNotFoundError(self.id)
+        return events
+
+    async def snapshot(self) -> Job:
+        """Return the whole job as it is now.
+
+        Raises: JobNotFoundError, UnreachableError.
+        """
+        job = fold(await self.history()).job
+        assert job is not None, "a history is not empty"  # noqa: S101
+        return job
+
+    async def state(self) -> JobState:
+        """Return the job's state as it is now.
+
+        Raises: JobNotFoundError, UnreachableError.
+        """
+        return (await self.snapshot()).state
+
+    async def transitions(self, *, timeout_s: float | None = None) -> AsyncIterator[Stored]:
+        """Yield the job's events from the first on as they are recorded, until it is final.
+
+        Raises: ResultTimeoutError after `timeout_s` (None waits for ever), JobNotFoundError, UnreachableError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        seen = 0
+        pause = _LOOK_AGAIN_FIRST_S
+        with self._ledger.hints.watch(self.ref) as hinted:
+            while True:
+                hinted.clear()
+                events = await self.history()
+                for stored in events:
+                    if stored.stream_sequence > seen:
+                        seen = stored.stream_sequence
+                        pause = _LOOK_AGAIN_FIRST_S
+                        yield stored
+                job = fold(events).job
+                if job is not None and job.is_final:
+                    return
+                pause = await self._wait(hinted, pause, deadline)
+
+    async def _wait(self, hinted: asyncio.Event, pause: float, deadline: float | None) -> float:
+        """Wait for a hint, for the time to look again, or for the limit; return the next pause."""
+        loop = asyncio.get_running_loop()
+        limit = pause if deadline is None else min(pause, deadline - loop.time())
+        if limit <= 0:
+            message = f"job {self.id} has not ended within the time given; it goes on: `jobledger jobs show {self.id}`"
+            raise ResultTimeoutError(message)
+        try:
+            async with asyncio.timeout(limit):
+                await hinted.wait()
+        except TimeoutError:
+            return min(2 * pause, _LOOK_AGAIN_MAX_S)
+        return pause
+
+    async def wait(self, *, timeout_s: float | None = None) -> Job:
+        """Return the job once it is final (a dead letter is, until a person acts).
+
+        Raises: ResultTimeoutError, JobNotFoundError, UnreachableError.
+        """
+        async for _ in self.transitions(timeout_s=timeout_s):
+            pass
+        return await self.snapshot()
+
+    async def result(self, *, timeout_s: float | None = None) -> R:
+        """Wait for the end and return what the task returned, as plain JSON values.
+
+        Raises: JobFailedError for a dead letter, JobCancelledError, ResultTimeoutError, JobNotFoundError,
+        PayloadMissingError, UnreachableError.
+        """
+        job = await self.wait(timeout_s=timeout_s)
+        if job.state is JobState.COMPLETED:
+            text = await self._ledger.results.get(job.result, job.result_ref)
+            value: Any = msgspec.json.decode(text)
+            return value  # type: ignore[no-any-return]
+        if job.state is JobState.DEAD_LETTERED:
+            raise JobFailedError(job.id, _sentence(job.error), job.error)
+        message = f"job {job.id} was {job.state.value}{': ' + job.cancel_reason if job.cancel_reason else ''}"
+        raise JobCancelledError(message)
+
+
+def _sentence(error: ErrorInfo | None) -> str:
+    return "no reason recorded" if error is None else f"{error.type}: {error.message}"

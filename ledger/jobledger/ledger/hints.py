@@ -1,0 +1,48 @@
+"""Hints: core NATS messages that say "look now". They carry no truth, and nothing depends on their arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+from jobledger.ledger.connection import Connection, ConnectionLostError
+from jobledger.ledger.subjects import JobRef, Names
+
+
+class Hints:
+    """Hears that a job has ended, for whoever watches it in this process."""
+
+    def __init__(self, connection: Connection, names: Names) -> None:
+        self._connection = connection
+        self._names = names
+        self.inbox = secrets.token_hex(8)  #: named in `queued` events, so that workers know whom to tell
+        self._watching: dict[str, set[asyncio.Event]] = {}
+
+    async def open(self) -> None:
+        """Subscribe to this process's hints."""
+        await self._connection.listen(self._names.ended_hint(self.inbox), self._on_hint)
+
+    def _on_hint(self, _subject: bytes, _reply: bytes, data: bytes, _headers: bytes) -> None:
+        for event in self._watching.get(data.decode(errors="replace"), ()):
+            event.set()
+
+    @contextlib.contextmanager
+    def watch(self, ref: JobRef) -> Iterator[asyncio.Event]:
+        """Give an event that is set when a hint about the job arrives."""
+        key = f"{ref.queue}.{ref.job_id}"
+        event = asyncio.Event()
+        watchers = self._watching.setdefault(key, set())
+        watchers.add(event)
+        try:
+            yield event
+        finally:
+            watchers.discard(event)
+            if not watchers:
+                self._watching.pop(key, None)
+
+    def tell(self, inbox: str, ref: JobRef) -> None:
+        """Tell another process that a job has ended; lost without a trace when nobody listens."""
+        with contextlib.suppress(ConnectionLostError):
+            self._connection.send(self._names.ended_hint(inbox), "", b"", f"{ref.queue}.{ref.job_id}".encode())

@@ -1,0 +1,320 @@
+"""The Log on JetStream: conditional appends whose outcome is always found out, chains, and reading in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.codec import Stored, decode
+from jobledger.ledger.connection import Connection, ConnectionLostError
+from jobledger.ledger.errors import (
+    AppendOutcomeUnknownError,
+    LedgerError,
+    LedgerFullError,
+    MalformedEventError,
+    PayloadTooLargeError,
+    ServerUnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.feed import Feed
+from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, status_of
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
+from jobledger.ledger.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.streams import api
+from jobledger.ledger.subjects import Names
+from jobledger.ledger.writer import Commit, Writer
+
+_WRONG_SEQUENCE: Final = frozenset({10071, 10164})
+_FULL: Final = frozenset({10023, 10047, 10077})
+_TOO_MANY_BATCHES: Final = frozenset({10174, 10175, 10176, 10199, 10210, 10211})
+_HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
+_CHAIN_BATCH: Final = 256
+_READ_TIMEOUT_S: Final = 5.0
+_RETRY_S: Final = 0.05
+
+
+class JetStreamLog:
+    """The ledger's stream behind the Log protocol."""
+
+    def __init__(  # noqa: PLR0913 - assembled in one place, client.open_log
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        publisher: Publisher,
+        *,
+        names: Names,
+        commit: Commit = "auto",
+        append_timeout_s: float = 30.0,
+    ) -> None:
+        self.names = names
+        self._connection = connection
+        self._inbox = inbox
+        self._stream = names.ledger_stream
+        self._append_timeout_s = append_timeout_s
+        self._looking: set[asyncio.Task[None]] = set()
+        self.writer = Writer(publisher, commit=commit)
+        connection.lost_listeners.append(self.writer.forget_observations)
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store the entries as one; see `Log.append`.
+
+        An answer that did not come is never guessed at: the chain is read, and what it says is the outcome.
+        Resending meanwhile is safe, since the condition lets only one copy in.
+        """
+        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"  # noqa: S101 - our own mistake
+        return await self.submit(entries)
+
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
+        """Start an append and return its outcome to come; see `Log.submit`."""
+        self._check_sizes(entries)
+        outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def answered(result: int | Exception) -> None:
+            if isinstance(result, int):
+                if not outcome.done():
+                    outcome.set_result(result)
+            else:
+                self._look_again(entries, result, outcome)
+
+        self.writer.append(entries, answered)
+        return outcome
+
+    def _look_again(self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]) -> None:
+        """Find an append's outcome in a task of its own: only lost races and lost answers pay for one."""
+
+        async def find_out() -> None:
+            try:
+                sequence = await self._find_out(entries, error)
+            except Exception as final:  # noqa: BLE001 - handed to whoever awaits the append
+                if not outcome.done():
+                    outcome.set_exception(final)
+            else:
+                if not outcome.done():
+                    outcome.set_result(sequence)
+
+        task = asyncio.get_running_loop().create_task(find_out())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _send(self, entries: Sequence[Entry]) -> int:
+        """Send once more and wait for the plain answer."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def answered(result: int | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self.writer.append(entries, answered)
+        return await answer
+
+    def _check_sizes(self, entries: Sequence[Entry]) -> None:
+        limit = self._connection.max_payload - _HEADROOM_BYTES
+        for entry in entries:
+            if len(entry.data) > limit:
+                raise PayloadTooLargeError("event", len(entry.data), limit)
+
+    async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:
+        """Bring an append that was not plainly accepted to a definite end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._append_timeout_s
+        while True:
+            if isinstance(error, AppendRefusedError):
+                _raise_final(error)
+            try:
+                stored = await self._stored_instead(entries, deadline - loop.time())
+                if stored is not None:
+                    return _verdict(entries, stored)
+                if loop.time() >= deadline:
+                    break
+                if isinstance(error, AppendRefusedError):
+                    await asyncio.sleep(_RETRY_S)  # 10164: another append of this chain is still being stored
+                return await self._send(entries)
+            except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
+                error = again
+                if loop.time() >= deadline:
+                    break
+        message = (
+            f"no answer to an append within {self._append_timeout_s:g} s, so it is not known whether it was stored: "
+            "look the job up when the server is back; doing the same again is safe"
+        )
+        raise AppendOutcomeUnknownError(message) from error
+
+    async def _stored_instead(self, entries: Sequence[Entry], limit_s: float) -> Stored | None:
+        """Return what the chain holds where the first conditional entry wanted to be; None if nothing yet."""
+        await self._connection.wait_connected(max(limit_s, _RETRY_S))
+        entry = entries[0]
+        found = await self._direct_get(
+            {"seq": (entry.expected or 0) + 1, "next_by_subj": entry.chain, "batch": 1},
+            batch=True,
+        )
+        return found[0] if found else None
+
+    async def read_chain(self, chain: str) -> list[Stored]:
+        """Return the events of a chain; see `Log.read_chain`."""
+        events: list[Stored] = []
+        while True:
+            start = events[-1].stream_sequence + 1 if events else 1
+            page = await self._read(
+                {"seq": start, "next_by_subj": chain, "batch": _CHAIN_BATCH},
+                batch=True,
+            )
+            events.extend(page)
+            if len(page) < _CHAIN_BATCH:
+                return events
+
+    async def get(self, stream_sequence: int) -> Stored | None:
+        """Return one event; see `Log.get`."""
+        if stream_sequence < 1:
+            return None
+        found = await self._read({"seq": stream_sequence}, batch=False)
+        return found[0] if found else None
+
+    async def _read(self, request: dict[str, Any], *, batch: bool) -> list[Stored]:
+        """Read with patience for a reconnect.
+
+        Raises: ServerUnreachableError when the limit is over.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._append_timeout_s
+        while True:
+            try:
+                await self._connection.wait_connected(max(deadline - loop.time(), _RETRY_S))
+                return await self._direct_get(request, batch=batch)
+            except (ConnectionLostError, ReplyTimeoutError) as error:
+                if loop.time() >= deadline:
+                    message = f"the server gave no answer within {self._append_timeout_s:g} s: is it running?"
+                    raise ServerUnreachableError(message) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[Stored]:
+        """Ask the stream for messages directly; the answer to a batch is ended by a status."""
+        found: list[Stored] = []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def finish(error: Exception | None = None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        def on_reply(data: bytes | Exception, headers: bytes) -> None:
+            if isinstance(data, Exception):
+                finish(data)
+                return
+            status = status_of(headers)
+            if status == "503":
+                finish(ConnectionLostError())  # the stream is not there yet, or moving: the caller asks again
+            elif status:
+                finish()  # 204 end of batch, 404 nothing
+            else:
+                try:
+                    found.append(_stored(data, headers))
+                except LedgerError as error:
+                    finish(error)
+                if not batch:
+                    finish()
+
+        subject = f"$JS.API.DIRECT.GET.{self._stream}"
+        reply = self._inbox.expect(subject, on_reply)
+        try:
+            self._connection.send(subject, reply, b"", msgspec.json.encode(request))
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                await done
+        except TimeoutError as error:
+            message = f"no answer to a read within {_READ_TIMEOUT_S:g} s"
+            raise ReplyTimeoutError(message) from error
+        finally:
+            self._inbox.forget(reply)
+        return found
+
+    async def head(self) -> Head:
+        """Return both ends; see `Log.head`."""
+        try:
+            answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
+        except (NoRespondersError, ReplyTimeoutError) as error:
+            message = "the server gave no answer about the ledger: is it running?"
+            raise ServerUnreachableError(message) from error
+        if "error" in answer:
+            message = f"the ledger cannot be asked for its head: {answer['error'].get('description', '?')}"
+            raise LedgerError(message)
+        state = answer["state"]
+        return Head(
+            first_sequence=max(1, int(state["first_seq"])),
+            last_sequence=int(state["last_seq"]),
+            stored_bytes=int(state["bytes"]),
+        )
+
+    async def read(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[list[Stored]]:
+        """Yield batches in stream order; see `Log.read`."""
+        head = await self.head()
+        feed = Feed(
+            self._connection,
+            self._inbox,
+            self._stream,
+            from_sequence=from_sequence,
+            from_time=from_time,
+            subject=subject,
+            dense=subject is None,
+        )
+        feed.check_start(head)
+        if not follow and head.last_sequence < from_sequence:
+            return
+        until = None if follow else head.last_sequence
+        async with contextlib.aclosing(feed.batches(until=until)) as batches:
+            async for batch in batches:
+                yield batch
+
+
+def _verdict(entries: Sequence[Entry], stored: Stored) -> int:
+    """Tell our own event from somebody else's by its bytes."""
+    if stored.data == entries[0].data:
+        return stored.stream_sequence
+    raise WrongSequenceError(entries[0].chain, entries[0].expected or 0)
+
+
+def _raise_final(error: AppendRefusedError) -> None:
+    """Translate a refusal that no second look can change; return for those it can."""
+    if error.code in _WRONG_SEQUENCE or error.code in _TOO_MANY_BATCHES:
+        return
+    if error.code in _FULL:
+        message = (
+            "the ledger has reached its byte limit and takes no more events: "
+            "raise max_bytes of its stream (and max_file_store of the server)"
+        )
+        raise LedgerFullError(message) from error
+    message = str(error)
+    raise LedgerError(message) from error
+
+
+def _stored(data: bytes, headers: bytes) -> Stored:
+    try:
+        sequence = int(header(headers, b"Nats-Sequence"))
+        stored_at = datetime.fromisoformat(_microseconds(header(headers, b"Nats-Time-Stamp").decode()))
+    except ValueError as error:
+        message = "the server answered a direct get without sequence or time"
+        raise MalformedEventError(message) from error
+    return Stored(event=decode(data, stream_sequence=sequence), data=data, stream_sequence=sequence, stored_at=stored_at)
+
+
+def _microseconds(text: str) -> str:
+    """Cut Go's nanoseconds (and restore the zeros it leaves out) to what datetime can hold."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return f"{whole}.{fraction[:6]:0<6}+00:00"

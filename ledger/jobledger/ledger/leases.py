@@ -1,0 +1,161 @@
+"""Worker leases: one key per worker process that expires unless renewed.
+
+Each renewal is conditional on the revision the last one got, so a worker that was away finds out. The key is
+judged by the server's clock alone: it is there, or the lease is over. Source: DESIGN 6.3 and ADR 006.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from jobledger.ledger.connection import ConnectionLostError
+from jobledger.ledger.errors import LedgerError, RefusedError, ServerUnreachableError
+from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, header, status_of
+from jobledger.ledger.log import Entry
+from jobledger.ledger.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.streams import api
+from jobledger.ledger.subjects import Names
+
+_READ_TIMEOUT_S: Final = 2.0
+_NANOSECONDS: Final = 1_000_000_000
+_LISTED_MAX: Final = 1_000
+
+
+class LeaseLostError(RefusedError):
+    """A lease could not be renewed on its own last revision: it expired, and may have been judged over."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself with each renewal."""
+
+    worker: str  #: `<host>-<pid>-<random>`
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    started_at: datetime
+    renewed_at: datetime  #: the worker's own clock
+    running: int = 0  #: jobs at the last renewal
+    version: str = ""
+    stopped: bool = False  #: it ended in good order; the lease is over
+
+
+_decode = msgspec.json.Decoder(WorkerInfo).decode
+
+
+class Leases(Protocol):
+    """What claims and workers need of a lease store."""
+
+    async def duration_s(self) -> float:
+        """Return how long a lease is good for after a renewal."""
+        ...
+
+    async def renew(self, info: WorkerInfo, revision: int) -> int:
+        """Take (revision 0) or renew a lease; return its new revision.
+
+        Raises: LeaseLostError when the revision is not the key's, ServerUnreachableError.
+        """
+        ...
+
+    async def find(self, worker: str) -> WorkerInfo | None:
+        """Return a worker whose lease lives, None when it is over. Raises: ServerUnreachableError."""
+        ...
+
+
+class JetStreamLeases:
+    """Leases in the WORKERS bucket."""
+
+    def __init__(self, inbox: Inbox, publisher: Publisher, names: Names) -> None:
+        self._inbox = inbox
+        self._publisher = publisher
+        self._stream = f"KV_{names.workers_bucket}"
+        self._prefix = f"$KV.{names.workers_bucket}."
+
+    async def duration_s(self) -> float:
+        """Return the bucket's time to live."""
+        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
+        if "error" in answer:
+            message = f"the workers' bucket cannot be asked: {answer['error'].get('description', '?')}"
+            raise LedgerError(message)
+        return int(answer["config"]["max_age"]) / _NANOSECONDS
+
+    async def renew(self, info: WorkerInfo, revision: int) -> int:
+        """Write the key on condition of its revision; see `Leases.renew`."""
+        subject = self._prefix + info.worker
+        entry = Entry(subject, msgspec.json.encode(info), subject, revision)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def answered(result: int | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self._publisher.send((entry,), answered)
+        try:
+            return await answer
+        except AppendRefusedError as error:
+            return await self._after_refusal(entry, error)
+        except (ConnectionLostError, ReplyTimeoutError) as error:
+            message = "the lease could not be renewed: no answer"
+            raise ServerUnreachableError(message) from error
+
+    async def _after_refusal(self, entry: Entry, error: AppendRefusedError) -> int:
+        """A refused renewal may be our own earlier one whose answer was lost: its bytes tell."""
+        found = await self._last(entry.subject)
+        if found is not None and _decode(found[0]).worker == _decode(entry.data).worker and entry.expected:
+            # Only this worker writes this key, so a live key on a newer revision is our own renewal.
+            return found[1]
+        message = f"lease of {entry.subject.removeprefix(self._prefix)} is lost"
+        raise LeaseLostError(message) from error
+
+    async def find(self, worker: str) -> WorkerInfo | None:
+        """Read the key; see `Leases.find`."""
+        found = await self._last(self._prefix + worker)
+        if found is None:
+            return None
+        info = _decode(found[0])
+        return None if info.stopped else info
+
+    async def _last(self, subject: str) -> tuple[bytes, int] | None:
+        answer: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
+
+        def on_reply(data: bytes | Exception, headers: bytes) -> None:
+            if answer.done():
+                return
+            if isinstance(data, Exception):
+                answer.set_exception(data)
+            else:
+                answer.set_result((data, headers))
+
+        api_subject = f"$JS.API.DIRECT.GET.{self._stream}"
+        reply = self._inbox.expect(api_subject, on_reply)
+        try:
+            self._inbox.send(api_subject, reply, msgspec.json.encode({"last_by_subj": subject}))
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                data, headers = await answer
+        except (ConnectionLostError, TimeoutError) as error:
+            message = "the workers' bucket gave no answer"
+            raise ServerUnreachableError(message) from error
+        finally:
+            self._inbox.forget(reply)
+        return None if status_of(headers) else (data, _sequence(headers))
+
+    async def all(self) -> list[WorkerInfo]:
+        """Return every worker whose key lives, stopped ones included, by name.
+
+        Raises: ServerUnreachableError.
+        """
+        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {"subjects_filter": f"{self._prefix}>"})
+        subjects: dict[str, Any] = answer.get("state", {}).get("subjects") or {}
+        found = [await self._last(subject) for subject in sorted(subjects)[:_LISTED_MAX]]
+        return [_decode(each[0]) for each in found if each is not None]
+
+
+def _sequence(headers: bytes) -> int:
+    return int(header(headers, b"Nats-Sequence"))

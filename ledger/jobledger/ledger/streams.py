@@ -1,0 +1,215 @@
+"""The streams and buckets of one environment: made where missing, checked where they exist, never changed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.connection import ConnectionLostError
+from jobledger.ledger.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    LedgerFullError,
+    ServerUnreachableError,
+    StreamMismatchError,
+)
+from jobledger.ledger.inbox import Inbox, NoRespondersError
+from jobledger.ledger.subjects import Names
+
+API_TIMEOUT_S: Final = 5.0
+_STREAM_NOT_FOUND: Final = 10059
+_CONSUMER_NOT_FOUND: Final = 10014
+_NAME_IN_USE: Final = frozenset({10058, 10148})
+_NO_ROOM: Final = frozenset({10023, 10028, 10047})
+_NANOSECONDS: Final = 1_000_000_000
+_DUPLICATE_WINDOW_S: Final = 120.0
+_OBJECT_LIFE_OF_RESULTS_S: Final = 7 * 24 * 3600.0
+
+
+class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream: how it is made, and which of its settings no guarantee can do without."""
+
+    name: str
+    config: dict[str, Any]
+    required: tuple[str, ...]  #: settings that must be as in `config` when the stream exists already
+
+
+def specifications(names: Names, *, ledger_bytes_max: int, lease_s: float, replicas: int) -> list[StreamSpec]:
+    """Return every stream of an environment, the ledger first."""
+    return [
+        _ledger(names, ledger_bytes_max, replicas),
+        _workers(names, lease_s, replicas),
+        _objects(names.payloads_bucket, 0.0, replicas),
+        _objects(names.results_bucket, _OBJECT_LIFE_OF_RESULTS_S, replicas),
+    ]
+
+
+def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
+    return StreamSpec(
+        name=names.ledger_stream,
+        config={
+            "subjects": [names.all_events],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "new",  # full means refused, never forgotten
+            "max_age": 0,
+            "max_msgs": -1,
+            "max_msgs_per_subject": -1,
+            "max_bytes": bytes_max,
+            "deny_delete": True,
+            "allow_direct": True,
+            "allow_atomic": True,
+            "num_replicas": replicas,
+        },
+        required=(
+            "subjects",
+            "retention",
+            "storage",
+            "discard",
+            "max_age",
+            "max_msgs",
+            "max_msgs_per_subject",
+            "deny_delete",
+            "allow_direct",
+            "allow_atomic",
+        ),
+    )
+
+
+def _workers(names: Names, lease_s: float, replicas: int) -> StreamSpec:
+    return StreamSpec(
+        name=f"KV_{names.workers_bucket}",
+        config={
+            "subjects": [f"$KV.{names.workers_bucket}.>"],
+            "retention": "limits",
+            "storage": "file",  # leases must outlive a restart of the server, or a takeover could come too early
+            "discard": "new",
+            "max_age": int(lease_s * _NANOSECONDS),
+            "duplicate_window": int(min(_DUPLICATE_WINDOW_S, lease_s) * _NANOSECONDS),
+            "max_msgs_per_subject": 1,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        # max_age is read, not required: every worker of an environment uses the lease time its bucket has.
+        required=("subjects", "storage", "max_msgs_per_subject", "allow_direct"),
+    )
+
+
+def _objects(bucket: str, life_s: float, replicas: int) -> StreamSpec:
+    return StreamSpec(
+        name=f"OBJ_{bucket}",
+        config={
+            "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "new",
+            "max_age": int(life_s * _NANOSECONDS),
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("subjects", "storage", "allow_rollup_hdrs"),
+    )
+
+
+def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: int) -> dict[str, Any]:
+    """Return the configuration of a durable consumer that hands out work."""
+    return {
+        "filter_subject": filter_subject,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(ack_wait_s * _NANOSECONDS),
+        # Deliveries are not attempts: the ledger counts attempts, and a job must not vanish from the
+        # consumer before somebody reads the advisory that says so.
+        "max_deliver": -1,
+        "max_ack_pending": ack_pending_max,
+    }
+
+
+async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
+    """Make what is missing and check what exists.
+
+    Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), ServerUnreachableError.
+    """
+    for spec in specs:
+        info = await api(inbox, f"STREAM.INFO.{spec.name}", {})
+        if _code(info) == _STREAM_NOT_FOUND:
+            info = await api(inbox, f"STREAM.CREATE.{spec.name}", {"name": spec.name, **spec.config})
+            if _code(info) in _NAME_IN_USE:  # somebody else made it meanwhile
+                info = await api(inbox, f"STREAM.INFO.{spec.name}", {})
+        _check_answer(info, f"stream {spec.name}")
+        _check_settings(spec, info["config"])
+
+
+async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> None:
+    """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
+
+    Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
+    """
+    info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
+    if _code(info) == _CONSUMER_NOT_FOUND:
+        subject = f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}"
+        request = {"stream_name": stream, "action": "create", "config": {"durable_name": name, "name": name, **config}}
+        info = await api(inbox, subject, request)
+        if _code(info) in _NAME_IN_USE:
+            info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
+    _check_answer(info, f"consumer {name}")
+    required = ("filter_subject", "ack_policy", "deliver_policy")
+    _check_settings(StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), info["config"])
+
+
+async def api(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
+    """Call JetStream's API; errors come back under "error".
+
+    Raises: JetStreamDisabledError when nobody answers, ServerUnreachableError without a connection.
+    """
+    try:
+        return await inbox.api(f"$JS.API.{call}", payload, timeout_s=API_TIMEOUT_S)
+    except NoRespondersError as error:
+        message = "the server has no JetStream for this account: enable jetstream in its configuration"
+        raise JetStreamDisabledError(message) from error
+    except ConnectionLostError as error:
+        message = "the connection was lost while setting up: try again"
+        raise ServerUnreachableError(message) from error
+
+
+def _code(answer: dict[str, Any]) -> int:
+    return int(answer.get("error", {}).get("err_code", 0))
+
+
+def _check_answer(answer: dict[str, Any], what: str) -> None:
+    error = answer.get("error")
+    if error is None:
+        return
+    text = error.get("description", "no reason given")
+    if _code(answer) in _NO_ROOM:
+        message = (
+            f"the server has no room for {what} ({text}): raise max_file_store in its configuration, "
+            "or ask for a smaller ledger (ledger_bytes_max)"
+        )
+        raise LedgerFullError(message)
+    if error.get("code") == 503:  # noqa: PLR2004 - as HTTP has it
+        message = f"JetStream is not available for {what}: {text}"
+        raise JetStreamDisabledError(message)
+    message = f"the server refused {what}: {text}"
+    raise LedgerError(message)
+
+
+def _check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
+    differences = [
+        f"{setting} is {found.get(setting)!r}, must be {spec.config[setting]!r}"
+        for setting in spec.required
+        if _plain(found.get(setting)) != _plain(spec.config[setting])
+    ]
+    if found.get("persist_mode") == "async":
+        differences.append("persist_mode is 'async', which acknowledges before writing")
+    if differences:
+        raise StreamMismatchError(spec.name, differences)
+
+
+def _plain(value: Any) -> Any:
+    """A setting left out means its zero."""
+    return value or 0 if not isinstance(value, list) else sorted(value)
