@@ -1,0 +1,76 @@
+"""The errors as a tree: the drawing in the docstring is the code, and the texts are sentences."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from jobledger.ledger import errors
+from jobledger.ledger.errors import (
+    AmbiguousIdError,
+    IllegalTransitionError,
+    InvalidTokenError,
+    JobExistsError,
+    JobFailedError,
+    JobNotFoundError,
+    LedgerError,
+    PayloadTooLargeError,
+    StaleClaimError,
+    StreamMismatchError,
+    UnknownTaskError,
+    WrongSequenceError,
+)
+
+CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, LedgerError)]
+
+
+def _drawn() -> dict[str, str]:
+    """Error -> parent, as the module's docstring draws them."""
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        name = re.search(r"\b\w+Error\b", line)
+        if name is None:
+            continue
+        depth = (name.start() - 4) // 4
+        path[depth:] = [name.group()]
+        if depth:
+            parents[name.group()] = path[depth - 1]
+    return parents
+
+
+def test_the_drawing_is_the_tree() -> None:
+    assert _drawn() == {cls.__name__: cls.__bases__[0].__name__ for cls in CLASSES if cls is not LedgerError}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_error_has_one_parent_and_a_docstring(cls: type[LedgerError]) -> None:
+    assert len(cls.__bases__) == 1
+    assert cls.__doc__
+    assert cls.__name__.endswith("Error")
+
+
+SENTENCES: list[tuple[LedgerError, str, dict[str, object]]] = [
+    (InvalidTokenError("queue", "a.b"), "queue 'a.b' is not valid: use 1 to 64 characters out of A-Z a-z 0-9 _ and -", {"field": "queue"}),
+    (InvalidTokenError("queue", "x" * 100), f"queue '{'x' * 59}... (100 characters) is not valid: use 1 to 64 characters out of A-Z a-z 0-9 _ and -", {}),
+    (UnknownTaskError("send", []), "there is no task 'send'; no task is loaded (name the module with --app)", {"name": "send"}),
+    (UnknownTaskError("send", ["a", "b"]), "there is no task 'send'; known tasks: a, b (name the module with --app)", {}),
+    (PayloadTooLargeError("input", 2_000_000, 1_000), "the input has 2,000,000 bytes and the limit is 1,000: store it elsewhere and pass a reference", {"size_bytes": 2_000_000, "limit_bytes": 1_000}),
+    (JobNotFoundError("j"), "no job 'j' is in the ledger; `jobledger jobs list` shows those that are", {"job_id": "j"}),
+    (AmbiguousIdError("a", list("bcdefg")), "'a' fits several jobs (b, c, d, e, f, ...): give more of the id, or --queue", {"prefix": "a"}),
+    (IllegalTransitionError("j", "queued", "be discarded"), "job j is queued: it cannot be discarded", {"state": "queued"}),
+    (JobExistsError("j"), "job j exists already", {"job_id": "j"}),
+    (StaleClaimError("j", 3, 5), "job j: claim 3 is stale, the current one is 5", {"held_epoch": 3, "current_epoch": 5}),
+    (WrongSequenceError("c.>", 4), "c.> has moved past stream sequence 4", {"chain": "c.>", "expected": 4}),
+    (StreamMismatchError("LEDGER", ["max_age: is 1, must be 0"]), "stream LEDGER exists with settings jobledger cannot work with (max_age: is 1, must be 0): change them with your NATS tools, or use another --environment", {"name": "LEDGER"}),
+    (JobFailedError("j", "boom", error=1), "job j failed: boom", {"error": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "sentence", "data"), SENTENCES, ids=lambda value: type(value).__name__)
+def test_errors_say_one_sentence_and_carry_their_data(
+    error: LedgerError, sentence: str, data: dict[str, object]
+) -> None:
+    assert str(error) == sentence
+    assert {name: getattr(error, name) for name in data} == data

@@ -1,0 +1,45 @@
+"""The events as a closed set: tags written out, one class each, the envelope first."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jobledger.ledger import events
+from jobledger.ledger.events import EVENT_CLASSES, EVENT_TYPES, NO_VALUE, Event, JobEvent, event_type
+
+#: Released names, for ever: a class may be renamed, its tag may not.
+TAGS = (
+    "scheduled", "held", "queued", "started", "completed", "failed", "cancelled", "interrupted", "paused", "snoozed",
+    "dead_lettered", "discarded", "checkpointed", "progressed", "cancel_requested", "fenced",
+)  # fmt: skip
+
+
+def test_the_tags_are_the_released_ones() -> None:
+    assert EVENT_TYPES == TAGS
+
+
+def test_every_event_class_is_in_the_union() -> None:
+    defined = {cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event)}
+    assert defined - set(EVENT_CLASSES) == {Event, vars(events)["_Order"]}
+
+
+@pytest.mark.parametrize("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
+def test_events_are_frozen_and_tagged(cls: type[JobEvent]) -> None:
+    config = cls.__struct_config__
+    assert (config.frozen, config.tag_field, config.omit_defaults) == (True, "type", True)
+    assert config.tag in TAGS
+
+
+@pytest.mark.parametrize("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
+def test_events_carry_the_envelope_first(cls: type[JobEvent]) -> None:
+    assert cls.__struct_fields__[: len(Event.__struct_fields__)] == Event.__struct_fields__
+
+
+def test_the_type_of_an_event_is_its_tag() -> None:
+    line = b'{"type":"held","v":1,"job":"j","queue":"q","task":"t","at":"2026-01-02T00:00:00Z","by":"w","prev":""}'
+    assert event_type(msgspec.json.decode(line, type=JobEvent)) == "held"
+
+
+def test_no_value_is_no_json() -> None:
+    assert not bytes(NO_VALUE)
