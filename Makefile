@@ -53,7 +53,7 @@ types: install ## mypy and pyright, both strict
 
 imports: install ## the direction of imports between and inside the packages
 	@echo "imports: import-linter"
-	@$(BIN)/lint-imports --cache-dir .cache/import-linter
+	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 
 pytest: install ## all tests but the slow fault tests
 	@echo "tests: pytest"
