@@ -116,6 +116,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
     dispatches: int = 0  #: `queued` events since the last `started`
+    dispatch_sequence: int = 0  #: stream sequence of the newest `queued`: the only work item that still counts
     due_at: datetime | None = None  #: when a waiting job moves on by itself
     finished_at: datetime | None = None  #: when the present final state was entered
     result: msgspec.Raw = NO_VALUE
@@ -231,6 +232,7 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Take the order from a first event; a later one changes only what it names."""
     dispatches = job.dispatches + 1 if isinstance(event, Queued) else job.dispatches
+    dispatch_sequence = stream_sequence if isinstance(event, Queued) else job.dispatch_sequence
     due_at = event.run_at if isinstance(event, Scheduled) else None
     if job.last_sequence == stream_sequence:  # begun by this very event
         return _replace(
@@ -247,6 +249,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
             batch=event.batch,
             tick=event.tick,
             dispatches=dispatches,
+            dispatch_sequence=dispatch_sequence,
             due_at=due_at,
         )
     edited = event.input is not NO_VALUE or event.input_ref is not None
@@ -261,6 +264,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         max_attempts=event.max_attempts,
         timeout_s=event.timeout_s,
         dispatches=dispatches,
+        dispatch_sequence=dispatch_sequence,
         due_at=due_at,
         claim_epoch=0,
         finished_at=None,

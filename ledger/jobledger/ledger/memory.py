@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Stored, decode
 from jobledger.ledger.errors import (
+    LedgerError,
     LedgerFullError,
     PayloadTooLargeError,
     SequenceGapError,

@@ -355,6 +355,10 @@ class TaskRegistry:
         """Iterate over the tasks, by name."""
         return iter(sorted(self._tasks.values(), key=lambda found: found.name))
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether a task of that name is loaded."""
+        return name in self._tasks
+
     def __len__(self) -> int:
         """Return how many tasks there are."""
         return len(self._tasks)

@@ -27,8 +27,10 @@ _GROUPS_IN_FLIGHT_MAX: Final = 2
 #: Observing: only appends sent behind at least so many say something of the server, and so many of them decide.
 _OBSERVED_DEPTH_MIN: Final = 8
 _OBSERVED_COUNT: Final = 32
-#: Above this an append waits for a disk: fsync costs 150 us and more here, none 10 to 40 us.
-_FSYNC_APPEND_S: Final = 100e-6
+_OBSERVED_GROUPS: Final = 4
+#: Above this an append may be waiting for a disk: fsync costs 150 us and more here, none 10 to 60 us.
+_SUSPECT_APPEND_S: Final = 60e-6
+_LOOK_AGAIN_S: Final = 20.0
 
 
 class _Unit(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ class Writer:
         self._grouping = commit == "group"
         self._waiting: deque[_Unit] = deque()
         self._groups_in_flight = 0
+        self._messages_in_flight = 0  # in groups
         self._draining: asyncio.Handle | None = None
         self._observed = _Observation()
         self.group_sizes = GroupSizes()
@@ -79,16 +82,14 @@ class Writer:
         sent_at = asyncio.get_running_loop().time()
 
         def answered(result: int | Exception) -> None:
-            if self._told == "auto" and isinstance(result, int):
-                self._observe(ahead, asyncio.get_running_loop().time() - sent_at)
+            if self._told == "auto" and isinstance(result, int) and not self._grouping:
+                now = asyncio.get_running_loop().time()
+                if self._observed.alone(ahead, now - sent_at, now):
+                    self._grouping = True
+                    self._observed.start_grouping(now)
             unit.answered(result if isinstance(result, Exception) else result - count + 1)
 
         self._publisher.send(unit.entries, answered)
-
-    def _observe(self, ahead: int, took_s: float) -> None:
-        verdict = self._observed.answer(ahead, took_s)
-        if verdict is not None:
-            self._grouping = verdict
 
     def _drain(self) -> None:
         self._draining = None
@@ -125,12 +126,19 @@ class Writer:
         return group
 
     def _send_group(self, group: list[_Unit]) -> None:
-        self._groups_in_flight += 1
         entries = [entry for unit in group for entry in unit.entries]
+        self._groups_in_flight += 1
+        self._messages_in_flight += len(entries)
         self.group_sizes.add(len(entries))
+        queued = self._messages_in_flight
+        sent_at = asyncio.get_running_loop().time()
 
         def answered(result: int | Exception) -> None:
             self._groups_in_flight -= 1
+            self._messages_in_flight -= len(entries)
+            if self._told == "auto" and isinstance(result, int) and self._grouping:
+                now = asyncio.get_running_loop().time()
+                self._grouping = self._observed.group(queued, now - sent_at, now)
             if isinstance(result, int):
                 first = result - len(entries) + 1
                 for unit in group:
@@ -161,24 +169,46 @@ class GroupSizes:
 
 
 class _Observation:
-    """Estimates the server's time for one append from answers to appends that stood in a queue.
+    """Compares what an append costs the server alone and in a group, and says which way to go.
 
-    An append sent behind `ahead` others is answered after about `ahead + 1` times that time. The least of a
-    window counts, so that a client which was busy or stopped does not look like a slow disk.
+    An append sent behind `ahead` others is answered after about `ahead + 1` times the server's time for one, a
+    group likewise. The least of a window counts, so that a client which was busy does not look like a slow
+    disk. Grouping is tried only where appends look as if they waited for a disk, and kept only where it wins.
     """
 
     def __init__(self) -> None:
         self._least = float("inf")
         self._samples = 0
+        self._alone_s = float("inf")
+        self._look_again_at = 0.0
 
-    def answer(self, ahead: int, took_s: float) -> bool | None:
-        """Count one answer; return whether to group once enough were seen, else None."""
-        if ahead < _OBSERVED_DEPTH_MIN:
-            return None
-        self._least = min(self._least, took_s / (ahead + 1))
-        self._samples += 1
-        if self._samples < _OBSERVED_COUNT:
-            return None
-        verdict = self._least > _FSYNC_APPEND_S
+    def alone(self, ahead: int, took_s: float, now: float) -> bool:
+        """Count an answer to a plain append; return whether to group from here on."""
+        if ahead < _OBSERVED_DEPTH_MIN or not self._full(took_s / (ahead + 1), _OBSERVED_COUNT):
+            return False
+        self._alone_s = self._take()
+        return self._alone_s > _SUSPECT_APPEND_S and now >= self._look_again_at
+
+    def group(self, messages: int, took_s: float, now: float) -> bool:
+        """Count an answer to a group, `messages` being its own and those ahead; return whether to go on grouping."""
+        if messages < _OBSERVED_DEPTH_MIN or not self._full(took_s / messages, _OBSERVED_GROUPS):
+            return True
+        wins = self._take() < self._alone_s
+        if not wins or now >= self._look_again_at:
+            self._look_again_at = now + (_LOOK_AGAIN_S if not wins else 0.0)
+            return False
+        return True
+
+    def start_grouping(self, now: float) -> None:
+        """Begin a trial of groups; after a while of success plain appends are measured again."""
+        self._look_again_at = now + _LOOK_AGAIN_S
         self._least, self._samples = float("inf"), 0
-        return verdict
+
+    def _full(self, cost_s: float, count: int) -> bool:
+        self._least = min(self._least, cost_s)
+        self._samples += 1
+        return self._samples >= count
+
+    def _take(self) -> float:
+        least, self._least, self._samples = self._least, float("inf"), 0
+        return least

@@ -1,0 +1,6 @@
+"""Workers: they take jobs from the ledger, run them, and record what came of it."""
+
+from jobledger.workers.config import WorkerConfig
+from jobledger.workers.worker import Worker
+
+__all__ = ["Worker", "WorkerConfig"]

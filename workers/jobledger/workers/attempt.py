@@ -1,0 +1,209 @@
+"""One attempt, from a delivery to a recorded outcome: read -> claim -> run -> record -> acknowledge.
+
+A crash anywhere leaves a prefix of this, and a redelivery finishes it: the ack comes last, after the outcome
+is in the ledger, and whoever is delivered the job next finds in the ledger what was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.chain import Chain, transact
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.commands import Fail, Fence, Interrupt, Outcome, outcome_type
+from jobledger.ledger.errors import (
+    CorruptLedgerError,
+    IllegalTransitionError,
+    LedgerError,
+    LedgerFullError,
+    StaleClaimError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.events import ErrorInfo, Queued
+from jobledger.ledger.job import Job
+from jobledger.ledger.pull import Delivery
+from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
+from jobledger.workers.execution import Execution
+from jobledger.workers.intake import Intake
+from jobledger.workers.lease import LeaseKeeper
+
+logger = logging.getLogger("jobledger.workers.attempt")
+
+_UNREADABLE_DELAY_S: Final = 30.0
+#: A task that no worker here knows is offered to others this often before it is given up as rejected.
+_UNKNOWN_TASK_DELIVERIES_MAX: Final = 10
+_UNKNOWN_TASK_DELAY_S: Final = 2.0
+_FULL_DELAY_S: Final = 10.0
+_RECORD_LIMIT_S: Final = 60.0
+
+
+class Running(msgspec.Struct, eq=False):
+    """A claimed attempt while its task runs; the worker's handle on it."""
+
+    ref: JobRef
+    task: asyncio.Task[None]
+    is_async: bool
+    identity: str  #: the worker identity that claimed it
+    stop_reason: str = ""  #: why it was told to stop; "" while it was not
+
+    def stop(self, reason: str) -> None:
+        """Cancel it, once: it gives the job back."""
+        if not self.stop_reason:
+            self.stop_reason = reason
+            self.task.cancel(reason)
+
+
+class Attempts:
+    """Carries deliveries through to their end; one per worker."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tasks: TaskRegistry,
+        lease: LeaseKeeper,
+        intake: Intake,
+        execution: Execution,
+    ) -> None:
+        self._ledger = ledger
+        self._tasks = tasks
+        self._lease = lease
+        self._intake = intake
+        self._execution = execution
+        self.running: dict[JobRef, Running] = {}
+        self._claimer = Claimer(ledger, lease, self.running.__contains__)
+
+    async def carry(self, delivery: Delivery) -> None:
+        """Do all that is to be done about one delivery; never raises but for cancellation."""
+        try:
+            await self._carry(delivery)
+        except LedgerFullError as error:
+            logger.error("stream sequence %d: %s", delivery.stream_sequence, error)  # noqa: TRY400 - a sentence
+            self._intake.nak(delivery, _FULL_DELAY_S)
+        except CorruptLedgerError as error:
+            logger.error("%s", error)  # noqa: TRY400 - a sentence
+            self._intake.nak(delivery, _UNREADABLE_DELAY_S)
+        except (UnreachableError, WrongSequenceError) as error:
+            logger.warning("stream sequence %d is left for a redelivery: %s", delivery.stream_sequence, error)
+            self._intake.drop(delivery)
+        except LedgerError:
+            logger.exception("stream sequence %d is left for a redelivery", delivery.stream_sequence)
+            self._intake.drop(delivery)
+
+    async def _carry(self, delivery: Delivery) -> None:
+        queued = read_dispatch(delivery)
+        if queued.task not in self._tasks:
+            await self._pass_on(delivery, queued)
+            return
+        if not self._intake.is_fresh(delivery) or not self._lease.is_valid:
+            self._intake.drop(delivery)  # it may be somebody else's by now, or we may be nobody
+            return
+        identity = self._lease.identity
+        verdict = await self._claimer.claim(delivery, queued)
+        if isinstance(verdict, NotOurs):
+            self._settle(delivery, verdict)
+        elif self._lease.is_valid and identity == self._lease.identity:
+            await self._run(delivery, verdict, identity)
+        else:
+            await self._give_back(verdict.chain, "the worker was stopped while it claimed the job")
+            self._intake.ack(delivery)
+
+    def _settle(self, delivery: Delivery, verdict: NotOurs) -> None:
+        if verdict.settle == "ack":
+            self._intake.ack(delivery)
+        elif verdict.settle == "nak":
+            self._intake.nak(delivery, verdict.delay_s)
+        else:
+            self._intake.drop(delivery)
+
+    async def _run(self, delivery: Delivery, claimed: Claimed, identity: str) -> None:
+        job = _job(claimed.chain)
+        ref = JobRef(queue=job.queue, job_id=job.id)
+        task = self._tasks.get(job.task)
+        own_task = asyncio.current_task()
+        assert own_task is not None
+        running = Running(ref=ref, task=own_task, is_async=task.is_async, identity=identity)
+        self.running[ref] = running
+        try:
+            try:
+                outcome = await self._execution.run(task, claimed.chain)
+            except asyncio.CancelledError:
+                if not running.stop_reason:
+                    raise
+                own_task.uncancel()
+                outcome = Interrupt(epoch=job.claim_epoch, reason=running.stop_reason)
+            async with asyncio.timeout(_RECORD_LIMIT_S):
+                await self._record(claimed.chain, outcome, identity)
+        except TimeoutError:
+            logger.error("job %s: its outcome could not be recorded in time", job.id)  # noqa: TRY400
+            self._intake.drop(delivery)
+        else:
+            self._intake.ack(delivery)
+        finally:
+            if self.running.get(ref) is running:
+                del self.running[ref]
+
+    async def _record(self, chain: Chain, outcome: Outcome, identity: str) -> None:
+        """Append the outcome on condition of the claim; when the claim is lost, leave the receipt instead."""
+        job = _job(chain)
+        ref = JobRef(queue=job.queue, job_id=job.id)
+        try:
+            after = await transact(
+                self._ledger.log, ref, outcome, lambda: self._ledger.stamp(identity), known=chain
+            )
+        except (StaleClaimError, IllegalTransitionError):
+            await self._fence(job, outcome, identity)
+            return
+        if after.job is not None and after.job.is_final and job.notify:
+            self._ledger.hints.tell(job.notify, ref)
+
+    async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
+        refused = outcome_type(outcome)
+        logger.warning("job %s was taken over: our %s for attempt %d is refused", job.id, refused, len(job.attempts))
+        command = Fence(epoch=job.claim_epoch, attempt=len(job.attempts), worker=identity, outcome=refused)
+        with contextlib.suppress(IllegalTransitionError):
+            await transact(
+                self._ledger.log,
+                JobRef(queue=job.queue, job_id=job.id),
+                command,
+                lambda: self._ledger.stamp(identity),
+            )
+
+    async def _give_back(self, chain: Chain, reason: str) -> None:
+        job = _job(chain)
+        await self._record(chain, Interrupt(epoch=job.claim_epoch, reason=reason), job.attempts[-1].worker)
+
+    async def _pass_on(self, delivery: Delivery, queued: Queued) -> None:
+        """Offer a task that we do not have to other workers, and give it up when nobody has it."""
+        if delivery.delivered < _UNKNOWN_TASK_DELIVERIES_MAX:
+            logger.warning("task %r of job %s is not loaded here: passed on", queued.task, queued.job)
+            self._intake.nak(delivery, _UNKNOWN_TASK_DELAY_S)
+            return
+        ref = JobRef(queue=queued.queue, job_id=queued.job)
+        message = (
+            f"no worker of queue {queued.queue} knew task {queued.task!r} in {delivery.delivered} deliveries: "
+            "start one with the module that holds it, then requeue the job"
+        )
+        error = ErrorInfo(kind="unknown_task", type="UnknownTaskError", message=message)
+        verdict = await self._claimer.claim(delivery, queued)
+        if isinstance(verdict, NotOurs):
+            self._settle(delivery, verdict)
+            return
+        epoch = _job(verdict.chain).claim_epoch
+        await self._record(verdict.chain, Fail(epoch=epoch, error=error, give_up="rejected"), self._lease.identity)
+        self._intake.ack(delivery)
+        logger.error("job %s in %s is a dead letter: %s", ref.job_id, ref.queue, message)
+
+
+def _job(chain: Chain) -> Job:
+    assert chain.job is not None, "a claimed chain has a job"
+    return chain.job
+
+

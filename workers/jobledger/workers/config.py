@@ -1,0 +1,47 @@
+"""What a worker can be told, checked before it takes any work."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.subjects import check_token
+
+_CONCURRENCY_MAX: Final = 10_000
+_QUEUES_MAX: Final = 100
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process's settings."""
+
+    queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
+    concurrency: int = 100  #: attempts that may run at once, threads included
+    grace_s: float = 30.0  #: how long running attempts may go on after a stop was asked for
+    ack_wait_s: float = 10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
+    ack_pending_max: int = 20_000  #: of the consumers, when they are made here
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises: ConfigurationError, InvalidTokenError.
+        """
+        for queue in self.queues:
+            check_token("queue", queue)
+        _require(len(self.queues) <= _QUEUES_MAX, f"a worker serves at most {_QUEUES_MAX} queues")
+        _require(
+            type(self.concurrency) is int and 1 <= self.concurrency <= _CONCURRENCY_MAX,
+            f"concurrency must be a whole number from 1 to {_CONCURRENCY_MAX}, got {self.concurrency!r}",
+        )
+        _require(0 <= self.grace_s <= 24 * 3600, f"grace_s must be from 0 to 86400, got {self.grace_s!r}")
+        _require(1 <= self.ack_wait_s <= 3600, f"ack_wait_s must be from 1 to 3600, got {self.ack_wait_s!r}")
+        _require(
+            self.concurrency <= self.ack_pending_max,
+            f"ack_pending_max must be at least concurrency, got {self.ack_pending_max!r}",
+        )
+
+
+def _require(holds: bool, sentence: str) -> None:  # noqa: FBT001 - reads as the condition it is
+    if not holds:
+        raise ConfigurationError(sentence)

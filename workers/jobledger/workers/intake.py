@@ -1,0 +1,247 @@
+"""Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
+
+Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
+could do. Strictly high, then normal, then low, with a guard: every sixteenth round begins at the low end, for an
+eighth of the free slots. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.connection import ConnectionLostError
+from jobledger.ledger.errors import JetStreamDisabledError, UnreachableError
+from jobledger.ledger.events import PRIORITIES, Priority
+from jobledger.ledger.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.streams import consumer_config, ensure_consumer
+from jobledger.workers.config import WorkerConfig
+
+logger = logging.getLogger("jobledger.workers.intake")
+
+_PROBE_MAX: Final = 512  # messages asked for in one probe
+_PROBE_TIMEOUT_S: Final = 5.0
+_WAIT_EXPIRES_S: Final = 30.0
+_WAIT_HEARTBEAT_S: Final = 2.0
+_SILENCE_MAX_S: Final = 3 * _WAIT_HEARTBEAT_S
+_FAIR_EVERY: Final = 16
+_FAIR_SHARE: Final = 8
+_RETRY_S: Final = 0.25
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class Lane:
+    """One queue at one priority: a durable consumer, and what it is asked for at present."""
+
+    def __init__(self, queue: str, priority: Priority, consumer: PullConsumer) -> None:
+        self.queue = queue
+        self.priority = priority
+        self.consumer = consumer
+        self.waiting = False  # a request stands that the server answers when something comes
+        self.lost = True  # the consumer has to be looked for
+
+
+class Held(msgspec.Struct):
+    """A delivery on hand: not yet settled with the broker."""
+
+    delivery: Delivery
+    alive_at: float  #: loop time when the broker last heard that we have it
+
+
+class Intake:
+    """Asks the consumers of some queues for work and settles what was delivered.
+
+    `on_work` gets each delivery, from the connection's reader: it must only note it. `free` says how many more
+    could start now.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: WorkerConfig,
+        queues: tuple[str, ...],
+        *,
+        free: Callable[[], int],
+        on_work: Callable[[Delivery, Priority], None],
+    ) -> None:
+        self._ledger = ledger
+        self._connection = ledger.connection
+        self._config = config
+        self._free = free
+        self._on_work = on_work
+        self._wake = asyncio.Event()
+        self._round = 0
+        self._held: dict[str, Held] = {}  # ack subject -> delivery
+        self._lanes = [self._lane(queue, priority) for priority in PRIORITIES for queue in queues]
+
+    def _lane(self, queue: str, priority: Priority) -> Lane:
+        names = self._ledger.names
+
+        def on_delivery(delivery: Delivery) -> None:
+            lane.waiting = bool(lane.consumer.asked) and lane.waiting
+            self._held[delivery.reply] = Held(delivery, asyncio.get_running_loop().time())
+            self._on_work(delivery, priority)
+            self._wake.set()
+
+        def on_ended(ended: Ended) -> None:
+            lane.waiting = False
+            lane.lost = lane.lost or ended == "lost"
+            self._wake.set()
+
+        consumer = PullConsumer(
+            self._connection,
+            names.ledger_stream,
+            names.consumer(queue, priority),
+            on_delivery=on_delivery,
+            on_ended=on_ended,
+        )
+        lane = Lane(queue, priority, consumer)
+        return lane
+
+    async def open(self) -> None:
+        """Make or check the consumers and listen for them.
+
+        Raises: StreamMismatchError, UnreachableError.
+        """
+        for lane in self._lanes:
+            await self._find(lane)
+            await lane.consumer.open()
+
+    async def _find(self, lane: Lane) -> None:
+        names = self._ledger.names
+        await ensure_consumer(
+            self._ledger.inbox,
+            names.ledger_stream,
+            names.consumer(lane.queue, lane.priority),
+            consumer_config(
+                names.dispatches(lane.queue, lane.priority),
+                ack_wait_s=self._config.ack_wait_s,
+                ack_pending_max=self._config.ack_pending_max,
+            ),
+        )
+        lane.lost = False
+
+    async def close(self) -> None:
+        """Ask for nothing any more."""
+        for lane in self._lanes:
+            await lane.consumer.close()
+
+    def wake(self) -> None:
+        """Say that a slot became free."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Ask for work until cancelled; outlives every loss of connection, server and consumer.
+
+        Raises: ConnectionLostError only when the connection is closed for good.
+        """
+        while True:
+            try:
+                await self._connection.wait_connected(_WAIT_EXPIRES_S)
+                await self._find_lost()
+                await self._one_round()
+            except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+                if self._connection.is_closed:
+                    raise ConnectionLostError from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _find_lost(self) -> None:
+        for lane in self._lanes:
+            if lane.lost:
+                lane.consumer.forget()
+                lane.waiting = False
+                await self._find(lane)
+
+    async def _one_round(self) -> None:
+        self._wake.clear()
+        if self._free() <= 0:
+            await self._sleep()
+            return
+        self._round += 1
+        if self._round % _FAIR_EVERY == 0:
+            for lane in reversed(self._lanes):
+                await self._probe(lane, max(1, self._free() // _FAIR_SHARE))
+        got = False
+        for lane in self._lanes:
+            got = await self._probe(lane, self._free()) or got
+        if not got:
+            await self._wait_for_any()
+
+    async def _probe(self, lane: Lane, batch: int) -> bool:
+        """Ask for what is there now; return whether anything was."""
+        if batch <= 0 or lane.lost:
+            return False
+        if lane.waiting:  # it would have been delivered
+            return False
+        before = lane.consumer.delivered
+        lane.consumer.request(min(batch, _PROBE_MAX))
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                while lane.consumer.asked and not lane.lost:
+                    await self._wake.wait()
+                    self._wake.clear()
+        except TimeoutError:
+            lane.lost = True
+        return lane.consumer.delivered > before
+
+    async def _wait_for_any(self) -> None:
+        """Let every lane wait at the server for one message, until something comes or a slot changes."""
+        for lane in self._lanes:
+            if not lane.waiting and not lane.lost:
+                lane.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
+                lane.waiting = True
+        await self._sleep()
+        now = asyncio.get_running_loop().time()
+        for lane in self._lanes:
+            if lane.waiting and now - lane.consumer.heard_at > _SILENCE_MAX_S:
+                logger.warning("consumer of %s (%s) is silent: looking for it", lane.queue, lane.priority)
+                lane.lost = True
+
+    async def _sleep(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_HEARTBEAT_S):
+                await self._wake.wait()
+
+    # What follows settles deliveries; none of it is trusted by anybody: the ledger decides.
+
+    async def keep_alive(self) -> None:
+        """Tell the broker, until cancelled, that what is on hand is still on hand."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._config.ack_wait_s / 3)
+            now = loop.time()
+            for held in list(self._held.values()):
+                with contextlib.suppress(ConnectionLostError):
+                    self._connection.send(held.delivery.reply, "", b"", b"+WPI")
+                    held.alive_at = now
+
+    def is_fresh(self, delivery: Delivery) -> bool:
+        """Return whether the broker can still take the delivery to be ours."""
+        held = self._held.get(delivery.reply)
+        if held is None:
+            return False
+        return asyncio.get_running_loop().time() - held.alive_at < self._config.ack_wait_s
+
+    def ack(self, delivery: Delivery) -> None:
+        """Settle a delivery for good: its dispatch has come to an end that is in the ledger."""
+        self._settle(delivery, b"+ACK")
+
+    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None:
+        """Give a delivery back, to be delivered again after `delay_s`."""
+        body = msgspec.json.encode({"delay": int(delay_s * _NANOSECONDS)}) if delay_s > 0 else b""
+        self._settle(delivery, b"-NAK " + body if body else b"-NAK")
+
+    def drop(self, delivery: Delivery) -> None:
+        """Let a delivery go without a word: the broker delivers it again after the ack wait."""
+        self._held.pop(delivery.reply, None)
+
+    def _settle(self, delivery: Delivery, word: bytes) -> None:
+        self._held.pop(delivery.reply, None)
+        with contextlib.suppress(ConnectionLostError):  # it comes again, and the ledger knows better
+            self._connection.send(delivery.reply, "", b"", word)

@@ -1,0 +1,116 @@
+"""The worker's lease: one key that says this process lives, renewed in time or given up.
+
+By its own monotonic clock the worker knows when others may take over its jobs; then it stops them, takes a
+new identity and starts afresh. So no job is taken over while its holder may still run it. Source: ADR 006.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from jobledger.ledger.client import new_identity
+from jobledger.ledger.clock import Clock
+from jobledger.ledger.errors import UnreachableError
+from jobledger.ledger.leases import LeaseLostError, Leases, WorkerInfo
+
+logger = logging.getLogger("jobledger.workers.lease")
+
+_RENEWALS_PER_LEASE: Final = 3
+_RETRY_S: Final = 0.5
+#: Clocks of two machines differ in rate by far less than this; the worker counts its lease shorter by it.
+_MARGIN: Final = 0.05
+_VERSION: Final = "0.1.0"
+
+
+class LeaseKeeper:
+    """Holds the lease of one process, under one identity after the other."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        clock: Clock,
+        queues: tuple[str, ...],
+        *,
+        running: Callable[[], int],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._queues = queues
+        self._running = running
+        self._on_lost = on_lost
+        self._revision = 0
+        self._valid_until = 0.0
+        self._started_at = clock.now()
+        self.identity = new_identity()
+        self.duration_s = 0.0
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether nobody may take over this worker's jobs yet, by the monotonic clock."""
+        return self._clock.monotonic() < self._valid_until
+
+    async def open(self) -> None:
+        """Learn how long leases last here, and take one.
+
+        Raises: UnreachableError.
+        """
+        self.duration_s = await self._leases.duration_s()
+        await self._renew()
+
+    async def run(self) -> None:
+        """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one."""
+        while True:
+            await asyncio.sleep(min(self.duration_s / _RENEWALS_PER_LEASE, self._left_s()))
+            try:
+                if not self.is_valid:
+                    self._lose("was not renewed in time")
+                await self._renew()
+            except LeaseLostError:
+                self._lose("expired")
+            except UnreachableError as error:
+                logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
+                await asyncio.sleep(min(_RETRY_S, self._left_s()))
+
+    def _left_s(self) -> float:
+        return max(0.0, self._valid_until - self._clock.monotonic())
+
+    def _lose(self, why: str) -> None:
+        lost, self.identity = self.identity, new_identity()
+        self._revision = 0
+        logger.error("lease of %s %s: its jobs are stopped, this worker goes on as %s", lost, why, self.identity)
+        self._on_lost(lost)
+
+    async def _renew(self, *, stopped: bool = False) -> None:
+        """Write the key; the lease counts from before the request was sent, so never too long."""
+        sent_at = self._clock.monotonic()
+        identity = self.identity
+        revision = await self._leases.renew(self._info(stopped=stopped), self._revision)
+        if identity == self.identity:
+            self._revision = revision
+            self._valid_until = sent_at + self.duration_s * (1 - _MARGIN)
+
+    def _info(self, *, stopped: bool) -> WorkerInfo:
+        return WorkerInfo(
+            worker=self.identity,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=self._queues,
+            started_at=self._started_at,
+            renewed_at=self._clock.now(),
+            running=self._running(),
+            version=_VERSION,
+            stopped=stopped,
+        )
+
+    async def close(self) -> None:
+        """Say that this worker has ended, so that nobody waits for its lease to be over.
+
+        Raises: LeaseLostError, UnreachableError; both harmless, the key expires.
+        """
+        await self._renew(stopped=True)

@@ -1,0 +1,192 @@
+"""One worker process: takes work, runs it, renews its lease, and stops in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import Final
+
+import anyio
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.connection import ConnectionLostError
+from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
+from jobledger.ledger.events import PRIORITIES, Priority
+from jobledger.ledger.pull import Delivery
+from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.attempt import Attempts
+from jobledger.workers.config import WorkerConfig
+from jobledger.workers.execution import Execution
+from jobledger.workers.intake import Intake
+from jobledger.workers.lease import LeaseKeeper
+
+logger = logging.getLogger("jobledger.workers")
+
+#: How long giving jobs back and the last acks may take once attempts were told to stop.
+_FAREWELL_S: Final = 10.0
+
+
+class Worker:
+    """Runs the jobs of some queues until it is stopped.
+
+    `run` returns after a stop, with every attempt either recorded or given back; the first `stop` lets running
+    attempts go on for `grace_s`, the second ends them at once. Whatever is cut off is taken over by others.
+    """
+
+    def __init__(self, ledger: Ledger, tasks: TaskRegistry, config: WorkerConfig | None = None) -> None:
+        self._ledger = ledger
+        self._config = config or WorkerConfig()
+        self.queues = self._config.queues or tuple(tasks.queues)
+        if not len(tasks):
+            raise ConfigurationError("the worker has no task: load a module that holds some")
+        self._ready: dict[Priority, deque[Delivery]] = {priority: deque() for priority in PRIORITIES}
+        self._active: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._stopping_at_once = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._intake = Intake(ledger, self._config, self.queues, free=self._free, on_work=self._on_work)
+        self._lease = LeaseKeeper(
+            ledger.leases,
+            ledger.clock,
+            self.queues,
+            running=lambda: len(self._attempts.running),
+            on_lost=self._on_lease_lost,
+        )
+        threads = anyio.CapacityLimiter(self._config.concurrency)
+        self._attempts = Attempts(ledger, tasks, self._lease, self._intake, Execution(ledger, threads))
+
+    @property
+    def identity(self) -> str:
+        """The name under which the worker claims at present; it changes when a lease is lost."""
+        return self._lease.identity
+
+    @property
+    def running(self) -> int:
+        """How many attempts run at this moment."""
+        return len(self._attempts.running)
+
+    def stop(self) -> None:
+        """Ask the worker to stop; asked again, at once. Safe in a signal handler of the loop."""
+        if self._stopping.is_set():
+            self._stopping_at_once.set()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until stopped.
+
+        Raises: StreamMismatchError and UnreachableError while starting; ServerUnreachableError when the
+        connection is closed for good.
+        """
+        await self._lease.open()
+        await self._intake.open()
+        logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
+        keepers = [
+            asyncio.create_task(self._lease.run(), name="lease"),
+            asyncio.create_task(self._intake.keep_alive(), name="keep-alive"),
+        ]
+        pulling = asyncio.create_task(self._intake.run(), name="intake")
+        try:
+            await self._until_stopped([*keepers, pulling])
+            await _end(pulling)
+            await self._intake.close()
+            self._give_back_ready()
+            await self._drain()
+        finally:
+            await _end(pulling, *keepers)
+            await self._farewell()
+
+    async def _until_stopped(self, services: list[asyncio.Task[None]]) -> None:
+        """Wait for a stop, or for a service to end, which it should not."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        for service in done - {stopping}:
+            error = service.exception()
+            if isinstance(error, ConnectionLostError):
+                message = "the connection to the server is closed for good: restart the worker"
+                raise ServerUnreachableError(message) from error
+            if error is not None:
+                raise error
+
+    # Deliveries: noted by the reader, started when a slot is free, the highest priority first.
+
+    def _free(self) -> int:
+        return self._config.concurrency - len(self._active) - sum(map(len, self._ready.values()))
+
+    def _on_work(self, delivery: Delivery, priority: Priority) -> None:
+        self._ready[priority].append(delivery)
+        self._start_ready()
+
+    def _start_ready(self) -> None:
+        while len(self._active) < self._config.concurrency and not self._stopping.is_set():
+            delivery = next((self._ready[each].popleft() for each in PRIORITIES if self._ready[each]), None)
+            if delivery is None:
+                return
+            task = asyncio.get_running_loop().create_task(self._attempts.carry(delivery))
+            self._active.add(task)
+            task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._active.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a delivery could not be carried through", exc_info=task.exception())
+        if not self._active:
+            self._idle.set()
+        self._start_ready()
+        self._intake.wake()
+
+    def _on_lease_lost(self, identity: str) -> None:
+        """Stop what can be stopped; a thread cannot be, and its outcome will be judged by the ledger."""
+        for running in list(self._attempts.running.values()):
+            if running.identity == identity and running.is_async:
+                running.stop("the worker lost its lease")
+
+    # The end.
+
+    def _give_back_ready(self) -> None:
+        for waiting in self._ready.values():
+            while waiting:
+                self._intake.nak(waiting.popleft())
+
+    async def _drain(self) -> None:
+        """Let what runs come to its end within the grace, then make it give its jobs back."""
+        if not await self._all_done(self._config.grace_s, self._stopping_at_once):
+            for running in list(self._attempts.running.values()):
+                running.stop("the worker was stopped")
+            await self._all_done(_FAREWELL_S)
+
+    async def _all_done(self, limit_s: float, cut: asyncio.Event | None = None) -> bool:
+        """Wait until nothing is active, for `limit_s` at the most, or until `cut` is set."""
+        self._idle.clear()
+        if not self._active:
+            return True
+        waits = [asyncio.create_task(self._idle.wait())]
+        if cut is not None:
+            waits.append(asyncio.create_task(cut.wait()))
+        try:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(*waits)
+        return not self._active
+
+    async def _farewell(self) -> None:
+        """Cut off what is left, and end the lease only if nothing of ours can still be running."""
+        left = len(self._active)
+        await _end(*self._active)
+        if left:
+            logger.warning("%d attempts were cut off: others take them over when the lease is over", left)
+            return
+        with contextlib.suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S / 5):
+                await self._lease.close()
+
+
+async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Cancel tasks and wait until they are gone."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
