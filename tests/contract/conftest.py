@@ -1,0 +1,50 @@
+"""The logs under contract: in memory, and JetStream's on a real server in an environment of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobledger.ledger.client import connect
+from jobledger.ledger.log import Log
+from jobledger.ledger.memory import MemoryLog
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+MakeLog = Callable[..., AbstractAsyncContextManager[Log]]
+
+
+@contextlib.asynccontextmanager
+async def _memory(stored_bytes_max: int = 64 << 20) -> AsyncGenerator[Log]:
+    yield MemoryLog(stored_bytes_max=stored_bytes_max)
+
+
+@pytest.fixture(params=["memory", "jetstream-pipeline", "jetstream-group"])
+def make_log(request: pytest.FixtureRequest) -> MakeLog:
+    """Make an empty log; `stored_bytes_max` bounds what it takes."""
+    kind, _, commit = str(request.param).partition("-")
+    if kind == "memory":
+        return _memory
+    server: EmbeddedServer = request.getfixturevalue("nats_server")
+
+    @contextlib.asynccontextmanager
+    async def jetstream(stored_bytes_max: int = 64 << 20) -> AsyncGenerator[Log]:
+        environment = f"t_{secrets.token_hex(6)}"
+        async with connect(
+            server.url, environment=environment, ledger_bytes_max=stored_bytes_max, commit=commit
+        ) as ledger:
+            yield ledger.log
+
+    return jetstream
+
+
+@pytest.fixture
+async def log(make_log: MakeLog) -> AsyncIterator[Log]:
+    async with make_log() as made:
+        yield made

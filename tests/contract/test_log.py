@@ -1,0 +1,442 @@
+"""What every Log promises, tried on each: conditional and atomic appends, chains, and reading in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import pytest
+
+from jobledger.ledger.codec import Stored, encode
+from jobledger.ledger.errors import (
+    LedgerFullError,
+    PayloadTooLargeError,
+    SequenceGapError,
+    UnknownEventError,
+    WrongSequenceError,
+)
+from jobledger.ledger.events import Cancelled, JobEvent, Queued
+from jobledger.ledger.log import Entry, Log
+from jobledger.ledger.subjects import JobRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+pytestmark = pytest.mark.anyio
+
+MakeLog = Callable[..., AbstractAsyncContextManager[Log]]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+LIMIT_S = 5.0
+
+
+def event(
+    job_id: str = "j1", *, queue: str = "email", by: str = "w", text: str = "", last: bool = False
+) -> JobEvent:
+    """Any event will do: a log does not look into them. `text` makes its bytes what the test wants."""
+    kind = Cancelled if last else Queued
+    made: JobEvent = kind(job=job_id, queue=queue, task="t", at=NOW, by=by, trace=text)
+    return made
+
+
+def entry(log: Log, expected: int | None, job_event: JobEvent | None = None) -> Entry:
+    job_event = job_event or event()
+    chain = log.names.chain(JobRef(queue=job_event.queue, job_id=job_event.job))
+    return Entry(log.names.event(job_event), encode(job_event), chain, expected)
+
+
+def chain_of(log: Log, job_id: str = "j1", queue: str = "email") -> str:
+    return log.names.chain(JobRef(queue=queue, job_id=job_id))
+
+
+async def fill(log: Log, count: int) -> list[bytes]:
+    """Append `count` events, each the first of a chain of its own; return their bytes in order."""
+    entries = [entry(log, 0, event(f"fill-{number}")) for number in range(count)]
+    for start in range(0, count, 500):
+        await log.append(entries[start : start + 500])
+    return [each.data for each in entries]
+
+
+def reading(
+    batches: AsyncIterator[list[Stored]],
+) -> AbstractAsyncContextManager[AsyncGenerator[list[Stored], None]]:
+    return aclosing(cast("AsyncGenerator[list[Stored], None]", batches))
+
+
+async def collect(batches: AsyncIterator[list[Stored]]) -> list[Stored]:
+    async with reading(batches) as reader, asyncio.timeout(LIMIT_S):
+        found: list[Stored] = []
+        async for batch in reader:
+            assert 1 <= len(batch) <= 1_000
+            found.extend(batch)
+        return found
+
+
+def sequences(events: Sequence[Stored]) -> list[int]:
+    return [stored.stream_sequence for stored in events]
+
+
+async def test_an_empty_log_is_empty(log: Log) -> None:
+    head = await log.head()
+    assert (head.first_sequence, head.last_sequence, head.stored_bytes) == (1, 0, 0)
+    assert await log.read_chain(chain_of(log)) == []
+    assert await log.get(1) is None
+    assert await collect(log.read()) == []
+
+
+async def test_sequences_are_dense_from_one(log: Log) -> None:
+    assert await log.append([entry(log, 0)]) == 1
+    assert await log.append([entry(log, 0, event("j2"))]) == 2
+    assert await log.append([entry(log, 1, event(last=True))]) == 3
+    assert (await log.head()).last_sequence == 3
+
+
+@pytest.mark.parametrize("expected", [0, 1, 3])
+async def test_a_stale_condition_is_refused_and_changes_nothing(log: Log, expected: int) -> None:
+    await log.append([entry(log, 0)])
+    await log.append([entry(log, 1, event(by="w2"))])  # the chain is at 2
+    before = await log.head()
+    with pytest.raises(WrongSequenceError) as caught:
+        async with asyncio.timeout(LIMIT_S):
+            await log.append([entry(log, expected, event(last=True))])
+    assert (caught.value.chain, caught.value.expected) == (chain_of(log), expected)
+    assert await log.head() == before
+    assert sequences(await log.read_chain(chain_of(log))) == [1, 2]
+
+
+async def test_a_condition_on_a_chain_that_does_not_exist_is_refused(log: Log) -> None:
+    await fill(log, 3)
+    with pytest.raises(WrongSequenceError):
+        async with asyncio.timeout(LIMIT_S):
+            await log.append([entry(log, 2, event(last=True))])
+    assert (await log.head()).last_sequence == 3
+
+
+async def test_a_refused_writer_may_go_on(log: Log) -> None:
+    await log.append([entry(log, 0)])
+    with pytest.raises(WrongSequenceError):
+        await log.append([entry(log, 0, event(by="w2"))])
+    assert await log.append([entry(log, 1, event(by="w2", last=True))]) == 2
+
+
+async def test_other_chains_do_not_move_a_condition(log: Log) -> None:
+    await log.append([entry(log, 0)])
+    await fill(log, 5)
+    await log.append([entry(log, 0, event("j1", queue="other"))])
+    await log.append([entry(log, 0, event("j1-2"))])
+    assert await log.append([entry(log, 1, event(last=True))]) == 9
+
+
+async def test_several_entries_are_stored_as_one_in_order(log: Log) -> None:
+    await log.append([entry(log, 0)])
+    batch = [entry(log, 1, event(by="a")), entry(log, None, event(by="b")), entry(log, 0, event("j2"))]
+    assert await log.append(batch) == 2
+    assert [stored.data for stored in await collect(log.read(from_sequence=2))] == [
+        each.data for each in batch
+    ]
+    assert sequences(await log.read_chain(chain_of(log))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bad_last", [True, False])
+async def test_of_two_chains_one_failed_condition_stores_nothing(log: Log, bad_last: bool) -> None:
+    await log.append([entry(log, 0)])
+    good, bad = entry(log, 0, event("j2")), entry(log, 0, event(by="late"))
+    with pytest.raises(WrongSequenceError) as caught:
+        async with asyncio.timeout(LIMIT_S):
+            await log.append([good, bad] if bad_last else [bad, good])
+    assert caught.value.chain == chain_of(log)
+    assert (await log.head()).last_sequence == 1
+    assert await log.read_chain(chain_of(log, "j2")) == []
+    assert await log.append([good]) == 2
+
+
+async def test_a_thousand_entries_are_one_append(log: Log) -> None:
+    first = await log.append([entry(log, 0)])
+    batch = [entry(log, first, event(by="0"))] + [entry(log, None, event(by=str(n))) for n in range(1, 1_000)]
+    assert await log.append(batch) == 2
+    assert sequences(await log.read_chain(chain_of(log))) == list(range(1, 1_002))
+
+
+async def test_a_chain_is_read_in_order_with_its_exact_bytes(log: Log) -> None:
+    raw = msgspec.Raw(b'{ "b": 1.0,\t"a": "\\u00e9" }')
+    first = Queued(job="j1", queue="email", task="t", at=NOW, by="w", input=raw)
+    entries = [
+        entry(log, 0, first),
+        entry(log, None, event(text="é\u200b漢\U0001f600")),
+        entry(log, None, event(last=True)),
+    ]
+    await fill(log, 3)
+    await log.append(entries)
+    await fill_more(log, "x", 3)
+    chain = await log.read_chain(chain_of(log))
+    assert [stored.data for stored in chain] == [each.data for each in entries]
+    assert sequences(chain) == [4, 5, 6]
+    assert chain[0].event == first
+    assert all(encode(stored.event) == stored.data for stored in chain)
+
+
+async def fill_more(log: Log, prefix: str, count: int) -> None:
+    await log.append([entry(log, 0, event(f"{prefix}-{number}")) for number in range(count)])
+
+
+async def test_a_long_chain_is_read_whole(log: Log) -> None:
+    batch = [entry(log, 0, event(by="0"))] + [entry(log, None, event(by=str(n))) for n in range(1, 700)]
+    await log.append(batch)
+    assert [stored.data for stored in await log.read_chain(chain_of(log))] == [each.data for each in batch]
+
+
+async def test_a_filter_may_span_queues_but_not_ids(log: Log) -> None:
+    for number, (job_id, queue) in enumerate(
+        [("j1", "a"), ("j1", "b"), ("j10", "a"), ("j", "a"), ("j1", "c")]
+    ):
+        assert await log.append([entry(log, 0, event(job_id, queue=queue))]) == number + 1
+    assert sequences(await log.read_chain(log.names.chains_of_id("j1"))) == [1, 2, 5]
+    assert sequences(await log.read_chain(chain_of(log, "j1", "b"))) == [2]
+    assert sequences(await log.read_chain(log.names.all_events)) == [1, 2, 3, 4, 5]
+    assert await log.read_chain(log.names.chains_of_id("nobody")) == []
+
+
+async def test_get_gives_the_event_at_a_sequence(log: Log) -> None:
+    data = await fill(log, 3)
+    found = await log.get(2)
+    assert found is not None
+    assert (found.stream_sequence, found.data) == (2, data[1])
+    assert [await log.get(sequence) for sequence in (0, 4, -1)] == [None, None, None]
+
+
+async def test_the_clock_of_the_log_is_aware_and_does_not_go_back(log: Log) -> None:
+    await fill(log, 5)
+    events = await collect(log.read())
+    moments = [stored.stored_at for stored in events]
+    assert all(moment.utcoffset() == timedelta(0) for moment in moments)
+    assert moments == sorted(moments)
+    assert abs(datetime.now(UTC) - moments[0]) < timedelta(minutes=1)
+    assert [(await log.get(n)) for n in (1, 5)] == [events[0], events[4]]
+
+
+async def test_the_head_counts_bytes(log: Log) -> None:
+    await fill(log, 2)
+    before = (await log.head()).stored_bytes
+    await log.append([entry(log, 0, event(text="x" * 10_000))])
+    assert (await log.head()).stored_bytes - before > 10_000
+
+
+@pytest.mark.parametrize(("start", "expected"), [(1, [1, 2, 3, 4, 5]), (3, [3, 4, 5]), (5, [5]), (6, [])])
+async def test_reading_starts_at_a_sequence(log: Log, start: int, expected: list[int]) -> None:
+    await fill(log, 5)
+    assert sequences(await collect(log.read(from_sequence=start))) == expected
+
+
+async def test_reading_gives_everything_once_and_in_order(log: Log) -> None:
+    data = await fill(log, 2_500)
+    events = await collect(log.read())
+    assert sequences(events) == list(range(1, 2_501))
+    assert [stored.data for stored in events] == data
+
+
+@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize("start", [3, 100])
+async def test_reading_from_beyond_the_head_is_refused(log: Log, start: int, follow: bool) -> None:
+    await fill(log, 1)
+    with pytest.raises(SequenceGapError):
+        await collect(log.read(from_sequence=start, follow=follow))
+
+
+async def test_reading_starts_at_a_time(log: Log) -> None:
+    await fill(log, 3)
+    third = (await collect(log.read()))[-1].stored_at
+    while datetime.now(UTC) <= third:  # the next event gets a later microsecond
+        await asyncio.sleep(0)
+    await fill_more(log, "later", 2)
+    fourth = (await collect(log.read()))[3].stored_at
+    assert sequences(await collect(log.read(from_time=fourth))) == [4, 5]
+    assert await collect(log.read(from_time=datetime.now(UTC) + timedelta(hours=1))) == []
+    assert len(await collect(log.read(from_time=NOW))) == 5
+
+
+async def test_reading_may_be_filtered_by_subject(log: Log) -> None:
+    await log.append([entry(log, 0, event("a", queue="q1"))])
+    await log.append([entry(log, 0, event("b", queue="q2"))])
+    await log.append([entry(log, 1, event("a", queue="q1", last=True))])
+    root = log.names.ledger_root
+    assert sequences(await collect(log.read(subject=f"{root}.job.q1.>"))) == [1, 3]
+    assert sequences(await collect(log.read(subject=f"{root}.job.*.*.cancelled"))) == [3]
+    assert sequences(await collect(log.read(subject=log.names.dispatches("q2", "normal")))) == [2]
+    assert sequences(await collect(log.read(subject=f"{root}.job.q1.>", from_sequence=2))) == [3]
+    assert await collect(log.read(subject=f"{root}.job.q9.>")) == []
+
+
+async def test_a_finite_read_ends_where_the_log_ended_when_it_began(log: Log) -> None:
+    await fill(log, 400)
+    found: list[Stored] = []
+    async with reading(log.read()) as reader, asyncio.timeout(LIMIT_S):
+        async for batch in reader:
+            if not found:
+                await fill_more(log, "later", 50)
+            found.extend(batch)
+    assert sequences(found) == list(range(1, 401))
+
+
+async def test_following_gets_what_comes_later(log: Log) -> None:
+    await fill(log, 2)
+    found: list[Stored] = []
+    async with reading(log.read(follow=True)) as reader, asyncio.timeout(LIMIT_S):
+        async for batch in reader:
+            found.extend(batch)
+            if len(found) == 2:
+                await fill_more(log, "later", 3)
+            if len(found) == 5:
+                break
+    assert sequences(found) == [1, 2, 3, 4, 5]
+
+
+async def test_following_an_empty_log_waits_for_its_first_event(log: Log) -> None:
+    async with reading(log.read(follow=True)) as reader, asyncio.timeout(LIMIT_S):
+        first = asyncio.ensure_future(anext(reader))
+        await asyncio.sleep(0)
+        await fill(log, 1)
+        assert sequences(await first) == [1]
+
+
+async def test_following_a_filter_passes_over_the_rest(log: Log) -> None:
+    subject = f"{log.names.ledger_root}.job.q1.>"
+    async with reading(log.read(follow=True, subject=subject)) as reader, asyncio.timeout(LIMIT_S):
+        first = asyncio.ensure_future(anext(reader))
+        await fill(log, 3)
+        await log.append([entry(log, 0, event("a", queue="q1"))])
+        assert sequences(await first) == [4]
+
+
+async def test_two_readers_do_not_disturb_each_other(log: Log) -> None:
+    await fill(log, 300)
+    one, other = await asyncio.gather(collect(log.read()), collect(log.read(from_sequence=150)))
+    assert (sequences(one), sequences(other)) == (list(range(1, 301)), list(range(150, 301)))
+
+
+async def test_a_cancelled_reader_leaves_the_log_usable(log: Log) -> None:
+    await fill(log, 3)
+
+    async def read_on() -> None:
+        async with reading(log.read(follow=True)) as reader:
+            async for _ in reader:
+                seen.set()
+
+    seen = asyncio.Event()
+    task = asyncio.ensure_future(read_on())
+    async with asyncio.timeout(LIMIT_S):
+        await seen.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    await fill_more(log, "later", 1)
+    assert sequences(await collect(log.read())) == [1, 2, 3, 4]
+    assert (await log.get(4)) is not None
+
+
+async def test_a_cancelled_append_is_stored_or_not_and_leaves_the_log_usable(log: Log) -> None:
+    task = asyncio.ensure_future(log.append([entry(log, 0)]))
+    await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await log.append([entry(log, 0, event("j2"))])
+    assert sequences(await log.read_chain(chain_of(log))) in ([], [1])
+    assert sequences(await collect(log.read())) in ([1], [1, 2])
+
+
+async def test_an_event_that_is_too_large_is_refused_and_changes_nothing(log: Log) -> None:
+    large = entry(log, 0, event("large", text="x" * (1 << 20)))
+    with pytest.raises(PayloadTooLargeError):
+        await log.append([large])
+    with pytest.raises(PayloadTooLargeError):
+        await log.append([entry(log, 0), large])
+    assert (await log.head()).last_sequence == 0
+    assert await log.append([entry(log, 0)]) == 1
+
+
+async def stored_until_full(log: Log) -> int:
+    for number in range(100):
+        try:
+            await log.append([entry(log, 0, event(f"j{number}", text="x" * 10_000))])
+        except LedgerFullError:
+            return number
+    pytest.fail("the log took more than it may hold")
+
+
+async def test_a_full_log_refuses_and_keeps_what_it_has(make_log: MakeLog) -> None:
+    async with make_log(stored_bytes_max=1 << 17) as log:
+        async with asyncio.timeout(LIMIT_S):
+            stored = await stored_until_full(log)
+        assert 5 < stored < 14
+        batch = [entry(log, 0, event(f"k{number}", text="x" * 10_000)) for number in range(5)]
+        with pytest.raises(LedgerFullError):
+            await asyncio.wait_for(log.append(batch), LIMIT_S)
+        assert sequences(await collect(log.read())) == list(range(1, stored + 1))
+
+
+async def test_what_no_version_knows_stops_its_readers_and_nobody_else(log: Log) -> None:
+    await log.append([entry(log, 0)])
+    subject = f"{log.names.ledger_root}.job.email.new.escalated"
+    await log.append([Entry(subject, b'{"type":"escalated","v":1}', chain_of(log, "new"), 0)])
+    with pytest.raises(UnknownEventError, match="'escalated' at stream sequence 2"):
+        await collect(log.read())
+    with pytest.raises(UnknownEventError):
+        await log.read_chain(chain_of(log, "new"))
+    with pytest.raises(UnknownEventError):
+        await log.get(2)
+    assert sequences(await log.read_chain(chain_of(log))) == [1]
+
+
+async def test_of_nine_writers_racing_for_a_chain_one_wins(log: Log) -> None:
+    async def race(job_id: str, writer: int) -> int | None:
+        try:
+            return await log.append([entry(log, 0, event(job_id, by=f"w{writer}"))])
+        except WrongSequenceError:
+            return None
+
+    chains = [f"race-{number}" for number in range(50)]
+    async with asyncio.timeout(15):
+        results = await asyncio.gather(*(race(job_id, writer) for job_id in chains for writer in range(9)))
+    for number, job_id in enumerate(chains):
+        answers = results[number * 9 : number * 9 + 9]
+        (stored,) = await log.read_chain(chain_of(log, job_id))
+        assert [answer for answer in answers if answer is not None] == [stored.stream_sequence]
+        assert stored.event.by == f"w{answers.index(stored.stream_sequence)}"
+    assert (await log.head()).last_sequence == 50
+
+
+async def test_of_writers_racing_on_a_growing_chain_one_wins_each_round(log: Log) -> None:
+    last = await log.append([entry(log, 0)])
+    for round_number in range(10):
+        answers = await asyncio.gather(
+            *(
+                log.append(
+                    [entry(log, last, event(by=f"w{writer}-{round_number}")), entry(log, None, event(by="b"))]
+                )
+                for writer in range(5)
+            ),
+            return_exceptions=True,
+        )
+        won = [answer for answer in answers if isinstance(answer, int)]
+        lost = [answer for answer in answers if isinstance(answer, WrongSequenceError)]
+        assert (len(won), len(lost)) == (1, 4)
+        assert won == [last + 1]
+        last += 2
+
+
+async def test_submitted_appends_arrive_in_order_and_answer_each_for_itself(log: Log) -> None:
+    order: list[Any] = [(f"s{number}", 0) for number in range(200)]
+    order.insert(100, ("s7", 0))  # the id exists by then
+    futures = [
+        log.submit([entry(log, expected, event(job_id, by=f"{n}"))])
+        for n, (job_id, expected) in enumerate(order)
+    ]
+    async with asyncio.timeout(LIMIT_S):
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(answers.pop(100), WrongSequenceError)
+    assert answers == list(range(1, 201))
