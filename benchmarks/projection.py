@@ -1,0 +1,139 @@
+"""How fast a projection follows and is rebuilt, in events a second.
+
+    python benchmarks/projection.py [--jobs N] [--server]
+
+Two histories of N jobs, three events each (queued, started, completed with a small result): `drained` ends each
+job soon after it was queued, as a busy worker does; `backlog` queues all jobs before the first one starts. The
+source is a log in memory, so the numbers are the projection's own; `--server` reads one history through a
+nats-server as well. Prints one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Stamp, decide
+from jobledger.ledger.log import Log
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.subjects import JobRef, Names
+from jobledger.projections import Projector, difference, rebuild
+
+
+IN_FLIGHT = 500
+BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+def schedule(jobs: int, lead: int) -> Iterator[tuple[int, str]]:
+    """Yield (job, step); a job starts when `lead` newer ones are queued, and ends before the next one starts."""
+    for number in range(jobs + lead):
+        if number < jobs:
+            yield number, "enqueue"
+        if number >= lead:
+            yield number - lead, "claim"
+            yield number - lead, "complete"
+
+
+async def history(log: Log, jobs: int, lead: int) -> None:
+    """Append the events of `jobs` jobs, decided as real ones are."""
+    chains: dict[int, Chain] = {}
+    for tick, (number, step) in enumerate(schedule(jobs, lead)):
+        chain = chains.pop(number, EMPTY_CHAIN)
+        stamp = Stamp(at=BEGIN + timedelta(microseconds=97 * tick), by="bench-1-abcdef")
+        sealed = seal(chain, decide(chain.job, command_of(number, step, chain), stamp), log.names)
+        chain = advance(chain, sealed, await log.append(sealed.entries))
+        if step != "complete":
+            chains[number] = chain
+
+
+def command_of(number: int, step: str, chain: Chain) -> Command:
+    """Return what happens to a job at this step."""
+    if step == "enqueue":
+        ref = JobRef(queue=f"queue-{number % 4}", job_id=f"0194{number:08x}-7abc-8def-0123456789ab")
+        order = msgspec.Raw(b'{"user_id": %d, "template": "welcome", "language": "en"}' % number)
+        return Enqueue(ref=ref, task="bench.send_welcome", input=order, max_attempts=3, timeout_s=30)
+    if step == "claim":
+        return Claim(worker="bench-1-abcdef", lease_s=15)
+    assert chain.job is not None
+    return Complete(epoch=chain.job.claim_epoch, result=msgspec.Raw(b'"sent"'))
+
+
+async def measure(what: str, events: int, work: Callable[[], Awaitable[object]]) -> None:
+    """Run `work` once and print what it took."""
+    began, cpu = time.perf_counter(), time.process_time()
+    await work()
+    took, busy = time.perf_counter() - began, time.process_time() - cpu
+    line = {
+        "what": what,
+        "events": events,
+        "seconds": round(took, 2),
+        "events_per_s": round(events / took),
+        "cpu_us_per_event": round(busy / events * 1e6, 1),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    print(msgspec.json.encode(line).decode(), flush=True)
+
+
+async def follow(log: Log, path: Path) -> None:
+    """Follow from the start with `run`, until the head."""
+    head = (await log.head()).last_sequence
+    with Projector(log, path) as projector:
+        async with anyio.create_task_group() as group:
+            group.start_soon(projector.run)
+            await projector.wait_for(head, timeout_s=600)
+            group.cancel_scope.cancel()
+
+
+async def catch_up(log: Log, path: Path) -> None:
+    """Bring a new file up to the head."""
+    with Projector(log, path) as projector:
+        await projector.catch_up()
+
+
+async def compare(name: str, log: Log) -> None:
+    """Measure the three ways to the same rows, and check that they are the same."""
+    events = (await log.head()).last_sequence
+    with tempfile.TemporaryDirectory() as folder:
+        followed, caught_up, rebuilt = (Path(folder) / each for each in ("followed", "caught-up", "rebuilt"))
+        await measure(f"{name}: catch up", events, lambda: catch_up(log, caught_up))
+        await measure(f"{name}: follow", events, lambda: follow(log, followed))
+        await measure(f"{name}: rebuild", events, lambda: rebuild(log, rebuilt))
+        for path in (followed, caught_up):
+            found = difference(path, rebuilt)
+            if found is not None:
+                sys.exit(f"not equal to the rebuilt one: {found}")
+
+
+class Replay:
+    """The events of a log behind `read` alone, so that reading them costs nothing."""
+
+    def __init__(self, names: Names, events: list[Stored]) -> None:
+        self.names = names
+        self.events = events
+
+
+async def main() -> None:
+    """Measure each history."""
+    parser = argparse.ArgumentParser(description="Measure how fast a projection is followed and rebuilt.")
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--server", action="store_true", help="read through a nats-server as well")
+    chosen = parser.parse_args()
+    for name, lead in (("drained", IN_FLIGHT), ("backlog", chosen.jobs)):
+        log = MemoryLog()
+        await history(log, chosen.jobs, lead)
+        await compare(name, log)
+
+
+if __name__ == "__main__":
+    anyio.run(main)

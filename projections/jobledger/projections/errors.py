@@ -1,0 +1,146 @@
+"""What can go wrong with a projection, as one tree; nothing in it can harm the ledger.
+
+    ProjectionError
+    ├── ProjectionConfigError       an option cannot work
+    ├── ProjectionFileError         the file cannot be used as it is: the sentence says what to run
+    │   ├── ProjectionMissingError  there is none yet
+    │   ├── NotAProjectionError     it belongs to something else, and is never overwritten
+    │   ├── DamagedProjectionError  SQLite cannot read it
+    │   ├── NewerSchemaError        a newer jobledger wrote it
+    │   └── OlderSchemaError        an older jobledger wrote it; a projector rebuilds it by itself
+    ├── ProjectionBusyError         somebody else holds the file for longer than the limit
+    ├── ProjectionStorageError      the disk refused
+    ├── ProjectionTimeoutError      an awaited position was not reached in time
+    ├── PositionMismatchError       file and ledger do not have the same past
+    └── EventGapError               an event is missing between the position and what was read
+
+Errors of reading the ledger (`jobledger.ledger.LedgerError`) pass through as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class ProjectionError(Exception):
+    """The root of every error raised by `jobledger.projections`; its text is one sentence fit for a person."""
+
+
+class ProjectionConfigError(ProjectionError):
+    """An option has a value that cannot work; the sentence names option, value and rule."""
+
+
+class ProjectionFileError(ProjectionError):
+    """The projection's file cannot be used as it is."""
+
+    def __init__(self, path: Path, sentence: str) -> None:
+        self.path = path
+        super().__init__(sentence)
+
+
+class ProjectionMissingError(ProjectionFileError):
+    """There is no file to read from yet."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            path, f"there is no projection at {path}: make it with `jobledger projection rebuild`"
+        )
+
+
+class NotAProjectionError(ProjectionFileError):
+    """The file belongs to something else; neither projector nor rebuild will touch it."""
+
+    def __init__(self, path: Path) -> None:
+        sentence = (
+            f"{path} is an SQLite database of something else and is left alone: "
+            "name another file, or move it away and run `jobledger projection rebuild`"
+        )
+        super().__init__(path, sentence)
+
+
+class DamagedProjectionError(ProjectionFileError):
+    """SQLite cannot read the file: cut off, overwritten, or never a database."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        sentence = (
+            f"the projection {path} cannot be read ({why}): everything in it comes from the ledger, "
+            "so make it anew with `jobledger projection rebuild`"
+        )
+        super().__init__(path, sentence)
+
+
+class NewerSchemaError(ProjectionFileError):
+    """A newer jobledger made the file; this one does not know its tables."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        self.found = found
+        self.known = known
+        sentence = (
+            f"the projection {path} has schema {found} and this version knows {known}: use the newer jobledger, "
+            "or make the file anew for this one with `jobledger projection rebuild`"
+        )
+        super().__init__(path, sentence)
+
+
+class OlderSchemaError(ProjectionFileError):
+    """An older jobledger made the file. A projector rebuilds it by itself; a reader can only say so."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        self.found = found
+        self.known = known
+        sentence = (
+            f"the projection {path} has the older schema {found}, this version needs {known}: "
+            "make it anew with `jobledger projection rebuild`"
+        )
+        super().__init__(path, sentence)
+
+
+class ProjectionBusyError(ProjectionError):
+    """Another process holds the file's lock for longer than the limit; nothing was changed."""
+
+    def __init__(self, path: Path, waited_s: float) -> None:
+        super().__init__(
+            f"the projection {path} was locked by another process for {waited_s:g} s: "
+            "try again, or end the process that holds it open",
+        )
+
+
+class ProjectionStorageError(ProjectionError):
+    """The disk refused to read or write the file; what was committed before stays as it was."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        super().__init__(
+            f"the disk refused the projection {path} ({why}): "
+            "look at its free space and permissions, nothing half-done was kept",
+        )
+
+
+class ProjectionTimeoutError(ProjectionError):
+    """The projection did not reach a stream sequence within the time given."""
+
+
+class PositionMismatchError(ProjectionError):
+    """The event at the projection's position is not the one it read there.
+
+    Raised on every start, and when another projector of the same file follows another ledger. No row was changed.
+    """
+
+    def __init__(self, path: Path, stream_sequence: int, what: str) -> None:
+        self.path = path
+        self.stream_sequence = stream_sequence
+        super().__init__(
+            f"the projection {path} stands at stream sequence {stream_sequence}, but {what}: the ledger was rewound, "
+            "re-created or damaged since; look into that first, then run `jobledger projection rebuild`",
+        )
+
+
+class EventGapError(ProjectionError):
+    """The ledger did not hand out the event that must follow the position. No row was changed."""
+
+    def __init__(self, expected: int, found: int) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(
+            f"stream sequence {expected} is missing, the ledger went on with {found}: events were lost, so the "
+            "projection stops; run `jobledger audit verify` to see what is gone",
+        )

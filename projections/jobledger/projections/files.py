@@ -1,0 +1,321 @@
+"""The projection's file: opened by the right hands only, and replaced whole.
+
+Beside `<path>` and SQLite's own `-wal` and `-shm` there are
+- `<path>.lock`: a lock shared by everyone who is opening the file, and held alone by who replaces it;
+- `<path>.rebuild-<pid>`: a file being made; useless once its process is gone;
+- `<path>.ready`: a complete file about to become `<path>`; whoever opens `<path>` next finishes the move.
+
+SQLite finds a `-wal` by its name alone and would replay the old file's into the new one, so both `-wal` and
+`-shm` must be gone before the new file takes the name; and the old file must never be opened without its
+`-wal`. Hence the lock, and `.ready` as the record that a crash in between is finished forwards. Who has the
+old file open keeps it, with its unlinked `-wal`, and SQLite deletes neither on closing since it sees that
+the name now means another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from jobledger.projections import schema
+from jobledger.projections.errors import (
+    DamagedProjectionError,
+    NewerSchemaError,
+    NotAProjectionError,
+    OlderSchemaError,
+    ProjectionBusyError,
+    ProjectionError,
+    ProjectionMissingError,
+    ProjectionStorageError,
+)
+
+Identity = tuple[int, int]  # (device, inode)
+
+_LOCK_POLL_S: Final = 0.01
+_WAL_PAGES_MAX: Final = 4_000  # 16 MB, then SQLite copies the log into the file
+_CACHE_KIB: Final = 65_536
+_BUSY_CODES: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_STORAGE_CODES: Final = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    },
+)
+
+
+@contextlib.contextmanager
+def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]:
+    """Turn SQLite's errors and the system's into ours.
+
+    Raises: ProjectionBusyError, DamagedProjectionError, ProjectionStorageError.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extension bits
+        if code in _BUSY_CODES:
+            raise ProjectionBusyError(path, busy_timeout_s) from error
+        if code in _STORAGE_CODES:
+            raise ProjectionStorageError(path, error) from error
+        if code in _DAMAGE_CODES or "no such" in str(error):
+            raise DamagedProjectionError(path, error) from error
+        raise ProjectionError(f"the projection {path} could not be used: {error}") from error
+    except OSError as error:
+        raise ProjectionStorageError(path, error.strerror or error) from error
+
+
+def open_reader(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
+    """Open an existing projection for reading only.
+
+    Raises: ProjectionFileError, one of its kinds; ProjectionBusyError, ProjectionStorageError.
+    """
+    with translated(path, busy_timeout_s), _opening(path, busy_timeout_s):
+        if not path.exists():
+            raise ProjectionMissingError(path)
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode=ro",
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        return _checked(connection, path)
+
+
+def open_writer(
+    path: Path,
+    environment: str,
+    *,
+    busy_timeout_s: float,
+) -> tuple[sqlite3.Connection, Identity | None]:
+    """Open the projection for writing, made empty where there is none; return it and what `identity` says of it.
+
+    Raises: as `open_reader`, but never ProjectionMissingError.
+    """
+    with translated(path, busy_timeout_s):
+        if not _is_there(path):
+            _make_first(path, environment, busy_timeout_s)
+        with _opening(path, busy_timeout_s):
+            return _checked(_connect(path, busy_timeout_s), path), identity(path)
+
+
+def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
+    with _closed_on_error(connection):
+        connection.execute("PRAGMA journal_mode = WAL")
+        # No fsync per commit: after a power cut the newest commits may be missing, rows and position alike,
+        # and are read from the ledger again.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES_MAX:d}")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB:d}")
+    return connection
+
+
+def _checked(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    with _closed_on_error(connection):
+        ours = connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
+        if not ours:
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise NotAProjectionError(path)
+            raise DamagedProjectionError(path, "it has no tables")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > schema.SCHEMA_VERSION:
+            raise NewerSchemaError(path, version, schema.SCHEMA_VERSION)
+        if version < schema.SCHEMA_VERSION:
+            raise OlderSchemaError(path, version, schema.SCHEMA_VERSION)
+        if connection.execute(schema.SELECT_POSITION).fetchone() is None:
+            raise DamagedProjectionError(path, "it has no position")
+    return connection
+
+
+@contextlib.contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Generator[None, None, None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+def identity(path: Path) -> Identity | None:
+    """Return what tells the file at `path` from any other that had the name; None when there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_there(path: Path) -> bool:
+    return (path.exists() and path.stat().st_size > 0) or _ready(path).exists()
+
+
+def _make_first(path: Path, environment: str, busy_timeout_s: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = draft_path(path)
+    connection = open_draft(draft, environment)
+    try:
+        schema.create_indexes(connection)
+    finally:
+        connection.close()
+    seal_draft(draft)
+    with _locked(path, fcntl.LOCK_EX, busy_timeout_s):
+        if _is_there(path):  # somebody else was first
+            draft.unlink()
+        else:
+            _replace(draft, path)
+
+
+def draft_path(path: Path) -> Path:
+    """Return where a new file for `path` is made, and remove drafts that dead processes left there."""
+    prefix = f"{path.name}.rebuild-"
+    for stale in path.parent.glob(f"{prefix}*"):
+        owner = stale.name.removeprefix(prefix)
+        if owner == str(os.getpid()) or (owner.isdecimal() and not _is_alive(int(owner))):
+            stale.unlink(missing_ok=True)
+    return path.with_name(f"{prefix}{os.getpid()}")
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def open_draft(draft: Path, environment: str) -> sqlite3.Connection:
+    """Make an empty projection without indexes at `draft`, for one writer and no reader: nothing is journalled."""
+    connection = sqlite3.connect(draft, isolation_level=None)
+    with _closed_on_error(connection):
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB:d}")
+        schema.create_tables(connection, environment)
+    return connection
+
+
+def seal_draft(draft: Path) -> None:
+    """Make a finished draft complete in itself and safe on disk; every connection to it is closed."""
+    connection = sqlite3.connect(draft, isolation_level=None)
+    try:
+        # Written into the file's header now, so that nobody has to switch it under readers later. The last
+        # connection to close takes the empty -wal and -shm away.
+        connection.execute("PRAGMA journal_mode = WAL")
+    finally:
+        connection.close()
+    _sync(draft)
+
+
+def replace(draft: Path, path: Path, *, busy_timeout_s: float) -> None:
+    """Let a sealed draft take the place of `path`; who reads the old file goes on reading it.
+
+    Raises: NotAProjectionError when `path` meanwhile belongs to something else; ProjectionBusyError,
+        ProjectionStorageError.
+    """
+    with translated(path, busy_timeout_s), _locked(path, fcntl.LOCK_EX, busy_timeout_s):
+        refuse_foreign(path)
+        _replace(draft, path)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise NotAProjectionError if `path` is a readable SQLite database with another application's tables."""
+    if not path.exists():
+        return
+    connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    try:
+        ours = connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    except sqlite3.DatabaseError:
+        return  # damaged: nobody can use it any more
+    finally:
+        connection.close()
+    if tables and not ours:
+        raise NotAProjectionError(path)
+
+
+def _ready(path: Path) -> Path:
+    return path.with_name(f"{path.name}.ready")
+
+
+def _replace(draft: Path, path: Path) -> None:
+    draft.replace(_ready(path))
+    _sync(path.parent)
+    _finish_replace(path)
+
+
+def _finish_replace(path: Path) -> None:
+    """Move `.ready` to `path`; the lock is held alone, so nobody is between opening the file and its -wal."""
+    ready = _ready(path)
+    if not ready.exists():
+        return
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    _sync(path.parent)
+    ready.replace(path)
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def _opening(path: Path, busy_timeout_s: float) -> Generator[None, None, None]:
+    """Hold the lock with the others who are opening the file, after finishing a replacement that crashed."""
+    while True:
+        with _locked(path, fcntl.LOCK_SH, busy_timeout_s):
+            if not _ready(path).exists():
+                yield
+                return
+        with _locked(path, fcntl.LOCK_EX, busy_timeout_s):
+            _finish_replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, kind: int, busy_timeout_s: float) -> Generator[None, None, None]:
+    try:
+        descriptor = os.open(
+            path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+    except (PermissionError, FileNotFoundError):
+        if kind != fcntl.LOCK_SH:
+            raise
+        yield  # a reader where it may not write: it cannot stop a replacement, and none can be left to finish
+        return
+    try:
+        _wait_for_lock(descriptor, kind, path, busy_timeout_s)
+        yield
+    finally:
+        os.close(descriptor)  # which gives the lock back
+
+
+def _wait_for_lock(descriptor: int, kind: int, path: Path, busy_timeout_s: float) -> None:
+    deadline = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise ProjectionBusyError(path, busy_timeout_s) from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
+
+
+def _sync(path: Path) -> None:
+    """Write a file, or a folder's names, through to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,302 @@
+"""What a projection can be asked: lists, counts and rankings, as frozen Structs ready for JSON.
+
+Every answer is read in one statement, so it is one moment's truth. Which moment, `position` tells.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import msgspec
+
+from jobledger.ledger.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.subjects import JobRef
+from jobledger.projections import files, rows
+from jobledger.projections.errors import ProjectionConfigError
+from jobledger.projections.projector import Position, read_position
+
+Order = Literal["newest", "oldest"]
+
+#: Matches that `find` returns at most: enough to say that a prefix is ambiguous.
+FIND_MATCHES_MAX = 20
+_WAITING = tuple(sorted(state.value for state in WAITING_STATES))
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. Times are ISO-8601 text in UTC; `input` and `result` are JSON, or a reference to the object store."""
+
+    id: str
+    queue: str
+    task: str
+    status: str
+    priority: str
+    input: msgspec.Raw | None
+    result: msgspec.Raw | None
+    error: str | None  #: message of the newest failure or of the dead letter
+    error_type: str | None
+    created_at: str
+    updated_at: str
+    due_at: str | None  #: when a waiting job moves on by itself
+    started_at: str | None  #: of the first attempt
+    completed_at: str | None  #: when the present final state was entered
+    attempt_count: int
+    max_attempts: int
+    retry_count: int  #: attempts after the first, without those given back
+    max_retries: int
+    dead_reason: str | None
+    cancel_requested: bool
+    worker: str | None  #: of the running attempt
+    progress_done: float | None
+    progress_total: float | None
+    progress_note: str | None
+    timeout_s: float | None
+    tenant: str
+    batch: str
+    tick: str
+    correlation: str
+    last_sequence: int
+
+
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job."""
+
+    id: str  #: `<queue>/<job id>/<attempt>`
+    queue: str
+    job_id: str
+    attempt_number: int  #: from 1
+    status: str
+    error: str | None
+    error_type: str | None
+    started_at: str
+    finished_at: str | None
+    duration_ms: float | None  #: by the clocks of those who appended both ends; None while running
+    worker: str
+    epoch: int
+
+
+class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that waits for a person."""
+
+    queue: str
+    job_id: str
+    task: str
+    reason: str
+    error_type: str | None
+    error: str | None
+    traceback: str | None
+    attempts: int
+    dead_at: str
+    last_sequence: int
+
+
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue and what its jobs are doing."""
+
+    queue: str
+    counts: dict[str, int]  #: by status, those that occur
+    oldest_waiting: str | None  #: when the oldest job that waits was created
+
+
+class SlowAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished attempt, in the list of the longest ones."""
+
+    queue: str
+    job_id: str
+    task: str
+    attempt_number: int
+    status: str
+    worker: str
+    started_at: str
+    duration_ms: float
+    input: msgspec.Raw | None
+
+
+_Row = TypeVar("_Row", bound=msgspec.Struct)
+
+
+class Store:
+    """A projection open for reading; use it as a context manager.
+
+    It sees the file that was there at `open`: after a rebuild it goes on with the old one until opened anew.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, busy_timeout_s: float) -> None:
+        self.path = path
+        self._connection = connection
+        self._busy_timeout_s = busy_timeout_s
+
+    @classmethod
+    def open(cls, path: Path | str, *, busy_timeout_s: float = 5.0) -> Self:
+        """Open an existing projection.
+
+        Raises: ProjectionMissingError and the other errors of the file, each naming what to run.
+        """
+        path = Path(path)
+        return cls(files.open_reader(path, busy_timeout_s=busy_timeout_s), path, busy_timeout_s)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def jobs(
+        self,
+        limit: int = 50,
+        *,
+        state: JobState | str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        since: str | None = None,
+        order: Order = "newest",
+    ) -> list[JobRow]:
+        """Return at most `limit` jobs by creation, those that fit every filter; `since` is ISO-8601 text in UTC."""
+        _check_limit(limit)
+        filters = {"queue = ?": queue, "task = ?": task, "created_at >= ?": since}
+        terms = [term for term, value in filters.items() if value is not None]
+        values: list[object] = [value for value in filters.values() if value is not None]
+        direction = "DESC" if order == "newest" else "ASC"
+        tail = f"ORDER BY created_at {direction}, rowid {direction} LIMIT ?"
+        states: list[str | None] = [str(state)] if state is not None else [None]
+        if queue is not None and task is None and state is None:
+            states = [
+                each.value for each in JobState
+            ]  # one short walk each along (queue, status, created_at)
+        found: list[tuple[Any, ...]] = []
+        for each in states:
+            where = " AND ".join(terms + ([] if each is None else ["status = ?"])) or "1"
+            bound = [*values, *([] if each is None else [each]), limit]
+            found += self._query(f"SELECT {_JOB_COLUMNS}, rowid FROM jobs WHERE {where} {tail}", bound)  # noqa: S608
+        created = JobRow.__struct_fields__.index("created_at")
+        found.sort(key=lambda row: (row[created], row[-1]), reverse=order == "newest")
+        return [_job_row(row[:-1]) for row in found[:limit]]
+
+    def job(self, queue: str, job_id: str) -> JobRow | None:
+        """Return one job, None when there is none."""
+        found = self._query(f"SELECT {_JOB_COLUMNS} FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))  # noqa: S608
+        return _job_row(found[0]) if found else None
+
+    def folded(self, queue: str, job_id: str) -> Job | None:
+        """Return one job as `evolve` computed it from its events, None when there is none."""
+        found = self._query("SELECT fold, data FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))
+        return rows.with_input(rows.unfold(found[0][0]), found[0][1]) if found else None
+
+    def attempts(self, queue: str, job_id: str) -> list[AttemptRow]:
+        """Return a job's attempts, the first one first."""
+        first, beyond = f"{queue}/{job_id}/", f"{queue}/{job_id}0"  # "0" is the character after "/"
+        sql = f"SELECT {_ATTEMPT_COLUMNS} FROM attempts WHERE id >= ? AND id < ? ORDER BY attempt_number"  # noqa: S608
+        return [_struct(AttemptRow, row) for row in self._query(sql, (first, beyond))]
+
+    def find(self, prefix: str, *, queue: str | None = None) -> list[JobRef]:
+        """Return up to FIND_MATCHES_MAX jobs whose id begins with `prefix`, in the order of their ids.
+
+        An exact match is the only answer, though longer ids begin with it too; in several queues it is several.
+        """
+        # Every character an id can have is below the tilde.
+        sql = "SELECT queue, id FROM jobs WHERE id >= ? AND id < ? AND (? IS NULL OR queue = ?) ORDER BY id, queue LIMIT ?"
+        found = self._query(sql, (prefix, f"{prefix}~", queue, queue, FIND_MATCHES_MAX))
+        matches = [JobRef(queue=row[0], job_id=row[1]) for row in found]
+        return [match for match in matches if match.job_id == prefix] or matches
+
+    def dead_letters(
+        self,
+        limit: int = 50,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        reason: str | None = None,
+        since: str | None = None,
+        order: Order = "newest",
+    ) -> list[DeadLetterRow]:
+        """Return at most `limit` dead letters by the time they became one, those that fit every filter."""
+        _check_limit(limit)
+        filters = {"queue = ?": queue, "task = ?": task, "reason = ?": reason, "dead_at >= ?": since}
+        where = " AND ".join(term for term, value in filters.items() if value is not None) or "1"
+        direction = "DESC" if order == "newest" else "ASC"
+        sql = (
+            f"SELECT {_DEAD_LETTER_COLUMNS} FROM dead_letters WHERE {where} "  # noqa: S608 - our own columns
+            f"ORDER BY dead_at {direction}, last_sequence {direction} LIMIT ?"
+        )
+        values = [value for value in filters.values() if value is not None]
+        return [_struct(DeadLetterRow, row) for row in self._query(sql, [*values, limit])]
+
+    def counts_by_state(self, queue: str | None = None) -> dict[str, int]:
+        """Return how many jobs are in each state, 0 where none is."""
+        sql = "SELECT status, count(*) FROM jobs WHERE ? IS NULL OR queue = ? GROUP BY status"
+        found = dict(self._query(sql, (queue, queue)))
+        return {state.value: found.get(state.value, 0) for state in JobState}
+
+    def queues(self) -> list[QueueRow]:
+        """Return every queue that ever had a job, by name."""
+        sql = "SELECT queue, status, count(*), min(created_at) FROM jobs GROUP BY queue, status ORDER BY queue, status"
+        counts: dict[str, dict[str, int]] = {}
+        oldest: dict[str, str] = {}
+        for queue, status, count, created_at in self._query(sql, ()):
+            counts.setdefault(queue, {})[status] = count
+            if status in _WAITING:
+                oldest[queue] = min(created_at, oldest.get(queue, created_at))
+        return [
+            QueueRow(queue=name, counts=of, oldest_waiting=oldest.get(name)) for name, of in counts.items()
+        ]
+
+    def slowest(self, limit: int = 10, *, queue: str | None = None) -> list[SlowAttempt]:
+        """Return the finished attempts that took longest, the longest first."""
+        _check_limit(limit)
+        sql = (
+            "SELECT a.queue, a.job_id, j.task, a.attempt_number, a.status, a.worker, a.started_at, a.duration_ms, j.data "
+            "FROM attempts AS a JOIN jobs AS j ON j.id = a.job_id AND j.queue = a.queue "
+            "WHERE a.duration_ms IS NOT NULL AND (? IS NULL OR a.queue = ?) ORDER BY a.duration_ms DESC LIMIT ?"
+        )
+        found = self._query(sql, (queue, queue, limit))
+        return [_struct(SlowAttempt, (*row[:-1], _raw(row[-1]))) for row in found]
+
+    def position(self) -> Position:
+        """Return how far these rows go."""
+        with files.translated(self.path, self._busy_timeout_s):
+            return read_position(self._connection)
+
+    def _query(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        with files.translated(self.path, self._busy_timeout_s):
+            return self._connection.execute(sql, values).fetchall()
+
+
+def _columns(row: type[msgspec.Struct]) -> str:
+    return ", ".join("data" if name == "input" else name for name in row.__struct_fields__)
+
+
+_JOB_COLUMNS = _columns(JobRow)
+_ATTEMPT_COLUMNS = _columns(AttemptRow)
+_DEAD_LETTER_COLUMNS = _columns(DeadLetterRow)
+
+
+def _struct(kind: type[_Row], row: Sequence[Any]) -> _Row:
+    return kind(**dict(zip(kind.__struct_fields__, row, strict=True)))
+
+
+def _job_row(row: Sequence[Any]) -> JobRow:
+    values = dict(zip(JobRow.__struct_fields__, row, strict=True))
+    values["input"], values["result"] = _raw(values["input"]), _raw(values["result"])
+    values["cancel_requested"] = bool(values["cancel_requested"])
+    return JobRow(**values)
+
+
+def _raw(text: str | None) -> msgspec.Raw | None:
+    return None if text is None else msgspec.Raw(text.encode())
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ProjectionConfigError(f"limit must be 1 or more, got {limit}")

@@ -1,0 +1,178 @@
+"""A folded job -> the values of its rows. Pure: equal jobs give equal rows, byte for byte.
+
+Times become ISO-8601 text in UTC with all six digits of microseconds, so that text order is time order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.job import Attempt, Job, JobState
+
+Value = str | int | float | bytes | None
+Row = tuple[Value, ...]
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_encode: Final = msgspec.json.Encoder().encode
+_decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
+
+
+def without_input(job: Job) -> Job:
+    """Return the job as it is kept between events: its input stays in the column `data` alone.
+
+    `evolve` only passes the input on, so folding with or without it gives the same rest. The input is kept
+    where the column cannot give it back: beside a reference, or when it is not UTF-8.
+    """
+    if job.input is NO_VALUE or job.input_ref is not None or not _is_text(job.input):
+        return job
+    return msgspec.structs.replace(job, input=NO_VALUE)
+
+
+def fold_bytes(job: Job) -> bytes:
+    """Return the column `fold` of a job that went through `without_input`."""
+    return _encode(job)
+
+
+def unfold(fold: bytes) -> Job:
+    """Return the job in a column `fold`, without the input that `data` holds."""
+    return _decoder.decode(fold)
+
+
+def with_input(job: Job, data: str | None) -> Job:
+    """Return a job from a column `fold` as `evolve` made it, given its column `data`."""
+    if data is None or job.input_ref is not None or job.input is not NO_VALUE:
+        return job
+    return msgspec.structs.replace(job, input=msgspec.Raw(data.encode()))
+
+
+def data_text(job: Job) -> str | None:
+    """Return the column `data`: the input's JSON text, or a reference to it; None without any."""
+    return _value_text(job.input, job.input_ref)
+
+
+def job_changing(job: Job, fold: bytes) -> Row:
+    """Return the values of `schema.JOB_CHANGING`."""
+    attempts, progress, error = job.attempts, job.progress, job.error
+    return (
+        job.state.value,
+        job.priority,
+        _value_text(job.result, job.result_ref),
+        error.message if error is not None else None,
+        error.type if error is not None else None,
+        time_text(job.updated_at),
+        _optional_time_text(job.due_at),
+        time_text(attempts[0].started_at) if attempts else None,
+        _optional_time_text(job.finished_at),
+        len(attempts),
+        job.max_attempts,
+        max(0, len(attempts) - job.attempts_given_back - 1),
+        job.max_attempts - 1,
+        job.dead_reason,
+        int(job.cancel_requested),
+        attempts[-1].worker if attempts and job.state is JobState.RUNNING else None,
+        progress.done if progress is not None else None,
+        progress.total if progress is not None else None,
+        progress.note if progress is not None else None,
+        job.timeout_s,
+        job.last_sequence,
+        fold,
+    )
+
+
+def job_fixed(job: Job) -> Row:
+    """Return the values of `schema.JOB_FIXED`."""
+    return (
+        job.task,
+        time_text(job.created_at),
+        job.tenant,
+        job.batch,
+        job.tick,
+        job.correlation,
+        data_text(job),
+    )
+
+
+def attempt_rows(job: Job, before: Job | None) -> list[Row]:
+    """Return the values of `schema.ATTEMPT_COLUMNS` of each attempt that `before` did not have as it is now."""
+    known: Sequence[Attempt] = before.attempts if before is not None else ()
+    first = 0
+    # Untouched attempts are the same objects: `evolve` passes them on.
+    while first < len(known) and known[first] is job.attempts[first]:
+        first += 1
+    return [
+        _attempt_row(job, attempt, place)
+        for place, attempt in enumerate(job.attempts[first:], start=first + 1)
+    ]
+
+
+def _attempt_row(job: Job, attempt: Attempt, place: int) -> Row:
+    error: ErrorInfo | None = attempt.error
+    finished_at = attempt.finished_at
+    return (
+        f"{job.queue}/{job.id}/{place}",
+        job.queue,
+        job.id,
+        attempt.number,
+        attempt.worker,
+        attempt.epoch,
+        time_text(attempt.started_at),
+        attempt.state,
+        _optional_time_text(finished_at),
+        (_utc(finished_at) - _utc(attempt.started_at)) / _MILLISECOND if finished_at is not None else None,
+        error.message if error is not None else None,
+        error.type if error is not None else None,
+    )
+
+
+def dead_letter_row(job: Job) -> Row:
+    """Return the values of `schema.DEAD_LETTER_COLUMNS`; the job is a dead letter."""
+    error = job.error
+    return (
+        job.queue,
+        job.id,
+        job.task,
+        job.dead_reason,
+        error.type if error is not None else None,
+        error.message if error is not None else None,
+        error.traceback if error is not None else None,
+        len(job.attempts),
+        _optional_time_text(job.finished_at),
+        job.last_sequence,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def time_text(at: datetime) -> str:
+    """Return `2025-01-31T08:00:00.000000Z`; one event's time is written in several columns, hence the cache."""
+    return _utc(at).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def _optional_time_text(at: datetime | None) -> str | None:
+    return None if at is None else time_text(at)
+
+
+def _utc(at: datetime) -> datetime:
+    """Take a foreign appender's zone away; a time without one counts as UTC."""
+    if at.tzinfo is UTC:
+        return at
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+def _value_text(value: msgspec.Raw, ref: PayloadRef | None) -> str | None:
+    if ref is not None:
+        return _encode(ref).decode()
+    return None if value is NO_VALUE else bytes(value).decode(errors="replace")
+
+
+def _is_text(value: msgspec.Raw) -> bool:
+    try:
+        bytes(value).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
