@@ -1,0 +1,334 @@
+"""Random commands by several writers with views of any age, against a model of a few lines.
+
+A writer may read, decide on an old view, repeat an append it made long ago, or die between deciding and learning
+the answer. Whatever they do, the invariants of the lifecycle must hold in what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from jobledger.ledger.chain import EMPTY_CHAIN, Chain, Sealed, advance, extend, fold, load, seal, transact
+from jobledger.ledger.client import connect
+from jobledger.ledger.commands import (
+    CancelJob,
+    Checkpoint,
+    Claim,
+    Command,
+    Complete,
+    ConfirmCancel,
+    DeadLetter,
+    Discard,
+    Dispatch,
+    Enqueue,
+    Fail,
+    Fence,
+    Interrupt,
+    Pause,
+    ReportProgress,
+    Requeue,
+    Snooze,
+    Stamp,
+    TakeOver,
+    decide,
+)
+from jobledger.ledger.errors import JobNotFoundError, RefusedError, WrongSequenceError
+from jobledger.ledger.events import Cause, ErrorInfo, Queued, Started, event_type
+from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.log import Entry, Log
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.transitions import violation
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+T = TypeVar("T")
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom")
+JOB_IDS = ("a", "b")
+ACTORS = ("w0", "w1", "w2")
+ACTION_LIMIT_S = 10.0
+OUTCOMES = frozenset({"completed", "failed", "interrupted", "snoozed", "paused"})
+
+jobs = st.sampled_from(JOB_IDS)
+actors = st.sampled_from(ACTORS)
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """Several writers on two chains of one log."""
+
+    log: Log
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.exit = contextlib.AsyncExitStack()
+        self.log = self.run(self.open_log())
+        self.views: dict[tuple[str, str], Chain] = {}  # what each writer believes of each job
+        self.held: dict[tuple[str, str], int] = {}  # the claim epoch a writer thinks it holds
+        self.sent: list[tuple[Entry, ...]] = []  # every append ever tried
+        self.model: dict[str, Chain] = dict.fromkeys(
+            JOB_IDS, EMPTY_CHAIN
+        )  # the ten-line model: who was let in
+        self.moment = 0
+
+    async def open_log(self) -> Log:
+        return MemoryLog()
+
+    def run(self, action: Awaitable[T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(ACTION_LIMIT_S):
+                return await action
+
+        return self.runner.run(bounded())
+
+    def teardown(self) -> None:
+        try:
+            self.run(self.check_the_whole_log())
+        finally:
+            self.run(self.exit.aclose())
+            self.runner.close()
+
+    def ref(self, job: str) -> JobRef:
+        return JobRef(queue="email", job_id=job)
+
+    def stamp(self, actor: str) -> Stamp:
+        self.moment += 1  # never the same bytes twice, unless an append is repeated
+        return Stamp(at=NOW + timedelta(seconds=self.moment), by=actor)
+
+    def view(self, actor: str, job: str) -> Chain:
+        return self.views.get((actor, job), EMPTY_CHAIN)
+
+    def attempt(self, actor: str, job: str, command: Command, *, crash: bool = False) -> None:
+        """Decide on the writer's own view, however old, and append; the model says whether that may succeed."""
+        view = self.view(actor, job)
+        try:
+            events = decide(view.job, command, self.stamp(actor))
+        except (RefusedError, JobNotFoundError):
+            return
+        sealed = seal(view, events, self.log.names)
+        self.sent.append(sealed.entries)
+        newest = self.model[job].last_sequence == view.last_sequence
+        try:
+            first = self.run(self.log.append(sealed.entries))
+        except WrongSequenceError:
+            assert not newest, "a writer with the newest view was refused"
+            return
+        assert newest, "a writer with a stale view was let in"
+        self.model[job] = advance(view, sealed, first)
+        if not crash:
+            self.views[actor, job] = self.model[job]
+            if isinstance(sealed.events[-1], Started):
+                self.held[actor, job] = self.model[job].last_sequence
+
+    @rule(actor=actors, job=jobs)
+    def read(self, actor: str, job: str) -> None:
+        self.views[actor, job] = self.run(load(self.log, self.ref(job)))
+
+    @rule(actor=actors)
+    def forget(self, actor: str) -> None:
+        """The process dies; its claims stay on record."""
+        for job in JOB_IDS:
+            self.views.pop((actor, job), None)
+            self.held.pop((actor, job), None)
+
+    @rule(
+        actor=actors,
+        job=jobs,
+        attempts=st.integers(1, 3),
+        delay_s=st.sampled_from([0, 0, 60]),
+        held=st.booleans(),
+    )
+    def enqueue(self, actor: str, job: str, attempts: int, delay_s: int, held: bool) -> None:
+        run_at = NOW + timedelta(days=delay_s) if delay_s else None
+        limits = ("api",) if held and attempts == 1 else ()
+        order = Enqueue(ref=self.ref(job), task="send", max_attempts=attempts, run_at=run_at, limits=limits)
+        self.attempt(actor, job, order)
+
+    @rule(actor=actors, job=jobs, crash=st.booleans(), fresh=st.sampled_from([True, True, False]))
+    def claim(self, actor: str, job: str, crash: bool, fresh: bool) -> None:
+        if fresh:
+            self.read(actor, job)
+        self.attempt(actor, job, Claim(worker=actor, lease_s=15.0), crash=crash)
+
+    @rule(actor=actors, job=jobs)
+    def take_over(self, actor: str, job: str) -> None:
+        self.read(actor, job)
+        found = self.view(actor, job).job
+        lost = found.claim_epoch if found else 0
+        self.attempt(actor, job, TakeOver(worker=actor, lease_s=15.0, lost_epoch=lost))
+
+    @rule(actor=actors, job=jobs, crash=st.booleans(), data=st.data())
+    def report(self, actor: str, job: str, crash: bool, data: st.DataObject) -> None:
+        """What a holder says, on the view it had: it has not heard of any takeover."""
+        epoch = self.held.get((actor, job))
+        if epoch is None:
+            return
+        later = NOW + timedelta(days=60)
+        sayings: list[Command] = [
+            Complete(epoch=epoch, result=msgspec.Raw(b"1")),
+            Fail(epoch=epoch, error=BOOM),
+            Fail(epoch=epoch, error=BOOM, retry_at=later),
+            Fail(epoch=epoch, error=BOOM, give_up="rejected"),
+            Interrupt(epoch=epoch, reason="deploy"),
+            Snooze(epoch=epoch, until=later),
+            Pause(epoch=epoch, event="paid"),
+            ConfirmCancel(epoch=epoch),
+            Checkpoint(epoch=epoch, value=msgspec.Raw(b"{}")),
+            ReportProgress(epoch=epoch, done=1),
+        ]
+        said = data.draw(st.sampled_from(sayings))
+        self.attempt(actor, job, said, crash=crash)
+
+    @rule(actor=actors, job=jobs, data=st.data())
+    def operate(self, actor: str, job: str, data: st.DataObject) -> None:
+        """What operators, timers and reactors ask for, by the path that decides again after a lost race."""
+        causes: list[Cause] = ["due", "admitted", "retried", "resumed", "redispatched"]
+        held = self.held.get((actor, job), 7)
+        wishes: list[Command] = [
+            CancelJob(reason="no"),
+            DeadLetter(reason="max_deliver"),
+            Requeue(),
+            Requeue(attempts=2),
+            Discard(),
+            *(Dispatch(cause=cause) for cause in causes),
+            *(Fence(epoch=held, attempt=number, worker=actor, outcome="completed") for number in (1, 2)),
+        ]
+        command = data.draw(st.sampled_from(wishes))
+        known = self.views.get((actor, job))
+        try:
+            after = self.run(
+                transact(self.log, self.ref(job), command, lambda: self.stamp(actor), known=known)
+            )
+        except (RefusedError, JobNotFoundError):
+            with pytest.raises((RefusedError, JobNotFoundError)):  # on the newest view too
+                decide(self.model[job].job, command, self.stamp(actor))
+            return
+        expected = decide(self.model[job].job, command, self.stamp(actor))
+        assert after.last_sequence - self.model[job].last_sequence >= len(expected)
+        self.model[job] = self.views[actor, job] = after
+
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        """An append whose answer was lost is sent again, late: the log lets no second copy in."""
+        if not self.sent:
+            return
+        entries = data.draw(st.sampled_from(self.sent))
+        job = entries[0].subject.split(".")[3]
+        if self.model[job].last_sequence == entries[0].expected:
+            return  # it was refused before and would be let in now: that is a new append, not a repetition
+        before = self.run(self.log.head()).last_sequence
+        # JetStream finds its own bytes and says where they are; a log that cannot tell refuses. Neither stores.
+        with contextlib.suppress(WrongSequenceError):
+            assert self.run(self.log.append(entries)) <= before
+        assert self.run(self.log.head()).last_sequence == before
+
+    @rule(job=jobs, data=st.data())
+    def race(self, job: str, data: st.DataObject) -> None:
+        """Everybody appends at once on one view: one is let in."""
+        chain = self.model[job]
+        wishes: list[Command] = [Claim(worker="x", lease_s=1), CancelJob(), self._order(job)]
+        command = data.draw(st.sampled_from(wishes))
+        sealed: list[Sealed] = []
+        for actor in ACTORS:
+            try:
+                sealed.append(seal(chain, decide(chain.job, command, self.stamp(actor)), self.log.names))
+            except (RefusedError, JobNotFoundError):
+                return
+
+        async def together() -> list[int | BaseException]:
+            appends = (self.log.append(one.entries) for one in sealed)
+            return await asyncio.gather(*appends, return_exceptions=True)
+
+        answers = self.run(together())
+        won = [(one, answer) for one, answer in zip(sealed, answers, strict=True) if isinstance(answer, int)]
+        assert len(won) == 1
+        assert all(isinstance(answer, int | WrongSequenceError) for answer in answers)
+        self.model[job] = advance(chain, *won[0])
+
+    def _order(self, job: str) -> Enqueue:
+        return Enqueue(ref=self.ref(job), task="send", max_attempts=2)
+
+    @invariant()
+    def live_state_is_what_was_let_in(self) -> None:
+        for job in JOB_IDS:
+            assert self.run(load(self.log, self.ref(job))) == self.model[job]
+
+    async def check_the_whole_log(self) -> None:
+        """Replay everything that is stored and hold each event to the invariants."""
+        chains: dict[str, Chain] = dict.fromkeys(JOB_IDS, EMPTY_CHAIN)
+        accepted: set[tuple[str, int]] = set()  # attempts that have an outcome
+        sequence = 0
+        async for batch in self.log.read():
+            for stored in batch:
+                sequence += 1
+                assert stored.stream_sequence == sequence
+                before, event = chains[stored.event.job], stored.event
+                assert event.prev == before.last_hash
+                assert violation(before.job, event) is None
+                chains[event.job] = extend(before, stored)
+                job = chains[event.job].job
+                assert job is not None
+                _check_step(before.job, job, stored.event.__class__ is Queued)
+                if event_type(event) in OUTCOMES and before.job is not None:
+                    outcome = (event.job, before.job.claim_epoch)
+                    assert outcome not in accepted, "two outcomes of one attempt"
+                    accepted.add(outcome)
+        assert chains == self.model
+        for job_id, chain in self.model.items():
+            assert fold(await self.log.read_chain(self.log.names.chain(self.ref(job_id)))) == chain
+
+
+def _check_step(before: Job | None, after: Job, queued: bool) -> None:
+    live = [attempt for attempt in after.attempts if attempt.state == "running"]
+    assert len(live) == (after.state is JobState.RUNNING), "exactly the running job has one live claim"
+    epochs = [attempt.epoch for attempt in after.attempts]
+    assert epochs == sorted(set(epochs)), "epochs grow"
+    assert len(after.attempts) <= after.max_attempts + after.attempts_given_back, "more attempts than granted"
+    if before is not None and before.is_final and after.state is not before.state:
+        left_by_a_person = before.state is JobState.DEAD_LETTERED and (
+            queued or after.state is JobState.DISCARDED
+        )
+        assert left_by_a_person, "a final state was left"
+
+
+def _settings(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+
+
+def test_the_lifecycle_holds_in_memory() -> None:
+    run_state_machine_as_test(Lifecycle, settings=_settings(150, 40))
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(60)
+async def test_the_lifecycle_holds_on_jetstream(nats_server: EmbeddedServer) -> None:
+    class OnJetStream(Lifecycle):
+        async def open_log(self) -> Log:
+            settings: dict[str, Any] = {
+                "environment": f"m_{secrets.token_hex(6)}",
+                "ledger_bytes_max": 1 << 22,
+            }
+            ledger = await self.exit.enter_async_context(connect(nats_server.url, **settings))
+            return ledger.log
+
+    # The machine has an event loop of its own, so it needs a thread of its own.
+    machine = _settings(60, 30)
+    await asyncio.to_thread(run_state_machine_as_test, OnJetStream, settings=machine)
