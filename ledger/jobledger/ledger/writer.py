@@ -24,12 +24,13 @@ _GROUP_MESSAGES_MAX: Final = min(500, BATCH_MESSAGES_MAX)
 _GROUP_BYTES_MAX: Final = 4 << 20
 #: Two batches in flight keep the server busy while an answer travels; it allows 50 for a whole stream.
 _GROUPS_IN_FLIGHT_MAX: Final = 2
-#: Observing: only appends sent behind at least so many say something of the server, and so many of them decide.
+#: Observing: a window counts only while so many are in flight, and needs so many answers and so much time.
 _OBSERVED_DEPTH_MIN: Final = 8
-_OBSERVED_COUNT: Final = 32
-_OBSERVED_GROUPS: Final = 4
-#: Above this an append may be waiting for a disk: fsync costs 150 us and more here, none 10 to 60 us.
-_SUSPECT_APPEND_S: Final = 60e-6
+_OBSERVED_COUNT: Final = 256
+_OBSERVED_S: Final = 0.05
+#: Plain appends faster than this do not wait for a disk: fsync allows 2,000 to 7,000/s here, none 20,000 to 60,000.
+_FAST_RATE: Final = 20_000.0
+_GROUPS_WIN_BY: Final = 1.5
 _LOOK_AGAIN_S: Final = 20.0
 
 
@@ -49,7 +50,7 @@ class Writer:
         self._grouping = commit == "group"
         self._waiting: deque[_Unit] = deque()
         self._groups_in_flight = 0
-        self._messages_in_flight = 0  # in groups
+        self._grouped_in_flight = 0  # messages in groups
         self._draining: asyncio.Handle | None = None
         self._observed = _Observation()
         self.group_sizes = GroupSizes()
@@ -78,18 +79,18 @@ class Writer:
 
     def _send_alone(self, unit: _Unit) -> None:
         count = len(unit.entries)
-        ahead = self._publisher.in_flight
-        sent_at = asyncio.get_running_loop().time()
 
         def answered(result: int | Exception) -> None:
-            if self._told == "auto" and isinstance(result, int) and not self._grouping:
-                now = asyncio.get_running_loop().time()
-                if self._observed.alone(ahead, now - sent_at, now):
-                    self._grouping = True
-                    self._observed.start_grouping(now)
+            self._observe(count, result)
             unit.answered(result if isinstance(result, Exception) else result - count + 1)
 
         self._publisher.send(unit.entries, answered)
+
+    def _observe(self, messages: int, result: int | Exception) -> None:
+        if self._told == "auto" and isinstance(result, int):
+            in_flight = self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
+            now = asyncio.get_running_loop().time()
+            self._grouping = self._observed.answered(messages, in_flight, now, grouping=self._grouping)
 
     def _drain(self) -> None:
         self._draining = None
@@ -128,17 +129,13 @@ class Writer:
     def _send_group(self, group: list[_Unit]) -> None:
         entries = [entry for unit in group for entry in unit.entries]
         self._groups_in_flight += 1
-        self._messages_in_flight += len(entries)
+        self._grouped_in_flight += len(entries)
         self.group_sizes.add(len(entries))
-        queued = self._messages_in_flight
-        sent_at = asyncio.get_running_loop().time()
 
         def answered(result: int | Exception) -> None:
             self._groups_in_flight -= 1
-            self._messages_in_flight -= len(entries)
-            if self._told == "auto" and isinstance(result, int) and self._grouping:
-                now = asyncio.get_running_loop().time()
-                self._grouping = self._observed.group(queued, now - sent_at, now)
+            self._grouped_in_flight -= len(entries)
+            self._observe(len(entries), result)
             if isinstance(result, int):
                 first = result - len(entries) + 1
                 for unit in group:
@@ -169,46 +166,43 @@ class GroupSizes:
 
 
 class _Observation:
-    """Compares what an append costs the server alone and in a group, and says which way to go.
+    """Counts answers per second while enough appends are in flight, alone and in groups, and says which way to go.
 
-    An append sent behind `ahead` others is answered after about `ahead + 1` times the server's time for one, a
-    group likewise. The least of a window counts, so that a client which was busy does not look like a slow
-    disk. Grouping is tried only where appends look as if they waited for a disk, and kept only where it wins.
+    What is compared is what it is for: appends stored per second, whoever limits them. Grouping is tried only
+    where plain appends are slow enough for a disk to be in the way, and kept only where it clearly wins.
     """
 
     def __init__(self) -> None:
-        self._least = float("inf")
-        self._samples = 0
-        self._alone_s = float("inf")
+        self._since: float | None = None
+        self._answers = 0
+        self._alone_rate = 0.0
         self._look_again_at = 0.0
 
-    def alone(self, ahead: int, took_s: float, now: float) -> bool:
-        """Count an answer to a plain append; return whether to group from here on."""
-        if ahead < _OBSERVED_DEPTH_MIN or not self._full(took_s / (ahead + 1), _OBSERVED_COUNT):
+    def answered(self, messages: int, in_flight: int, now: float, *, grouping: bool) -> bool:
+        """Count answered messages; return whether to group from here on."""
+        rate = self._rate(messages, in_flight, now)
+        if rate is None:
+            return grouping
+        if grouping:
+            wins = rate > _GROUPS_WIN_BY * self._alone_rate
+            if wins and now < self._look_again_at:
+                return True
+            self._look_again_at = now if wins else now + _LOOK_AGAIN_S
             return False
-        self._alone_s = self._take()
-        return self._alone_s > _SUSPECT_APPEND_S and now >= self._look_again_at
-
-    def group(self, messages: int, took_s: float, now: float) -> bool:
-        """Count an answer to a group, `messages` being its own and those ahead; return whether to go on grouping."""
-        if messages < _OBSERVED_DEPTH_MIN or not self._full(took_s / messages, _OBSERVED_GROUPS):
-            return True
-        wins = self._take() < self._alone_s
-        if not wins or now >= self._look_again_at:
-            self._look_again_at = now + (_LOOK_AGAIN_S if not wins else 0.0)
+        if rate > _FAST_RATE or now < self._look_again_at:
             return False
+        self._alone_rate = rate
+        self._look_again_at = now + _LOOK_AGAIN_S
         return True
 
-    def start_grouping(self, now: float) -> None:
-        """Begin a trial of groups; after a while of success plain appends are measured again."""
-        self._look_again_at = now + _LOOK_AGAIN_S
-        self._least, self._samples = float("inf"), 0
-
-    def _full(self, cost_s: float, count: int) -> bool:
-        self._least = min(self._least, cost_s)
-        self._samples += 1
-        return self._samples >= count
-
-    def _take(self) -> float:
-        least, self._least, self._samples = self._least, float("inf"), 0
-        return least
+    def _rate(self, messages: int, in_flight: int, now: float) -> float | None:
+        """Return answers per second when a window is full; a window that ran dry says nothing and begins anew."""
+        if in_flight < _OBSERVED_DEPTH_MIN or self._since is None:
+            self._since, self._answers = now, 0
+            return None
+        self._answers += messages
+        took = now - self._since
+        if self._answers < _OBSERVED_COUNT or took < _OBSERVED_S:
+            return None
+        self._since = None  # the first answer of the next window may still belong to this way of sending
+        return self._answers / took
