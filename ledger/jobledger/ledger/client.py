@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import uuid_utils
 
-from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, load, seal, transact
+from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, seal, transact
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.commands import Command, Enqueue, Stamp, decide
 from jobledger.ledger.config import LedgerConfig
@@ -27,6 +36,7 @@ from jobledger.ledger.errors import (
     JobNotFoundError,
     WrongSequenceError,
 )
+from jobledger.ledger.events import EVENT_TYPES
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.hints import Hints
 from jobledger.ledger.inbox import Inbox
@@ -40,8 +50,6 @@ from jobledger.ledger.subjects import JobRef, Names, check_token
 from jobledger.ledger.tasks import Options, Task, TaskWithOptions
 
 if TYPE_CHECKING:
-    import asyncio
-
     from jobledger.ledger.codec import Stored
     from jobledger.ledger.log import Log
 
@@ -49,6 +57,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _HOST_LENGTH_MAX: Final = 32
+_MICROSECOND: Final = timedelta(microseconds=1)
+_CLOCK_STEP: Final = timedelta(seconds=1)
 
 
 def new_identity() -> str:
@@ -68,7 +78,7 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger:
     """A connection to one environment's ledger; made by `connect`."""
 
-    def __init__(  # noqa: PLR0913 - assembled in one place, connect
+    def __init__(
         self,
         *,
         connection: Connection,
@@ -92,6 +102,7 @@ class Ledger:
         self.config = config
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
+        self._stamped_at = datetime.min.replace(tzinfo=UTC)
 
     @property
     def names(self) -> Names:
@@ -99,8 +110,16 @@ class Ledger:
         return self.log.names
 
     def stamp(self, by: str = "") -> Stamp:
-        """Return who and when, for events decided now."""
-        return Stamp(at=self.clock.now(), by=by or self.identity)
+        """Return who and when, for events decided now; no two stamps of a client are equal.
+
+        The bytes of an event tell whose append was accepted, so two decisions within one tick of the clock must
+        not come out the same. A clock that is set back by more than a moment is followed.
+        """
+        at = self.clock.now()
+        if at <= self._stamped_at < at + _CLOCK_STEP:
+            at = self._stamped_at + _MICROSECOND
+        self._stamped_at = at
+        return Stamp(at=at, by=by or self.identity)
 
     async def enqueue(
         self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -134,9 +153,8 @@ class Ledger:
         try:
             sequence = await self.log.append(sealed.entries)
         except WrongSequenceError:
-            existing = await load(self.log, command.ref)
-            first = existing.job.attempts[0].epoch if existing.job and existing.job.attempts else existing.last_sequence
-            return JobHandle(self, command.ref, created=False, sequence=first)
+            existing = await self.log.read_chain(self.names.chain(command.ref))
+            return JobHandle(self, command.ref, created=False, sequence=existing[0].stream_sequence)
         return JobHandle(self, command.ref, created=True, sequence=sequence)
 
     def _seal_first(self, command: Enqueue) -> Sealed:
@@ -163,11 +181,14 @@ class Ledger:
             raise InvalidInputError(message)
         bulk = _Bulk(self.log, self.config.enqueue_in_flight_max, on_progress)
         try:
-            async for number, values in _numbered(inputs):
-                command = await self._bulk_order(plain, options, values, number, ids)
-                await bulk.add(self._seal_first(command).entries)
-        finally:
-            await bulk.drain()
+            async with contextlib.aclosing(_numbered(inputs)) as numbered:
+                async for number, values in numbered:
+                    command = await self._bulk_order(plain, options, values, number, ids)
+                    await bulk.add(self._seal_first(command).entries)
+        except BaseException:
+            await bulk.abandon()  # the error under way is the one that counts
+            raise
+        await bulk.drain()
         return bulk.result()
 
     async def _bulk_order(
@@ -211,7 +232,7 @@ class Ledger:
         Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
         """
         chain = await transact(self.log, ref, command, lambda: self.stamp(by))
-        assert chain.job is not None, "a command that was accepted left a job"  # noqa: S101
+        assert chain.job is not None, "a command that was accepted left a job"
         return chain.job
 
     async def events(
@@ -222,15 +243,26 @@ class Ledger:
         types: Sequence[str] = (),
         queue: str | None = None,
         follow: bool = True,
-    ) -> AsyncIterator[Stored]:
+    ) -> AsyncGenerator[Stored, None]:
         """Yield stored events in stream order, from a sequence or a server time on; for ever with `follow`.
 
-        Raises: as `Log.read`.
+        Raises: InvalidInputError, InvalidTokenError, and as `Log.read`.
         """
+        if from_sequence < 1:
+            raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
+        if since is not None and since.utcoffset() is None:
+            raise InvalidInputError(
+                "since has no time zone: give an aware datetime, such as datetime.now(UTC)"
+            )
+        unknown = sorted(set(types) - set(EVENT_TYPES))
+        if unknown:
+            raise InvalidInputError(
+                f"there is no event type {unknown[0]!r}; the types: {', '.join(EVENT_TYPES)}"
+            )
         subject = None if queue is None else f"{self.names.ledger_root}.job.{check_token('queue', queue)}.>"
         wanted = frozenset(types)
         batches = self.log.read(from_sequence=from_sequence, from_time=since, subject=subject, follow=follow)
-        async with contextlib.aclosing(batches):  # type: ignore[type-var] # both logs give generators
+        async with contextlib.aclosing(batches):
             async for batch in batches:
                 for stored in batch:
                     if not wanted or stored.event.__struct_config__.tag in wanted:
@@ -268,8 +300,18 @@ class _Bulk:
             self._on_progress(self._created + self._existing)
 
     async def drain(self) -> None:
-        """Wait for the rest; on an error cancel nothing, since what was sent may be stored."""
-        await self._settle(len(self._waiting))
+        """Wait for the rest."""
+        try:
+            await self._settle(len(self._waiting))
+        except BaseException:
+            await self.abandon()
+            raise
+
+    async def abandon(self) -> None:
+        """Wait until nothing is in flight, whatever comes of it; cancel nothing, since what was sent may be stored."""
+        rest = list(self._waiting)
+        self._waiting.clear()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def result(self) -> BulkResult:
         """Return the counts."""
@@ -278,25 +320,32 @@ class _Bulk:
 
 async def _numbered(
     inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
-) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+) -> AsyncGenerator[tuple[int, Mapping[str, Any]], None]:
+    """Count the inputs; a generator among them is closed with this one, so that its own `finally` runs in time."""
     number = 0
-    if isinstance(inputs, AsyncIterable):
-        async for values in inputs:
-            yield number, values
-            number += 1
-    else:
-        for values in inputs:
-            yield number, values
-            number += 1
+    try:
+        if isinstance(inputs, AsyncIterable):
+            async for values in inputs:
+                yield number, values
+                number += 1
+        else:
+            for values in inputs:
+                yield number, values
+                number += 1
+    finally:
+        if isinstance(inputs, AsyncGenerator):
+            await inputs.aclose()
+        elif isinstance(inputs, Generator):
+            inputs.close()
 
 
 def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
     if isinstance(task, TaskWithOptions):
         return task.task, task.chosen
-    if isinstance(task, Task):
+    try:
         return task, task.defaults
-    message = f"{task!r} is not a task: decorate the function with @task"
-    raise InvalidInputError(message)
+    except AttributeError as error:
+        raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
 
 
 def new_job_id() -> str:
@@ -305,7 +354,9 @@ def new_job_id() -> str:
 
 
 @contextlib.asynccontextmanager
-async def connect(url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> AsyncIterator[Ledger]:
+async def connect(
+    url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **settings: Any
+) -> AsyncGenerator[Ledger, None]:
     """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
 
     Streams that are missing are made; those that exist are checked and never changed.
@@ -347,7 +398,7 @@ async def connect(url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **sett
             await connection.close()
 
 
-async def _assemble(  # noqa: PLR0913, PLR0917 - the parts of one client
+async def _assemble(  # noqa: PLR0917 - the parts of one client
     connection: Connection,
     inbox: Inbox,
     publisher: Publisher,
@@ -356,7 +407,12 @@ async def _assemble(  # noqa: PLR0913, PLR0917 - the parts of one client
     clock: Clock,
 ) -> Ledger:
     log = JetStreamLog(
-        connection, inbox, publisher, names=names, commit=config.commit, append_timeout_s=config.append_timeout_s
+        connection,
+        inbox,
+        publisher,
+        names=names,
+        commit=config.commit,
+        append_timeout_s=config.append_timeout_s,
     )
     limits = {"inline_bytes_max": config.inline_bytes_max, "payload_bytes_max": config.payload_bytes_max}
     hints = Hints(connection, names)
@@ -372,5 +428,3 @@ async def _assemble(  # noqa: PLR0913, PLR0917 - the parts of one client
         config=config,
         clock=clock,
     )
-
-

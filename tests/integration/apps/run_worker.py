@@ -1,0 +1,42 @@
+"""Run one worker process: `run_worker.py URL ENVIRONMENT OPTIONS`, the options of WorkerConfig as JSON.
+
+Prints `ready` once it takes work, and `stopped` after a stop in good order. SIGTERM stops it, twice at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from jobledger.ledger import TaskRegistry, connect
+from jobledger.workers import Worker, WorkerConfig
+
+
+async def main(url: str, environment: str, options: str) -> None:
+    """Work until stopped."""
+    tasks = TaskRegistry.load([str(Path(__file__).with_name("work.py"))])
+    config = msgspec.json.decode(options, type=WorkerConfig)
+    async with connect(url, environment=environment) as ledger:
+        worker = Worker(ledger, tasks, config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+        running = asyncio.create_task(worker.run())
+        while not await ledger.leases.find(worker.identity) and not running.done():
+            await asyncio.sleep(0.01)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await running
+    sys.stdout.write("stopped\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s"
+    )
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,548 @@
+"""What an application does with jobs, on a real server: enqueue, enqueue_many, handles, reading."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from jobledger.ledger import Context, JobState, Ledger, Task, connect, task
+from jobledger.ledger.chain import load, seal
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Fail, Requeue, decide
+from jobledger.ledger.errors import (
+    AmbiguousIdError,
+    IllegalTransitionError,
+    InvalidError,
+    InvalidInputError,
+    InvalidTokenError,
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    ResultTimeoutError,
+    WrongSequenceError,
+)
+from jobledger.ledger.events import ErrorInfo
+from jobledger.ledger.subjects import JobRef
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
+LIMIT_S = 10.0
+COMMITS = ["pipeline", "group", "auto"]
+
+
+@task
+async def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@task(queue="mail", max_attempts=1)
+def shout(text: str) -> str:
+    return text.upper()
+
+
+@pytest.fixture
+def environment() -> str:
+    return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def connected(nats_server: EmbeddedServer, environment: str) -> Connect:
+    """Connect once more to the environment of the test."""
+
+    def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
+        # Each ledger reserves its bytes at the server, which has 10 GB for all tests of the module.
+        return connect(nats_server.url, environment=environment, **{"ledger_bytes_max": 16 << 20, **settings})
+
+    return make
+
+
+@pytest.fixture
+async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
+    async with connected() as made:
+        yield made
+
+
+async def everything(ledger: Ledger) -> list[Stored]:
+    return [stored async for stored in ledger.events(follow=False)]
+
+
+async def finish(ledger: Ledger, ref: JobRef, value: object = None, *, worker: str = "w-1") -> None:
+    """Do as a worker does, without one."""
+    job = await ledger.execute(ref, Claim(worker=worker, lease_s=15.0), by=worker)
+    await ledger.execute(ref, Complete(epoch=job.claim_epoch, result=msgspec.Raw(msgspec.json.encode(value))))
+
+
+# Enqueueing.
+
+
+async def test_enqueue_stores_one_event_with_the_whole_order(ledger: Ledger) -> None:
+    job = await ledger.enqueue(shout.options(priority="high", timeout_s=3, max_attempts=2), "hi")
+    (stored,) = await job.history()
+    assert (job.created, job.queue, stored.stream_sequence) == (True, "mail", job.sequence)
+    written = msgspec.json.decode(stored.data)
+    assert written["type"] == "queued"
+    assert written["input"] == {"text": "hi"}
+    assert (written["priority"], written["timeout_s"], written["max_attempts"]) == ("high", 3.0, 2)
+    assert await job.state() is JobState.QUEUED
+
+
+async def test_the_same_id_twice_gives_the_first_job_back(ledger: Ledger) -> None:
+    first = await ledger.enqueue(add.options(id="once"), 1)
+    second = await ledger.enqueue(add.options(id="once"), 2)
+    assert (first.created, second.created) == (True, False)
+    assert second.sequence == first.sequence
+    assert len(await everything(ledger)) == 1
+    assert msgspec.json.decode((await second.snapshot()).input) == {"a": 1}
+
+
+async def test_the_same_id_after_the_job_ended_still_names_the_event_that_made_it(ledger: Ledger) -> None:
+    other = await ledger.enqueue(add, 0)
+    first = await ledger.enqueue(add.options(id="once"), 1)
+    await finish(ledger, first.ref, 2)
+    again = await ledger.enqueue(add.options(id="once"), 1)
+    assert not again.created
+    assert again.sequence == first.sequence == other.sequence + 1
+    assert await again.result(timeout_s=LIMIT_S) == 2
+    assert (await ledger.job("once")).sequence == first.sequence
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_of_a_hundred_concurrent_enqueues_of_one_id_one_creates(
+    connected: Connect, commit: str
+) -> None:
+    async with connected(commit=commit) as one, connected(commit=commit) as two:
+        async with asyncio.timeout(LIMIT_S):
+            jobs = await asyncio.gather(
+                *((one, two)[number % 2].enqueue(add.options(id="same"), number) for number in range(100))
+            )
+        assert sum(job.created for job in jobs) == 1
+        assert len({job.sequence for job in jobs}) == 1
+        assert len(await everything(one)) == 1
+        winner = next(number for number, job in enumerate(jobs) if job.created)
+        assert msgspec.json.decode((await jobs[0].snapshot()).input) == {"a": winner}
+
+
+class StoppedClock:
+    """A wall clock that does not move, as one of low resolution looks for a while."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 2, tzinfo=UTC)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_two_equal_enqueues_in_one_tick_of_the_clock_create_one_job(
+    connected: Connect, commit: str
+) -> None:
+    # Equal bytes must not let a loser take the winner's event for its own.
+    async with connected(commit=commit, clock=StoppedClock()) as ledger, asyncio.timeout(LIMIT_S):
+        jobs = await asyncio.gather(*(ledger.enqueue(add.options(id="same"), 1) for _ in range(20)))
+        assert sum(job.created for job in jobs) == 1
+
+
+async def test_one_id_may_exist_in_two_queues_and_then_needs_its_queue(ledger: Ledger) -> None:
+    await ledger.enqueue(add.options(id="both", queue="a"), 1)
+    await ledger.enqueue(add.options(id="both", queue="b"), 2)
+    with pytest.raises(AmbiguousIdError, match="a/both, b/both"):
+        await ledger.job("both")
+    assert (await ledger.job("both", queue="b")).queue == "b"
+    with pytest.raises(JobNotFoundError):
+        await ledger.job("both", queue="c")
+
+
+async def test_an_id_is_no_prefix_and_no_pattern(ledger: Ledger) -> None:
+    await ledger.enqueue(add.options(id="abc"), 1)
+    with pytest.raises(JobNotFoundError):
+        await ledger.job("ab")
+    with pytest.raises(InvalidTokenError):
+        await ledger.job("*")
+    with pytest.raises(InvalidTokenError):
+        await ledger.job("abc", queue=">")
+
+
+# Enqueueing many.
+
+
+async def test_enqueue_many_takes_lists_generators_and_async_generators(ledger: Ledger) -> None:
+    async def asynchronous() -> AsyncIterator[dict[str, int]]:
+        for number in range(50):
+            await asyncio.sleep(0)
+            yield {"a": number}
+
+    for inputs in ([{"a": n} for n in range(50)], ({"a": n} for n in range(50)), asynchronous()):
+        result = await ledger.enqueue_many(add, inputs)
+        assert (result.created, result.existing) == (50, 0)
+        assert result.last_sequence == (await ledger.log.head()).last_sequence
+    assert (await ledger.enqueue_many(add, [])).created == 0
+    stored = await everything(ledger)
+    assert [msgspec.json.decode(each.data)["input"]["a"] for each in stored] == [*range(50)] * 3
+    assert len({each.event.job for each in stored}) == 150
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_enqueue_many_keeps_no_more_than_its_limit_in_flight(connected: Connect, commit: str) -> None:
+    async with connected(enqueue_in_flight_max=16, commit=commit) as ledger:
+        taken = most = 0
+        done = 0
+
+        def inputs() -> Iterator[dict[str, int]]:
+            nonlocal taken, most
+            for number in range(500):
+                taken += 1
+                most = max(most, taken - done)
+                yield {"a": number}
+
+        def on_progress(count: int) -> None:
+            nonlocal done
+            assert count >= done
+            done = count
+
+        result = await ledger.enqueue_many(add, inputs(), on_progress=on_progress)
+        assert (result.created, done) == (500, 500)
+        assert most <= 16 + 1
+
+
+async def test_enqueue_many_again_with_ids_adds_only_what_was_missing(ledger: Ledger) -> None:
+    def name(values: Any) -> str:
+        return f"n-{values['a']}"
+
+    first = await ledger.enqueue_many(add, ({"a": n} for n in range(0, 100, 2)), ids=name)
+    second = await ledger.enqueue_many(add, ({"a": n} for n in range(100)), ids=name)
+    third = await ledger.enqueue_many(add, ({"a": n} for n in range(100)), ids=name)
+    assert (first.created, first.existing) == (50, 0)
+    assert (second.created, second.existing) == (50, 50)
+    assert (third.created, third.existing, third.last_sequence) == (0, 100, 0)
+    assert len(await everything(ledger)) == 100
+
+
+async def test_the_same_id_within_one_enqueue_many_is_one_job(ledger: Ledger) -> None:
+    result = await ledger.enqueue_many(add, ({"a": n} for n in range(100)), ids=lambda _: "all-the-same")
+    assert (result.created, result.existing) == (1, 99)
+    assert len(await everything(ledger)) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "ids", "words"),
+    [
+        ({"a": "one"}, None, "int"),
+        ({}, None, "a"),
+        ({"a": 1, "c": 2}, None, "c"),
+        ([1], None, "object"),
+        ({"a": 1}, lambda _: "not.a.token", "job id"),  # pyright: ignore[reportUnknownLambdaType]
+    ],
+)
+async def test_a_bad_input_names_its_index_and_nothing_after_it_is_sent(
+    ledger: Ledger, bad: Any, ids: Any, words: str
+) -> None:
+    taken = 0
+    ended = False
+
+    async def inputs() -> AsyncIterator[Any]:
+        nonlocal taken, ended
+        try:
+            for number in range(20):
+                taken += 1
+                yield bad if number == 7 else {"a": number}
+        finally:
+            ended = True
+
+    def choose(values: Any) -> str:
+        return str(ids(values)) if values is bad else f"n-{values['a']}"
+
+    with pytest.raises(InvalidError) as caught:
+        await ledger.enqueue_many(add, inputs(), ids=None if ids is None else choose)
+    assert str(caught.value).startswith("input 7: ")
+    assert words in str(caught.value)
+    assert taken == 8
+    assert ended, "the caller's generator was left open"
+    assert len(await everything(ledger)) == 7  # those before it, all stored when the error is raised
+
+
+async def test_an_error_of_the_inputs_themselves_comes_through_and_what_was_sent_is_stored(
+    ledger: Ledger,
+) -> None:
+    def inputs() -> Iterator[dict[str, int]]:
+        yield from ({"a": n} for n in range(5))
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        await ledger.enqueue_many(add, inputs())
+    assert len(await everything(ledger)) == 5
+
+
+async def test_enqueue_many_refuses_one_id_for_many_jobs(ledger: Ledger) -> None:
+    with pytest.raises(InvalidInputError, match="ids="):
+        await ledger.enqueue_many(add.options(id="x"), [{"a": 1}])
+    assert await everything(ledger) == []
+
+
+# Handles.
+
+
+async def test_a_result_is_found_with_a_hint_and_without(connected: Connect) -> None:
+    async with connected() as enqueuer, connected() as elsewhere:
+        job = await enqueuer.enqueue(add, 1)
+        waiting = [
+            asyncio.create_task(job.result(timeout_s=LIMIT_S)),
+            asyncio.create_task((await elsewhere.job(job.id)).result(timeout_s=LIMIT_S)),
+        ]
+        await finish(elsewhere, job.ref, 2)  # tells nobody
+        assert await asyncio.gather(*waiting) == [2, 2]
+
+
+async def test_a_hint_ends_a_wait_at_once(connected: Connect) -> None:
+    async with connected() as enqueuer, connected() as elsewhere:
+        job = await enqueuer.enqueue(add, 1)
+        waiting = asyncio.create_task(job.result(timeout_s=LIMIT_S))
+        await asyncio.sleep(0.7)  # by now it looks only now and then
+        await finish(elsewhere, job.ref, 2)
+        loop = asyncio.get_running_loop()
+        told_at = loop.time()
+        elsewhere.hints.tell(enqueuer.hints.inbox, job.ref)
+        assert await waiting == 2
+        assert loop.time() - told_at < 0.2
+
+
+async def test_a_false_hint_ends_nothing(connected: Connect) -> None:
+    async with connected() as enqueuer, connected() as elsewhere:
+        job = await enqueuer.enqueue(add, 1)
+        waiting = asyncio.create_task(job.result(timeout_s=0.5))
+        for _ in range(5):
+            elsewhere.hints.tell(enqueuer.hints.inbox, job.ref)
+            await asyncio.sleep(0.02)
+        with pytest.raises(ResultTimeoutError):
+            await waiting
+
+
+@pytest.mark.parametrize(
+    "value", [None, 0, "", [], {}, "ä\u0000\U0001f600", {"a": [1.5, None, True]}, 2**53 + 1]
+)
+async def test_results_come_back_as_they_were(ledger: Ledger, value: object) -> None:
+    job = await ledger.enqueue(add, 1)
+    await finish(ledger, job.ref, value)
+    assert await job.result(timeout_s=LIMIT_S) == value
+
+
+async def test_a_dead_letter_has_no_result_but_an_error(ledger: Ledger) -> None:
+    job = await ledger.enqueue(shout, "x")
+    running = await ledger.execute(job.ref, Claim(worker="w", lease_s=15.0))
+    error = ErrorInfo(kind="exception", type="ValueError", message="no such user")
+    await ledger.execute(job.ref, Fail(epoch=running.claim_epoch, error=error))
+    with pytest.raises(JobFailedError, match="ValueError: no such user") as caught:
+        await job.result(timeout_s=LIMIT_S)
+    assert caught.value.error == error
+    assert await job.state() is JobState.DEAD_LETTERED
+    await ledger.execute(job.ref, Discard())
+    with pytest.raises(JobCancelledError, match="discarded"):
+        await job.result(timeout_s=LIMIT_S)
+
+
+async def test_a_requeued_dead_letter_can_still_have_a_result(ledger: Ledger) -> None:
+    job = await ledger.enqueue(shout, "x")
+    running = await ledger.execute(job.ref, Claim(worker="w", lease_s=15.0))
+    error = ErrorInfo(kind="exception", type="ValueError", message="first")
+    await ledger.execute(job.ref, Fail(epoch=running.claim_epoch, error=error))
+    await ledger.execute(job.ref, Requeue())
+    with pytest.raises(ResultTimeoutError):
+        await job.result(timeout_s=0.1)
+    await finish(ledger, job.ref, "X")
+    assert await job.result(timeout_s=LIMIT_S) == "X"
+
+
+async def test_a_cancelled_job_says_why(ledger: Ledger) -> None:
+    job = await ledger.enqueue(add, 1)
+    await ledger.execute(job.ref, CancelJob(reason="ordered twice"))
+    with pytest.raises(JobCancelledError, match="ordered twice"):
+        await job.result(timeout_s=LIMIT_S)
+    with pytest.raises(IllegalTransitionError):
+        await ledger.execute(job.ref, CancelJob())
+
+
+async def test_waiting_for_a_result_ends_in_time_and_harms_nothing(ledger: Ledger) -> None:
+    job = await ledger.enqueue(add, 1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(ResultTimeoutError, match=job.id):
+        await job.result(timeout_s=0.3)
+    assert 0.25 < loop.time() - began < 1.0
+    with pytest.raises(ResultTimeoutError):
+        await job.result(timeout_s=0)
+    await finish(ledger, job.ref, 2)
+    assert await job.result(timeout_s=0) == 2
+
+
+async def test_transitions_are_told_once_each_as_they_come(ledger: Ledger) -> None:
+    job = await ledger.enqueue(add, 1)
+    seen: list[str] = []
+    started = asyncio.Event()
+
+    async def watch() -> None:
+        async for stored in job.transitions(timeout_s=LIMIT_S):
+            seen.append(msgspec.json.decode(stored.data)["type"])
+            started.set()
+
+    watching = asyncio.create_task(watch())
+    await started.wait()
+    await finish(ledger, job.ref, 2)
+    await watching
+    assert seen == ["queued", "started", "completed"]
+
+
+async def test_a_job_that_does_not_exist(ledger: Ledger) -> None:
+    with pytest.raises(JobNotFoundError, match="nothing"):
+        await ledger.job("nothing")
+    with pytest.raises(JobNotFoundError, match="nothing"):
+        await ledger.execute(JobRef(queue="default", job_id="nothing"), CancelJob())
+
+
+# Appending, in every way of committing.
+
+
+def claims(ledger: Ledger, ref: JobRef, chain: Any, count: int) -> list[Any]:
+    """Claims by so many workers, all decided on the same view."""
+    return [
+        seal(
+            chain,
+            decide(chain.job, Claim(worker=f"w-{n}", lease_s=15.0), ledger.stamp(f"w-{n}")),
+            ledger.names,
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_nine_writers_of_one_turn_leave_one_winner(connected: Connect, commit: str) -> None:
+    async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
+        for _ in range(10):
+            job = await ledger.enqueue(add, 1)
+            chain = await load(ledger.log, job.ref)
+            futures = [ledger.log.submit(sealed.entries) for sealed in claims(ledger, job.ref, chain, 9)]
+            results = await asyncio.gather(*futures, return_exceptions=True)
+            assert sum(isinstance(result, int) for result in results) == 1
+            assert sum(isinstance(result, WrongSequenceError) for result in results) == 8
+            history = await job.history()
+            assert len(history) == 2
+            winner = next(n for n, result in enumerate(results) if isinstance(result, int))
+            assert (history[1].event.by, history[1].stream_sequence) == (f"w-{winner}", results[winner])
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_nine_clients_racing_one_chain_leave_one_winner(connected: Connect, commit: str) -> None:
+    async with (
+        connected(commit=commit) as one,
+        connected(commit=commit) as two,
+        connected(commit=commit) as three,
+    ):
+        clients = (one, two, three)
+        for _ in range(20):
+            job = await one.enqueue(add, 1)
+            chain = await load(one.log, job.ref)
+            racing = claims(one, job.ref, chain, 9)
+            async with asyncio.timeout(LIMIT_S):
+                results = await asyncio.gather(
+                    *(clients[n % 3].log.append(sealed.entries) for n, sealed in enumerate(racing)),
+                    return_exceptions=True,
+                )
+            assert sum(isinstance(result, int) for result in results) == 1, results
+            assert len(await job.history()) == 2
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_one_refused_member_does_not_fail_the_others(connected: Connect, commit: str) -> None:
+    async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
+        taken = await ledger.enqueue(add.options(id="taken"), 1)
+        jobs = await asyncio.gather(
+            *(ledger.enqueue(add.options(id="taken" if n % 10 == 5 else f"n-{n}"), n) for n in range(100))
+        )
+        assert [n for n, job in enumerate(jobs) if not job.created] == [*range(5, 100, 10)]
+        stored = await everything(ledger)
+        assert len(stored) == 91
+        by_sequence = {each.stream_sequence: each.event.job for each in stored}
+        assert all(by_sequence[job.sequence] == job.id for job in jobs)  # each got its own sequence
+        assert taken.sequence == 1
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_several_events_are_stored_all_or_none(connected: Connect, commit: str) -> None:
+    async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
+        jobs = [await ledger.enqueue(shout, str(n)) for n in range(20)]
+        error = ErrorInfo(kind="exception", type="ValueError", message="no")
+        sealed: list[Any] = []
+        for job in jobs:
+            running = await ledger.execute(job.ref, Claim(worker="w", lease_s=15.0))
+            chain = await load(ledger.log, job.ref)
+            events = decide(chain.job, Fail(epoch=running.claim_epoch, error=error), ledger.stamp())
+            assert len(events) == 2
+            sealed.append(seal(chain, events, ledger.names))
+        for job in jobs[::2]:  # every other chain moves before the appends are sent
+            await ledger.execute(job.ref, CancelJob())
+        results = await asyncio.gather(
+            *(ledger.log.submit(each.entries) for each in sealed), return_exceptions=True
+        )
+        assert [isinstance(result, WrongSequenceError) for result in results] == [True, False] * 10
+        for n, job in enumerate(jobs):
+            events = [msgspec.json.decode(each.data)["type"] for each in await job.history()]
+            end = ["cancel_requested"] if n % 2 == 0 else ["failed", "dead_lettered"]
+            assert events == ["queued", "started", *end]
+            if n % 2:
+                assert (await job.history())[2].stream_sequence == results[n]
+
+
+# Reading.
+
+
+async def test_events_can_be_chosen_by_type_queue_sequence_and_time(ledger: Ledger) -> None:
+    first = await ledger.enqueue(add, 1)
+    second = await ledger.enqueue(shout, "x")
+    await finish(ledger, first.ref, 2)
+
+    async def chosen(**options: Any) -> list[int]:
+        return [stored.stream_sequence async for stored in ledger.events(follow=False, **options)]
+
+    assert await chosen() == [1, 2, 3, 4]
+    assert await chosen(types=["queued"]) == [1, 2]
+    assert await chosen(types=["queued"], queue="mail") == [2]
+    assert await chosen(queue="default") == [1, 3, 4]
+    assert await chosen(queue="nobody") == []
+    assert await chosen(from_sequence=3) == [3, 4]
+    assert await chosen(from_sequence=5) == []
+    third = (await first.history())[1]
+    assert await chosen(since=third.stored_at) == [3, 4]
+    assert await chosen(since=datetime.now(UTC) + timedelta(days=1)) == []
+    assert await chosen(since=third.stored_at.astimezone()) == [3, 4]
+    assert second.sequence == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{"queue": "a.b"}, {"from_sequence": 0}, {"from_sequence": -1}, {"types": ["qeued"]}]
+)
+async def test_reading_with_a_wrong_option_is_refused(ledger: Ledger, options: dict[str, Any]) -> None:
+    await ledger.enqueue(add, 1)
+    with pytest.raises(InvalidError):
+        _ = [stored async for stored in ledger.events(follow=False, **options)]
+
+
+async def test_a_time_without_zone_is_refused(ledger: Ledger) -> None:
+    await ledger.enqueue(add, 1)
+    with pytest.raises(InvalidError, match="time zone"):
+        _ = [stored async for stored in ledger.events(follow=False, since=datetime(2026, 1, 1))]  # noqa: DTZ001
+
+
+async def test_a_task_called_directly_still_runs_here() -> None:
+    assert await add(1, b=2) == 3
+    assert shout("x") == "X"
+    assert isinstance(add, Task)
+    assert Context.__name__ == "Context"
