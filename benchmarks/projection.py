@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,13 +24,13 @@ import anyio
 import msgspec
 
 from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.client import connect
 from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Stamp, decide
-from jobledger.ledger.log import Log
+from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.subjects import JobRef
 from jobledger.projections import Projector, difference, rebuild
-
 
 IN_FLIGHT = 500
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
@@ -115,12 +116,31 @@ async def compare(name: str, log: Log) -> None:
                 sys.exit(f"not equal to the rebuilt one: {found}")
 
 
-class Replay:
-    """The events of a log behind `read` alone, so that reading them costs nothing."""
+async def compare_on_server(jobs: int) -> None:
+    """Measure one history as a nats-server on this machine hands it out."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        server = await stack.enter_async_context(EmbeddedServer(Path(folder), port=0, durability="process"))
+        ledger = await stack.enter_async_context(connect(server.url))
+        await copy(ledger.log, jobs)
+        await compare("drained, nats-server", ledger.log)
 
-    def __init__(self, names: Names, events: list[Stored]) -> None:
-        self.names = names
-        self.events = events
+
+async def copy(log: Log, jobs: int) -> None:
+    """Append a history made in memory, many events in flight."""
+    source = MemoryLog(names=log.names)
+    await history(source, jobs, IN_FLIGHT)
+    lasts: dict[str, int] = {}
+    outcomes: list[Awaitable[int]] = []
+    async for batch in source.read():
+        for stored in batch:
+            chain = log.names.chain(JobRef(queue=stored.event.queue, job_id=stored.event.job))
+            entry = Entry(log.names.event(stored.event), stored.data, chain, lasts.get(chain, 0))
+            outcomes.append(log.submit([entry]))
+            lasts[chain] = stored.stream_sequence
+        for outcome in outcomes:
+            await outcome
+        outcomes.clear()
 
 
 async def main() -> None:
@@ -133,6 +153,8 @@ async def main() -> None:
         log = MemoryLog()
         await history(log, chosen.jobs, lead)
         await compare(name, log)
+    if chosen.server:
+        await compare_on_server(chosen.jobs)
 
 
 if __name__ == "__main__":

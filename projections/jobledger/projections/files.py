@@ -107,11 +107,12 @@ def open_writer(
         if not _is_there(path):
             _make_first(path, environment, busy_timeout_s)
         with _opening(path, busy_timeout_s):
-            return _checked(_connect(path, busy_timeout_s), path), identity(path)
+            return _connect(path, busy_timeout_s), identity(path)
 
 
 def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
+    # Checked before anything that writes: the file may be somebody else's.
+    connection = _checked(sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None), path)
     with _closed_on_error(connection):
         connection.execute("PRAGMA journal_mode = WAL")
         # No fsync per commit: after a power cut the newest commits may be missing, rows and position alike,

@@ -1,7 +1,7 @@
 """The projector: read the ledger, fold, commit rows and position together.
 
 Rows and position change in one SQLite transaction, so a projector that dies anywhere goes on where its last
-commit ended. Commits run on the event loop: they are bounded by `batch_events_max` (about 50 ms at the default),
+commit ended. Commits run on the event loop: they are bounded by `batch_events_max` (about 100 ms at the default),
 and a thread would fight the reader for the interpreter at every SQLite call.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NoReturn, Self, cast
+from typing import Final, NoReturn, Self
 
 import anyio
 import msgspec
@@ -20,6 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Log
 from jobledger.projections import files, schema
 from jobledger.projections.errors import (
@@ -41,8 +42,10 @@ _READ_AHEAD_BATCHES: Final = 16
 class ProjectorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a projector reads and commits."""
 
-    batch_events_max: int = 2_000  #: events in one transaction
-    batch_bytes_max: int = 32 << 20  #: stored bytes of the events in one transaction
+    batch_events_max: int = (
+        4_000  #: events that fill a transaction; it ends with the read batch that reaches it
+    )
+    batch_bytes_max: int = 32 << 20  #: stored bytes of events that fill a transaction
     linger_s: float = 0.05  #: how long the first event of a transaction may wait for more, when following
     cache_jobs_max: int = 20_000  #: folds of unfinished jobs kept in memory
     cache_bytes_max: int = 64 << 20  #: their encoded size, about half of what they take
@@ -170,16 +173,24 @@ class Projector:
         gathered: list[Stored] = []
         size = 0
         async for batch in batches:
-            gathered += batch
-            size += sum(len(stored.data) for stored in batch)
-            if gathered[-1].stream_sequence >= target:
-                yield [stored for stored in gathered if stored.stream_sequence <= target]
-                return
-            if len(gathered) >= self.config.batch_events_max or size >= self.config.batch_bytes_max:
-                yield gathered
-                gathered, size = [], 0
+            for part in self._parts(batch):
+                gathered += part
+                size += _stored_bytes(part)
+                if gathered[-1].stream_sequence >= target:
+                    yield [stored for stored in gathered if stored.stream_sequence <= target]
+                    return
+                if self._is_enough(gathered, size):
+                    yield gathered
+                    gathered, size = [], 0
         if gathered:
             yield gathered
+
+    def _parts(self, batch: list[Stored]) -> Iterator[list[Stored]]:
+        for start in range(0, len(batch), self.config.batch_events_max):
+            yield batch[start : start + self.config.batch_events_max]
+
+    def _is_enough(self, events: Sequence[Stored], size_bytes: int) -> bool:
+        return len(events) >= self.config.batch_events_max or size_bytes >= self.config.batch_bytes_max
 
     async def run(self) -> NoReturn:
         """Follow the ledger until cancelled; an event is committed `linger_s` after its arrival at the latest.
@@ -206,17 +217,18 @@ class Projector:
     async def _feed(self, from_sequence: int, send: MemoryObjectSendStream[list[Stored]]) -> None:
         async with _reading(self._log, from_sequence, follow=True) as batches:
             async for batch in batches:
-                await send.send(batch)
+                for part in self._parts(batch):
+                    await send.send(part)
 
     async def _collect(self, receive: MemoryObjectReceiveStream[list[Stored]]) -> list[Stored]:
         """Wait for a first batch, then for more until it is enough or the first one has waited long enough."""
         events = list(await receive.receive())
-        size = sum(len(stored.data) for stored in events)
+        size = _stored_bytes(events)
         with anyio.move_on_after(self.config.linger_s):
-            while len(events) < self.config.batch_events_max and size < self.config.batch_bytes_max:
+            while not self._is_enough(events, size):
                 batch = await receive.receive()
                 events += batch
-                size += sum(len(stored.data) for stored in batch)
+                size += _stored_bytes(batch)
         return events
 
     async def wait_for(self, stream_sequence: int, *, timeout_s: float = 10.0) -> None:
@@ -251,7 +263,11 @@ class Projector:
             what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
             raise PositionMismatchError(self.path, sequence, what)
         if sequence > 0:
-            stored = await self._log.get(sequence)
+            try:
+                stored = await self._log.get(sequence)
+            except CorruptLedgerError as error:
+                what = "the event there can no longer be read"
+                raise PositionMismatchError(self.path, sequence, what) from error
             if stored is None:
                 raise PositionMismatchError(self.path, sequence, "the ledger has no event there")
             if stored.hash != position.event_hash:
@@ -342,6 +358,10 @@ class Projector:
         return position
 
 
+def _stored_bytes(events: Sequence[Stored]) -> int:
+    return sum(len(stored.data) for stored in events)
+
+
 def _check_dense(events: Sequence[Stored]) -> None:
     for expected, stored in enumerate(events, start=events[0].stream_sequence):
         if stored.stream_sequence != expected:
@@ -368,13 +388,13 @@ async def _reading(
     follow: bool = False,
 ) -> AsyncGenerator[AsyncIterator[list[Stored]], None]:
     batches = log.read(from_sequence=from_sequence, follow=follow)
-    async with contextlib.aclosing(cast("AsyncGenerator[list[Stored], None]", batches)):
+    async with contextlib.aclosing(batches):
         yield batches
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return what went wrong first: the task group has two members, and one's failure cancels the other."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    for member in group.exceptions:
+        if not isinstance(member, BaseExceptionGroup):
+            return member
+    return group

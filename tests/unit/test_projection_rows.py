@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+import jobledger.projections
+from jobledger.ledger.events import (
+    NO_VALUE,
+    Completed,
+    DeadLettered,
+    ErrorInfo,
+    Failed,
+    JobEvent,
+    PayloadRef,
+    Progressed,
+    Queued,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.job import Job, evolve
+from jobledger.projections import rows, schema
+
+AT = datetime(2025, 1, 31, 8, 0, 0, 125_000, tzinfo=UTC)
+BASE: dict[str, Any] = {"job": "j-1", "queue": "email", "task": "app.send", "by": "test"}
+ERROR = ErrorInfo(kind="exception", type="ValueError", message="no such user", traceback="Traceback ...")
+
+
+def at(second: float) -> datetime:
+    return AT + timedelta(seconds=second)
+
+
+def fold(*events: JobEvent) -> Job:
+    job: Job | None = None
+    for sequence, event in enumerate(events, start=1):
+        job = evolve(job, event, sequence)
+    assert job is not None
+    return job
+
+
+def queued(**order: object) -> Queued:
+    chosen: dict[str, object] = {"input": msgspec.Raw(b'{"user_id":7}'), "max_attempts": 3, **order}
+    return msgspec.structs.replace(Queued(**BASE, at=AT), **chosen)
+
+
+def started(attempt: int, second: float) -> Started:
+    return Started(**BASE, at=at(second), attempt=attempt, worker=f"w-{attempt}", lease_s=15)
+
+
+def row_of(job: Job) -> dict[str, rows.Value]:
+    fold_bytes = rows.fold_bytes(rows.without_input(job))
+    names: tuple[str, ...] = schema.JOB_CHANGING + schema.JOB_FIXED
+    return dict(zip(names, rows.job_changing(job, fold_bytes) + rows.job_fixed(job), strict=True))
+
+
+def test_a_new_job_has_its_order_and_no_attempt() -> None:
+    row = row_of(fold(queued(priority="high", tenant="acme", timeout_s=30.0)))
+    expected = {
+        "task": "app.send",
+        "status": "queued",
+        "priority": "high",
+        "data": '{"user_id":7}',
+        "result": None,
+        "error": None,
+        "created_at": "2025-01-31T08:00:00.125000Z",
+        "updated_at": "2025-01-31T08:00:00.125000Z",
+        "started_at": None,
+        "completed_at": None,
+        "attempt_count": 0,
+        "retry_count": 0,
+        "max_attempts": 3,
+        "max_retries": 2,
+        "worker": None,
+        "tenant": "acme",
+        "timeout_s": 30.0,
+        "last_sequence": 1,
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_a_running_job_shows_its_worker_and_progress() -> None:
+    progressed = Progressed(**BASE, at=at(2), attempt=1, done=3, total=10, note="third")
+    row = row_of(fold(queued(), started(1, 1), progressed))
+    assert (row["status"], row["worker"]) == ("running", "w-1")
+    assert (row["progress_done"], row["progress_total"], row["progress_note"]) == (3, 10, "third")
+
+
+def test_a_completed_job_shows_first_start_end_and_result() -> None:
+    failed = Failed(**BASE, at=at(2), attempt=1, error=ERROR, retry_at=at(2))
+    completed = Completed(**BASE, at=at(9), attempt=2, result=msgspec.Raw(b"null"))
+    job = fold(queued(), started(1, 1), failed, queued(input=NO_VALUE), started(2, 5), completed)
+    row = row_of(job)
+    assert (row["started_at"], row["completed_at"]) == (
+        "2025-01-31T08:00:01.125000Z",
+        "2025-01-31T08:00:09.125000Z",
+    )
+    assert (row["attempt_count"], row["retry_count"], row["result"], row["error"]) == (2, 1, "null", None)
+    assert (row["worker"], row["data"]) == (None, '{"user_id":7}')
+
+
+def test_an_attempt_given_back_is_not_a_retry() -> None:
+    snoozed = Snoozed(**BASE, at=at(2), attempt=1, until=at(60))
+    row = row_of(fold(queued(), started(1, 1), snoozed, queued(input=NO_VALUE), started(2, 61)))
+    assert (row["attempt_count"], row["retry_count"]) == (2, 0)
+
+
+def test_attempt_rows_have_duration_and_error() -> None:
+    job = fold(queued(), started(1, 1), Failed(**BASE, at=at(3.5), attempt=1, error=ERROR, retry_at=at(9)))
+    (values,) = rows.attempt_rows(job, None)
+    row = dict(zip(schema.ATTEMPT_COLUMNS, values, strict=True))
+    assert (row["id"], row["attempt_number"], row["status"]) == ("email/j-1/1", 1, "failed")
+    assert (row["duration_ms"], row["error"], row["error_type"]) == (2500.0, "no such user", "ValueError")
+
+
+def test_only_attempts_that_changed_are_written_again() -> None:
+    before = fold(queued(), started(1, 1), Failed(**BASE, at=at(2), attempt=1, error=ERROR, retry_at=at(9)))
+    waiting = evolve(before, queued(input=NO_VALUE), 4)
+    assert rows.attempt_rows(waiting, before) == []
+    again = evolve(waiting, started(2, 10), 5)
+    assert [row[0] for row in rows.attempt_rows(again, before)] == ["email/j-1/2"]
+
+
+def test_a_dead_letter_row_says_why() -> None:
+    failed = Failed(**BASE, at=at(2), attempt=1, error=ERROR)
+    dead = DeadLettered(**BASE, at=at(2), reason="exhausted", error=ERROR)
+    row = dict(
+        zip(
+            schema.DEAD_LETTER_COLUMNS,
+            rows.dead_letter_row(fold(queued(), started(1, 1), failed, dead)),
+            strict=True,
+        )
+    )
+    expected = {
+        "queue": "email",
+        "job_id": "j-1",
+        "task": "app.send",
+        "reason": "exhausted",
+        "error_type": "ValueError",
+        "error": "no such user",
+        "traceback": "Traceback ...",
+        "attempts": 1,
+        "dead_at": "2025-01-31T08:00:02.125000Z",
+        "last_sequence": 4,
+    }
+    assert row == expected
+
+
+def test_a_large_input_is_shown_as_its_reference() -> None:
+    row = row_of(fold(queued(input=NO_VALUE, input_ref=PayloadRef(sha256="ab" * 32, size_bytes=70_000))))
+    assert row["data"] == '{"sha256":"%s","size_bytes":70000}' % ("ab" * 32)
+
+
+ORDERS = {
+    "inline": queued(),
+    "none": queued(input=NO_VALUE),
+    "reference": queued(input=NO_VALUE, input_ref=PayloadRef(sha256="00" * 32, size_bytes=1)),
+    "both": queued(input_ref=PayloadRef(sha256="00" * 32, size_bytes=1)),
+    "not UTF-8": queued(input=msgspec.Raw(b'{"a":"\xff"}')),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+def test_fold_and_data_give_the_job_back_and_folding_goes_on_from_them(order: Queued) -> None:
+    job = fold(order)
+    kept = rows.unfold(rows.fold_bytes(rows.without_input(job)))
+    assert rows.with_input(kept, rows.data_text(job)) == job
+    further = evolve(kept, started(1, 1), 2)
+    assert rows.with_input(further, rows.data_text(job)) == evolve(job, started(1, 1), 2)
+    assert rows.fold_bytes(kept) == rows.fold_bytes(rows.without_input(job))
+
+
+def test_the_kept_fold_does_not_repeat_the_input() -> None:
+    assert b"user_id" not in rows.fold_bytes(rows.without_input(fold(queued())))
+
+
+TIMES = {
+    "whole second": (datetime(2025, 1, 1, tzinfo=UTC), "2025-01-01T00:00:00.000000Z"),
+    "foreign zone": (
+        datetime(2025, 1, 1, 1, tzinfo=timezone(timedelta(hours=2))),
+        "2024-12-31T23:00:00.000000Z",
+    ),
+    "without zone": (datetime(2025, 1, 1), "2025-01-01T00:00:00.000000Z"),  # noqa: DTZ001 - what a foreign appender may write
+}
+
+
+@pytest.mark.parametrize(("time", "text"), TIMES.values(), ids=TIMES.keys())
+def test_times_are_sortable_text_in_utc(time: datetime, text: str) -> None:
+    assert rows.time_text(time) == text
+
+
+def test_the_exported_names_are_sorted_and_there() -> None:
+    names = jobledger.projections.__all__
+    assert names == sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert all(hasattr(jobledger.projections, name) for name in names)
