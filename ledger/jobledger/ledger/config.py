@@ -10,6 +10,7 @@ from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+_SECONDS_MAX: Final = 3600
 _COMMITS: Final = ("auto", "group", "pipeline")
 
 
@@ -20,7 +21,9 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     environment: str = ""  #: prefix of subjects and streams, so that environments can share an account
     name: str = "jobledger"  #: shown by the server for this connection
     connect_timeout_s: float = 5.0
-    append_timeout_s: float = 30.0  #: how long an append may take across reconnects before its outcome is unknown
+    append_timeout_s: float = (
+        30.0  #: how long an append may take across reconnects before its outcome is unknown
+    )
     inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
     payload_bytes_max: int = 8 << 20  #: larger ones are refused
     ledger_bytes_max: int = 8 << 30  #: of the stream, when it is made here; a full ledger refuses
@@ -37,7 +40,10 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises: ConfigurationError.
         """
         for name in ("connect_timeout_s", "append_timeout_s", "lease_s"):
-            _require(0 < getattr(self, name) <= 3600, f"{name} must be above 0 and at most 3600, got {getattr(self, name)!r}")  # noqa: PLR2004
+            _require(
+                0 < getattr(self, name) <= _SECONDS_MAX,
+                f"{name} must be above 0 and at most 3600, got {getattr(self, name)!r}",
+            )
         _require(self.lease_s >= 1, f"lease_s must be at least 1, got {self.lease_s!r}")
         _require(
             1 <= self.inline_bytes_max <= 512 << 10,
@@ -47,7 +53,10 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.inline_bytes_max <= self.payload_bytes_max <= 1 << 30,
             f"payload_bytes_max must be from inline_bytes_max to 1 GiB, got {self.payload_bytes_max!r}",
         )
-        _require(self.ledger_bytes_max >= 1 << 16, f"ledger_bytes_max must be at least 65536, got {self.ledger_bytes_max!r}")
+        _require(
+            self.ledger_bytes_max >= 1 << 16,
+            f"ledger_bytes_max must be at least 65536, got {self.ledger_bytes_max!r}",
+        )
         _require(self.replicas in (1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
         _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")
         _require(

@@ -33,7 +33,9 @@ SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
 _RECONNECT_WAIT_S: Final = 0.25
-_PERMISSION: Final = re.compile(r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE)
+_PERMISSION: Final = re.compile(
+    r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
+)
 
 
 class ConnectionLostError(Exception):
@@ -62,7 +64,9 @@ class Connection(Client):
             raise ConnectionLostError
         if headers:
             size = len(headers)
-            command = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode() + headers + data + b"\r\n"
+            command = (
+                f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode() + headers + data + b"\r\n"
+            )
         else:
             command = f"PUB {subject} {reply} {len(data)}\r\n".encode() + data + b"\r\n"
         self._pending.append(command)
@@ -77,18 +81,23 @@ class Connection(Client):
         return int(self._pending_data_size)
 
     @property
+    def has_jetstream(self) -> bool:
+        """Whether the server said at the handshake that it runs JetStream; nats-py keeps that to itself."""
+        return bool(self._server_info.get("jetstream", False))
+
+    @property
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
     async def listen(self, subject: str, handler: Handler) -> Subscription:
         """Subscribe; `handler` is called for every message, straight from the reader."""
         subscription = await self.subscribe(subject, cb=_unused)
-        self._handlers[subscription._id] = handler  # noqa: SLF001 - the key of nats-py's own table
+        self._handlers[subscription._id] = handler  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # the key of nats-py's own table
         return subscription
 
     async def unlisten(self, subscription: Subscription) -> None:
         """End a subscription made by `listen`; harmless when the connection is gone."""
-        self._handlers.pop(subscription._id, None)  # noqa: SLF001
+        self._handlers.pop(subscription._id, None)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
 
@@ -209,7 +218,9 @@ async def open_connection(
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
         raise ServerUnreachableError(_unreachable(shown, error)) from error
-    connection.options["allow_reconnect"] = True  # only now: the first attempt must fail at once, the later ones never
+    connection.options["allow_reconnect"] = (
+        True  # only now: the first attempt must fail at once, the later ones never
+    )
     connection.mark_up()
     try:
         _check_server(connection, shown)
@@ -232,7 +243,7 @@ def _unreachable(shown: str, error: BaseException) -> str:
         return f"no server answers at {shown}: start one with `jobledger server`, or name another with --url"
     if isinstance(error, TimeoutError | nats.errors.TimeoutError):
         return f"{shown} did not answer in time: is it a nats-server, and is it well? (`jobledger doctor`)"
-    return f"cannot connect to {shown}: {error or type(error).__name__}"
+    return f"cannot connect to {shown}: {str(error) or type(error).__name__}"
 
 
 def _check_server(connection: Connection, shown: str) -> None:
@@ -250,6 +261,8 @@ def _check_server(connection: Connection, shown: str) -> None:
             *found,
             shown,
         )
-    if not connection._server_info.get("jetstream", False):  # noqa: SLF001 - nats-py has no accessor for INFO
-        message = f"{shown} runs without JetStream: start it with a jetstream block, as in the project's nats.conf"
+    if not connection.has_jetstream:
+        message = (
+            f"{shown} runs without JetStream: start it with a jetstream block, as in the project's nats.conf"
+        )
         raise JetStreamDisabledError(message)

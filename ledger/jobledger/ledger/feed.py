@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Any, Final
 
 from jobledger.ledger.codec import Stored, decode
 from jobledger.ledger.connection import Connection, ConnectionLostError
-from jobledger.ledger.errors import JetStreamDisabledError, LedgerError, SequenceGapError, ServerUnreachableError, UnreachableError
+from jobledger.ledger.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    SequenceGapError,
+    ServerUnreachableError,
+    UnreachableError,
+)
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Head
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
@@ -37,7 +43,7 @@ _NANOSECONDS: Final = 1_000_000_000
 class Feed:
     """One reader's way through the stream."""
 
-    def __init__(  # noqa: PLR0913 - made in one place, JetStreamLog.read
+    def __init__(
         self,
         connection: Connection,
         inbox: Inbox,
@@ -75,7 +81,7 @@ class Feed:
             message = f"the ledger begins at stream sequence {head.first_sequence}: {self._next} is not held any more"
             raise SequenceGapError(message)
 
-    async def batches(self, *, until: int | None) -> AsyncIterator[list[Stored]]:
+    async def batches(self, *, until: int | None) -> AsyncGenerator[list[Stored], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None."""
         failing_since: float | None = None
         while until is None or self._next <= until:
@@ -90,7 +96,9 @@ class Feed:
                 now = asyncio.get_running_loop().time()
                 failing_since = failing_since or now
                 if until is not None and now - failing_since > _FINITE_PATIENCE_S:
-                    message = f"the server did not answer for {_FINITE_PATIENCE_S:g} s while the ledger was read"
+                    message = (
+                        f"the server did not answer for {_FINITE_PATIENCE_S:g} s while the ledger was read"
+                    )
                     raise ServerUnreachableError(message) from error
                 if self._connection.is_closed:
                     message = "the connection was closed while the ledger was read"
@@ -98,7 +106,7 @@ class Feed:
                 logger.info("reading goes on from stream sequence %d with a new consumer", self._next)
                 await asyncio.sleep(_RETRY_S)
 
-    async def _one_consumer(self, until: int | None) -> AsyncIterator[list[Stored]]:
+    async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Stored], None]:
         await self._connection.wait_connected(_FINITE_PATIENCE_S)
         name, pending = await self._create()
         if pending == 0 and until is not None:
@@ -112,7 +120,11 @@ class Feed:
         try:
             while until is None or self._next <= until:
                 batch, pending = await self._take(consumer)
-                wanted = batch if until is None else [stored for stored in batch if stored.stream_sequence <= until]
+                wanted = (
+                    batch
+                    if until is None
+                    else [stored for stored in batch if stored.stream_sequence <= until]
+                )
                 if wanted:
                     yield wanted
                 if until is not None and pending == 0:
@@ -135,7 +147,7 @@ class Feed:
         """Wait for deliveries; return them in order, and how many the server still had at the last one."""
         loop = asyncio.get_running_loop()
         while not self._held:
-            if self._lost or loop.time() - max(consumer.heard_at, 0.0) > _SILENCE_MAX_S and consumer.asked:
+            if self._lost or (loop.time() - max(consumer.heard_at, 0.0) > _SILENCE_MAX_S and consumer.asked):
                 raise ConnectionLostError
             self._ask(consumer)
             self._wake.clear()

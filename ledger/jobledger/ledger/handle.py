@@ -15,7 +15,7 @@ from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.subjects import JobRef
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from jobledger.ledger.client import Ledger
 
@@ -67,7 +67,7 @@ class JobHandle(Generic[R]):
         Raises: JobNotFoundError, UnreachableError.
         """
         job = fold(await self.history()).job
-        assert job is not None, "a history is not empty"  # noqa: S101
+        assert job is not None, "a history is not empty"
         return job
 
     async def state(self) -> JobState:
@@ -77,7 +77,7 @@ class JobHandle(Generic[R]):
         """
         return (await self.snapshot()).state
 
-    async def transitions(self, *, timeout_s: float | None = None) -> AsyncIterator[Stored]:
+    async def transitions(self, *, timeout_s: float | None = None) -> AsyncGenerator[Stored, None]:
         """Yield the job's events from the first on as they are recorded, until it is final.
 
         Raises: ResultTimeoutError after `timeout_s` (None waits for ever), JobNotFoundError, UnreachableError.

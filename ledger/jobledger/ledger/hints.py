@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.subjects import JobRef, Names
@@ -29,7 +29,7 @@ class Hints:
             event.set()
 
     @contextlib.contextmanager
-    def watch(self, ref: JobRef) -> Iterator[asyncio.Event]:
+    def watch(self, ref: JobRef) -> Generator[asyncio.Event, None, None]:
         """Give an event that is set when a hint about the job arrives."""
         key = f"{ref.queue}.{ref.job_id}"
         event = asyncio.Event()
@@ -45,4 +45,6 @@ class Hints:
     def tell(self, inbox: str, ref: JobRef) -> None:
         """Tell another process that a job has ended; lost without a trace when nobody listens."""
         with contextlib.suppress(ConnectionLostError):
-            self._connection.send(self._names.ended_hint(inbox), "", b"", f"{ref.queue}.{ref.job_id}".encode())
+            self._connection.send(
+                self._names.ended_hint(inbox), "", b"", f"{ref.queue}.{ref.job_id}".encode()
+            )

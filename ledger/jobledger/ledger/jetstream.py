@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ _RETRY_S: Final = 0.05
 class JetStreamLog:
     """The ledger's stream behind the Log protocol."""
 
-    def __init__(  # noqa: PLR0913 - assembled in one place, client.open_log
+    def __init__(
         self,
         connection: Connection,
         inbox: Inbox,
@@ -66,7 +66,7 @@ class JetStreamLog:
         An answer that did not come is never guessed at: the chain is read, and what it says is the outcome.
         Resending meanwhile is safe, since the condition lets only one copy in.
         """
-        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"  # noqa: S101 - our own mistake
+        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"
         return await self.submit(entries)
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
@@ -262,7 +262,7 @@ class JetStreamLog:
         from_time: datetime | None = None,
         subject: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[list[Stored]]:
+    ) -> AsyncGenerator[list[Stored], None]:
         """Yield batches in stream order; see `Log.read`."""
         head = await self.head()
         feed = Feed(
@@ -311,7 +311,9 @@ def _stored(data: bytes, headers: bytes) -> Stored:
     except ValueError as error:
         message = "the server answered a direct get without sequence or time"
         raise MalformedEventError(message) from error
-    return Stored(event=decode(data, stream_sequence=sequence), data=data, stream_sequence=sequence, stored_at=stored_at)
+    return Stored(
+        event=decode(data, stream_sequence=sequence), data=data, stream_sequence=sequence, stored_at=stored_at
+    )
 
 
 def _microseconds(text: str) -> str:

@@ -116,7 +116,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
     dispatches: int = 0  #: `queued` events since the last `started`
-    dispatch_sequence: int = 0  #: stream sequence of the newest `queued`: the only work item that still counts
+    dispatch_sequence: int = (
+        0  #: stream sequence of the newest `queued`: the only work item that still counts
+    )
     due_at: datetime | None = None  #: when a waiting job moves on by itself
     finished_at: datetime | None = None  #: when the present final state was entered
     result: msgspec.Raw = NO_VALUE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +29,14 @@ def encode_value(value: Any, *, what: str) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        UnicodeError,
+        msgspec.MsgspecError,
+    ) as error:
         message = f"the {what} cannot be written as JSON: {_reason(error)}"
         raise InvalidInputError(message) from error
     if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
@@ -77,11 +84,13 @@ def _check_numbers(value: Any, what: str) -> None:
         message = f"the {what} holds {value!r}, which JSON cannot say"
         raise InvalidInputError(message)
     if isinstance(value, Mapping):
-        for item in value.values():
-            _check_numbers(item, what)
+        _check_each(value.values(), what)  # pyright: ignore[reportUnknownArgumentType] # of anything
     elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            _check_numbers(item, what)
+        _check_each(value, what)  # pyright: ignore[reportUnknownArgumentType] # of anything
     elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            _check_numbers(getattr(value, name), what)
+        _check_each([getattr(value, name) for name in value.__struct_fields__], what)
+
+
+def _check_each(values: Iterable[Any], what: str) -> None:
+    for value in values:
+        _check_numbers(value, what)

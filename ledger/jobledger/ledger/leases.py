@@ -151,7 +151,9 @@ class JetStreamLeases:
 
         Raises: ServerUnreachableError.
         """
-        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {"subjects_filter": f"{self._prefix}>"})
+        answer = await api(
+            self._inbox, f"STREAM.INFO.{self._stream}", {"subjects_filter": f"{self._prefix}>"}
+        )
         subjects: dict[str, Any] = answer.get("state", {}).get("subjects") or {}
         found = [await self._last(subject) for subject in sorted(subjects)[:_LISTED_MAX]]
         return [_decode(each[0]) for each in found if each is not None]

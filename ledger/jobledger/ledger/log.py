@@ -6,7 +6,7 @@ Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -25,7 +25,9 @@ class Entry(msgspec.Struct, frozen=True):
     subject: str
     data: bytes
     chain: str  #: the filter of its chain, `...<job_id>.>`
-    expected: int | None  #: the chain's last stream sequence, 0 for none; None when an earlier entry of the batch says it
+    expected: (
+        int | None
+    )  #: the chain's last stream sequence, 0 for none; None when an earlier entry of the batch says it
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ class Log(Protocol):
         from_time: datetime | None = None,
         subject: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[list[Stored]]:
+    ) -> AsyncGenerator[list[Stored], None]:
         """Yield batches (never empty, at most a few hundred) in stream order from a sequence or a server time.
 
         Ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are

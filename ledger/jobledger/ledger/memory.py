@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -127,7 +127,7 @@ class MemoryLog:
         from_time: datetime | None = None,
         subject: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[list[Stored]]:
+    ) -> AsyncGenerator[list[Stored], None]:
         """Yield batches in stream order; see `Log.read`."""
         last = len(self._kept)
         if from_sequence > last + 1:

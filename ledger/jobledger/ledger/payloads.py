@@ -29,7 +29,9 @@ class Payloads:
     Writing a value again is harmless: equal values have one name.
     """
 
-    def __init__(self, connection: Connection, bucket: str, *, inline_bytes_max: int, payload_bytes_max: int) -> None:
+    def __init__(
+        self, connection: Connection, bucket: str, *, inline_bytes_max: int, payload_bytes_max: int
+    ) -> None:
         self._connection = connection
         self._bucket = bucket
         self._inline_bytes_max = inline_bytes_max
@@ -64,7 +66,7 @@ class Payloads:
             message = f"the server has no room for the {what}: raise max_file_store in its configuration"
             raise LedgerFullError(message) from error
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            message = f"the {what} could not be stored: {error or type(error).__name__}"
+            message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
             raise ServerUnreachableError(message) from error
         return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
 
@@ -82,7 +84,9 @@ class Payloads:
             message = f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: results expire after a week"
             raise PayloadMissingError(message) from error
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            message = f"payload {reference.sha256[:12]}... could not be read: {error or type(error).__name__}"
+            message = (
+                f"payload {reference.sha256[:12]}... could not be read: {str(error) or type(error).__name__}"
+            )
             raise ServerUnreachableError(message) from error
         text = found.data or b""
         if digest(text) != reference.sha256:
@@ -102,5 +106,3 @@ async def _holds(store: ObjectStore, name: str) -> bool:
     except nats.js.errors.NotFoundError:
         return False
     return True
-
-

@@ -54,7 +54,9 @@ class Publisher:
     def __init__(self, connection: Connection, inbox: Inbox) -> None:
         self._connection = connection
         self._inbox = inbox
-        self._pending: dict[str, tuple[float, Answered]] = {}  # reply subject -> (deadline, answer), oldest first
+        self._pending: dict[
+            str, tuple[float, Answered]
+        ] = {}  # reply subject -> (deadline, answer), oldest first
         self._sweeping: asyncio.TimerHandle | None = None
 
     @property

@@ -18,7 +18,9 @@ from jobledger.ledger.connection import Connection
 from jobledger.ledger.inbox import header, status_of
 
 _NANOSECONDS: Final = 1_000_000_000
-_OLD_ACK_TOKENS: Final = 9  # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
+_OLD_ACK_TOKENS: Final = (
+    9  # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
+)
 _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-server 2.16 on
 
 #: `empty` nothing (more) for a request; `lost` the consumer is gone or unreachable and must be looked for.
@@ -108,7 +110,9 @@ class PullConsumer:
         self._requests.clear()
         self.asked = 0
 
-    def request(self, batch: int, *, expires_s: float | None = None, heartbeat_s: float | None = None) -> None:
+    def request(
+        self, batch: int, *, expires_s: float | None = None, heartbeat_s: float | None = None
+    ) -> None:
         """Ask for up to `batch` messages: now or not at all, or within `expires_s` with a sign of life meanwhile.
 
         Raises: ConnectionLostError.
@@ -163,4 +167,6 @@ class PullConsumer:
 def header_text(headers: bytes) -> str:
     """Return the words of a status line, lower case."""
     line = headers[:200].split(b"\r\n", 1)[0]
-    return line[12:].decode(errors="replace").strip().lower() or header(headers, b"Description").decode().lower()
+    return (
+        line[12:].decode(errors="replace").strip().lower() or header(headers, b"Description").decode().lower()
+    )

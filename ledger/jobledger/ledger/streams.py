@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -152,13 +152,19 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
     info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     if _code(info) == _CONSUMER_NOT_FOUND:
         subject = f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}"
-        request = {"stream_name": stream, "action": "create", "config": {"durable_name": name, "name": name, **config}}
+        request = {
+            "stream_name": stream,
+            "action": "create",
+            "config": {"durable_name": name, "name": name, **config},
+        }
         info = await api(inbox, subject, request)
         if _code(info) in _NAME_IN_USE:
             info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     _check_answer(info, f"consumer {name}")
     required = ("filter_subject", "ack_policy", "deliver_policy")
-    _check_settings(StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), info["config"])
+    _check_settings(
+        StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), info["config"]
+    )
 
 
 async def api(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
@@ -212,4 +218,6 @@ def _check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     """A setting left out means its zero."""
-    return value or 0 if not isinstance(value, list) else sorted(value)
+    if isinstance(value, list):
+        return sorted(cast("list[str]", value))
+    return value or 0

@@ -5,6 +5,7 @@ Collects no registry behind the user's back: a worker is told modules, and `Task
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -18,7 +19,12 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_arg
 import msgspec
 
 from jobledger.ledger.context import Context
-from jobledger.ledger.errors import ConfigurationError, InvalidInputError, TaskDefinitionError, UnknownTaskError
+from jobledger.ledger.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
 from jobledger.ledger.events import PRIORITIES, Priority
 from jobledger.ledger.json_text import encode_value
 from jobledger.ledger.subjects import check_token
@@ -28,6 +34,7 @@ R = TypeVar("R")
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
 _MAX_ATTEMPTS_LIMIT: Final = 1_000
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
 _TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
 
 
@@ -77,7 +84,7 @@ class Task(Generic[P, R]):
         """Show the name a job carries."""
         return f"<task {self.name}>"
 
-    def options(  # noqa: PLR0913 - one keyword per option
+    def options(
         self,
         *,
         queue: str | None = None,
@@ -97,8 +104,8 @@ class Task(Generic[P, R]):
             "timeout_s": timeout_s,
             "id": id,
         }
-        changes = {name: value for name, value in given.items() if value is not None}
-        return TaskWithOptions(self, Options(**{**msgspec.structs.asdict(self.defaults), **changes}))
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return TaskWithOptions(self, msgspec.structs.replace(self.defaults, **changes))
 
     @functools.cached_property
     def signature(self) -> TaskSignature:
@@ -158,7 +165,9 @@ class TaskSignature:
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
-            message = f"task {self._task_name} takes {len(self._positional)} positional arguments, got {len(args)}"
+            message = (
+                f"task {self._task_name} takes {len(self._positional)} positional arguments, got {len(args)}"
+            )
             raise InvalidInputError(message)
         named = dict(zip(self._positional, args, strict=False))
         twice = sorted(named.keys() & kwargs.keys())
@@ -198,11 +207,11 @@ class TaskSignature:
         wanted = self._types[name]
         if wanted is Any:
             return _json_or_text(word)
-        for read in (lambda: msgspec.convert(word, wanted, strict=False), lambda: msgspec.json.decode(word, type=wanted)):
-            try:
-                return msgspec.to_builtins(read())
-            except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
-                continue
+        # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
+        with contextlib.suppress(*_UNREADABLE):
+            return msgspec.to_builtins(msgspec.convert(word, wanted, strict=False))
+        with contextlib.suppress(*_UNREADABLE):
+            return msgspec.to_builtins(msgspec.json.decode(word, type=wanted))
         message = f"task {self._task_name}: argument {name}={word[:60]!r} is not {_type_name(wanted)}"
         raise InvalidInputError(message)
 
@@ -222,12 +231,16 @@ def _parameters(task: Task[Any, Any]) -> tuple[list[inspect.Parameter], dict[str
     try:
         hints = get_type_hints(task.function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
-        message = f"task {task.name}: an annotation cannot be resolved at run time ({error}): import it for real"
+        message = (
+            f"task {task.name}: an annotation cannot be resolved at run time ({error}): import it for real"
+        )
         raise TaskDefinitionError(message) from error
     parameters = list(inspect.signature(task.function).parameters.values())
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            message = f"task {task.name}: parameter {parameter} cannot be part of an input: name every argument"
+            message = (
+                f"task {task.name}: parameter {parameter} cannot be part of an input: name every argument"
+            )
             raise TaskDefinitionError(message)
     return parameters, hints
 
@@ -261,7 +274,7 @@ def task(
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
 ) -> _Decorator: ...
-def task(  # noqa: PLR0913 - one keyword per option
+def task(
     function: Callable[..., Any] | None = None,
     /,
     *,
@@ -317,7 +330,8 @@ class TaskRegistry:
         """
         registry = cls()
         for name in modules:
-            found = [value for value in vars(_import(name)).values() if isinstance(value, Task)]
+            members: list[Any] = list(vars(_import(name)).values())
+            found: list[Task[Any, Any]] = [value for value in members if isinstance(value, Task)]
             if not found:
                 message = f"module {name!r} holds no task: decorate a function with @task"
                 raise ConfigurationError(message)
@@ -332,7 +346,9 @@ class TaskRegistry:
         """
         known = self._tasks.setdefault(task.name, task)
         if known is not task:
-            message = f"two tasks are called {task.name!r} ({_where(known)} and {_where(task)}): give one a name="
+            message = (
+                f"two tasks are called {task.name!r} ({_where(known)} and {_where(task)}): give one a name="
+            )
             raise ConfigurationError(message)
         _ = task.signature  # a wrong signature is reported here, not by the first job
 

@@ -111,7 +111,9 @@ class Writer:
             unit = self._waiting.popleft()
             its_chains = {entry.chain for entry in unit.entries}
             unit_bytes = sum(len(entry.data) for entry in unit.entries)
-            too_much = messages + len(unit.entries) > BATCH_MESSAGES_MAX or size + unit_bytes > _GROUP_BYTES_MAX
+            too_much = (
+                messages + len(unit.entries) > BATCH_MESSAGES_MAX or size + unit_bytes > _GROUP_BYTES_MAX
+            )
             if its_chains & chains or (group and too_much):
                 later.append(unit)
                 chains |= its_chains  # order within a chain is kept

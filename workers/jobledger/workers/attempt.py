@@ -102,14 +102,14 @@ class Attempts:
         if queued.task not in self._tasks:
             await self._pass_on(delivery, queued)
             return
-        if not self._intake.is_fresh(delivery) or not self._lease.is_valid:
+        identity = self._lease.identity
+        if not self._intake.is_fresh(delivery) or not self._lease.holds(identity):
             self._intake.drop(delivery)  # it may be somebody else's by now, or we may be nobody
             return
-        identity = self._lease.identity
         verdict = await self._claimer.claim(delivery, queued)
         if isinstance(verdict, NotOurs):
             self._settle(delivery, verdict)
-        elif self._lease.is_valid and identity == self._lease.identity:
+        elif self._lease.holds(identity):
             await self._run(delivery, verdict, identity)
         else:
             await self._give_back(verdict.chain, "the worker was stopped while it claimed the job")
@@ -166,7 +166,9 @@ class Attempts:
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)
-        logger.warning("job %s was taken over: our %s for attempt %d is refused", job.id, refused, len(job.attempts))
+        logger.warning(
+            "job %s was taken over: our %s for attempt %d is refused", job.id, refused, len(job.attempts)
+        )
         command = Fence(epoch=job.claim_epoch, attempt=len(job.attempts), worker=identity, outcome=refused)
         with contextlib.suppress(IllegalTransitionError):
             await transact(
@@ -197,7 +199,9 @@ class Attempts:
             self._settle(delivery, verdict)
             return
         epoch = _job(verdict.chain).claim_epoch
-        await self._record(verdict.chain, Fail(epoch=epoch, error=error, give_up="rejected"), self._lease.identity)
+        await self._record(
+            verdict.chain, Fail(epoch=epoch, error=error, give_up="rejected"), self._lease.identity
+        )
         self._intake.ack(delivery)
         logger.error("job %s in %s is a dead letter: %s", ref.job_id, ref.queue, message)
 
@@ -205,5 +209,3 @@ class Attempts:
 def _job(chain: Chain) -> Job:
     assert chain.job is not None, "a claimed chain has a job"
     return chain.job
-
-

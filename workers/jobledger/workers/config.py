@@ -11,6 +11,7 @@ from jobledger.ledger.subjects import check_token
 
 _CONCURRENCY_MAX: Final = 10_000
 _QUEUES_MAX: Final = 100
+_ACK_WAIT_S_MAX: Final = 3600
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +20,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
     concurrency: int = 100  #: attempts that may run at once, threads included
     grace_s: float = 30.0  #: how long running attempts may go on after a stop was asked for
-    ack_wait_s: float = 10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
+    ack_wait_s: float = (
+        10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
+    )
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
 
     def __post_init__(self) -> None:
@@ -35,7 +38,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             f"concurrency must be a whole number from 1 to {_CONCURRENCY_MAX}, got {self.concurrency!r}",
         )
         _require(0 <= self.grace_s <= 24 * 3600, f"grace_s must be from 0 to 86400, got {self.grace_s!r}")
-        _require(1 <= self.ack_wait_s <= 3600, f"ack_wait_s must be from 1 to 3600, got {self.ack_wait_s!r}")
+        _require(
+            1 <= self.ack_wait_s <= _ACK_WAIT_S_MAX,
+            f"ack_wait_s must be from 1 to 3600, got {self.ack_wait_s!r}",
+        )
         _require(
             self.concurrency <= self.ack_pending_max,
             f"ack_pending_max must be at least concurrency, got {self.ack_pending_max!r}",

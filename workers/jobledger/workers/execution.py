@@ -57,7 +57,9 @@ class Execution:
         except TimeoutError as error:
             if limit.expired():
                 sentence = f"the attempt was stopped after its timeout of {job.timeout_s:g} s"
-                return Fail(epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=sentence))
+                return Fail(
+                    epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=sentence)
+                )
             return Fail(epoch=epoch, error=describe(error))
         except Exception as error:  # noqa: BLE001 - whatever user code raises is this attempt's failure
             return Fail(epoch=epoch, error=describe(error))

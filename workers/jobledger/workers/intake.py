@@ -41,7 +41,7 @@ class Lane:
 
     def __init__(self, queue: str, priority: Priority, consumer: PullConsumer) -> None:
         self.queue = queue
-        self.priority = priority
+        self.priority: Priority = priority
         self.consumer = consumer
         self.waiting = False  # a request stands that the server answers when something comes
         self.lost = True  # the consumer has to be looked for
@@ -78,7 +78,9 @@ class Intake:
         self._wake = asyncio.Event()
         self._round = 0
         self._held: dict[str, Held] = {}  # ack subject -> delivery
-        self._lanes = [self._lane(queue, priority) for priority in PRIORITIES for queue in queues]
+        self._lanes: list[Lane] = []
+        for priority in PRIORITIES:
+            self._lanes += [self._lane(queue, priority) for queue in queues]
 
     def _lane(self, queue: str, priority: Priority) -> Lane:
         names = self._ledger.names

@@ -55,6 +55,10 @@ class LeaseKeeper:
         """Whether nobody may take over this worker's jobs yet, by the monotonic clock."""
         return self._clock.monotonic() < self._valid_until
 
+    def holds(self, identity: str) -> bool:
+        """Return whether `identity` is ours at present and its lease lives."""
+        return identity == self.identity and self.is_valid
+
     async def open(self) -> None:
         """Learn how long leases last here, and take one.
 
@@ -83,7 +87,9 @@ class LeaseKeeper:
     def _lose(self, why: str) -> None:
         lost, self.identity = self.identity, new_identity()
         self._revision = 0
-        logger.error("lease of %s %s: its jobs are stopped, this worker goes on as %s", lost, why, self.identity)
+        logger.error(
+            "lease of %s %s: its jobs are stopped, this worker goes on as %s", lost, why, self.identity
+        )
         self._on_lost(lost)
 
     async def _renew(self, *, stopped: bool = False) -> None:

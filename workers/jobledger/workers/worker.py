@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -185,7 +185,7 @@ class Worker:
                 await self._lease.close()
 
 
-async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+async def _end(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until they are gone."""
     for task in tasks:
         task.cancel()
