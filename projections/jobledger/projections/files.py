@@ -71,6 +71,10 @@ def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]
         if code in _DAMAGE_CODES or "no such" in str(error):
             raise DamagedProjectionError(path, error) from error
         raise ProjectionError(f"the projection {path} could not be used: {error}") from error
+    except OverflowError as error:
+        raise ProjectionError(
+            f"the projection {path} cannot hold a number of more than 64 bits: {error}"
+        ) from error
     except OSError as error:
         raise ProjectionStorageError(path, error.strerror or error) from error
 
