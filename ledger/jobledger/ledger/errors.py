@@ -1,42 +1,42 @@
 """What can go wrong, as one tree; the branch says what the caller can do about it.
 
-    LedgerError
-    ├── InvalidError              the request is wrong: mend it, nothing was changed
-    │   ├── ConfigurationError
-    │   ├── InvalidTokenError
-    │   ├── TaskDefinitionError
-    │   ├── UnknownTaskError
-    │   ├── InvalidInputError
-    │   └── PayloadTooLargeError
-    ├── NotFoundError             there is nothing of that name
-    │   └── JobNotFoundError
-    ├── RefusedError              well-formed, but not now or not here: nothing was changed
-    │   ├── AmbiguousIdError
-    │   ├── IllegalTransitionError
-    │   ├── JobExistsError
-    │   ├── StaleClaimError
-    │   ├── WrongSequenceError
-    │   ├── LedgerFullError
-    │   ├── StreamMismatchError
-    │   ├── JetStreamDisabledError
-    │   ├── PermissionRefusedError
-    │   ├── UnsupportedServerError
-    │   ├── PortInUseError
-    │   └── StoreInUseError
-    ├── UnreachableError          no answer: the same call may succeed later
-    │   ├── ServerUnreachableError
-    │   ├── ServerStartError
-    │   ├── ServerBinaryMissingError
-    │   └── AppendOutcomeUnknownError
-    ├── CorruptLedgerError        what is stored cannot be trusted: stop and look
-    │   ├── MalformedEventError
-    │   ├── UnknownEventError
-    │   ├── PayloadMissingError
-    │   └── SequenceGapError
-    └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
-        ├── JobCancelledError
-        ├── JobFailedError
-        └── ResultTimeoutError
+LedgerError
+├── InvalidError              the request is wrong: mend it, nothing was changed
+│   ├── ConfigurationError
+│   ├── InvalidTokenError
+│   ├── TaskDefinitionError
+│   ├── UnknownTaskError
+│   ├── InvalidInputError
+│   └── PayloadTooLargeError
+├── NotFoundError             there is nothing of that name
+│   └── JobNotFoundError
+├── RefusedError              well-formed, but not now or not here: nothing was changed
+│   ├── AmbiguousIdError
+│   ├── IllegalTransitionError
+│   ├── JobExistsError
+│   ├── StaleClaimError
+│   ├── WrongSequenceError
+│   ├── LedgerFullError
+│   ├── StreamMismatchError
+│   ├── JetStreamDisabledError
+│   ├── PermissionRefusedError
+│   ├── UnsupportedServerError
+│   ├── PortInUseError
+│   └── StoreInUseError
+├── UnreachableError          no answer: the same call may succeed later
+│   ├── ServerUnreachableError
+│   ├── ServerStartError
+│   ├── ServerBinaryMissingError
+│   └── AppendOutcomeUnknownError
+├── CorruptLedgerError        what is stored cannot be trusted: stop and look
+│   ├── MalformedEventError
+│   ├── UnknownEventError
+│   ├── PayloadMissingError
+│   └── SequenceGapError
+└── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
+    ├── JobCancelledError
+    ├── JobFailedError
+    └── ResultTimeoutError
 """
 
 from __future__ import annotations
@@ -265,5 +265,3 @@ class JobCancelledError(OutcomeError):
 
 class ResultTimeoutError(OutcomeError):
     """The job did not end within the time given; it goes on unharmed."""
-
-

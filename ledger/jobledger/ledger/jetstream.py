@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -31,6 +32,7 @@ from jobledger.ledger.writer import Commit, Writer
 
 _WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 _FULL: Final = frozenset({10023, 10047, 10077})
+_LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 _TOO_MANY_BATCHES: Final = frozenset({10174, 10175, 10176, 10199, 10210, 10211})
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _CHAIN_BATCH: Final = 256
@@ -130,13 +132,14 @@ class JetStreamLog:
             if isinstance(error, AppendRefusedError):
                 _raise_final(error)
             try:
-                stored = await self._stored_instead(entries, deadline - loop.time())
-                if stored is not None:
-                    return _verdict(entries, stored)
+                sequence = await self._stored_as(entries, deadline - loop.time())
+                if sequence is not None:
+                    return sequence
+                if isinstance(error, AppendRefusedError):
+                    _raise_if_ahead(error, entries)
+                    await asyncio.sleep(_RETRY_S)  # another append of this chain is still being stored
                 if loop.time() >= deadline:
                     break
-                if isinstance(error, AppendRefusedError):
-                    await asyncio.sleep(_RETRY_S)  # 10164: another append of this chain is still being stored
                 return await self._send(entries)
             except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
                 error = again
@@ -148,15 +151,24 @@ class JetStreamLog:
         )
         raise AppendOutcomeUnknownError(message) from error
 
-    async def _stored_instead(self, entries: Sequence[Entry], limit_s: float) -> Stored | None:
-        """Return what the chain holds where the first conditional entry wanted to be; None if nothing yet."""
+    async def _stored_as(self, entries: Sequence[Entry], limit_s: float) -> int | None:
+        """Return the first entry's sequence if the entries are stored, None if nothing stands in their place.
+
+        Raises: WrongSequenceError when one of their chains went on without them.
+        """
         await self._connection.wait_connected(max(limit_s, _RETRY_S))
-        entry = entries[0]
-        found = await self._direct_get(
-            {"seq": (entry.expected or 0) + 1, "next_by_subj": entry.chain, "batch": 1},
-            batch=True,
-        )
-        return found[0] if found else None
+        first: int | None = None
+        for offset, entry in enumerate(entries):
+            if entry.expected is None:
+                continue
+            request = {"seq": entry.expected + 1, "next_by_subj": entry.chain, "batch": 1}
+            found = await self._direct_get(request, batch=True)
+            if not found:
+                continue
+            if found[0].data != entry.data:  # our own event is told from another's by its bytes
+                raise WrongSequenceError(entry.chain, entry.expected)
+            first = found[0].stream_sequence - offset
+        return first
 
     async def read_chain(self, chain: str) -> list[Stored]:
         """Return the events of a chain; see `Log.read_chain`."""
@@ -283,11 +295,12 @@ class JetStreamLog:
                 yield batch
 
 
-def _verdict(entries: Sequence[Entry], stored: Stored) -> int:
-    """Tell our own event from somebody else's by its bytes."""
-    if stored.data == entries[0].data:
-        return stored.stream_sequence
-    raise WrongSequenceError(entries[0].chain, entries[0].expected or 0)
+def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None:
+    """Refuse a condition on a sequence that the chain has not reached: no waiting makes it true."""
+    last = _LAST_SEQUENCE.search(str(error))
+    for entry in entries:
+        if last is not None and entry.expected is not None and int(last[1]) < entry.expected:
+            raise WrongSequenceError(entry.chain, entry.expected) from error
 
 
 def _raise_final(error: AppendRefusedError) -> None:
