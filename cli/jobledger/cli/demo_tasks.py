@@ -1,0 +1,33 @@
+"""The demo's task: index one source file. Some files of the standard library cannot be tokenized, on purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tokenize
+from pathlib import Path
+
+import msgspec
+
+from jobledger.ledger import task
+
+
+class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a file after it was indexed."""
+
+    sha256: str
+    size_bytes: int
+    lines: int
+    tokens: int
+
+
+@task(name="index_file", queue="index", max_attempts=3)
+def index_file(path: str) -> FileIndex:
+    """Read a Python file once; raise what `tokenize` raises when it is not one. Runs in a thread: it only computes."""
+    data = Path(path).read_bytes()
+    return FileIndex(
+        sha256=hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        lines=data.count(b"\n") + (not data.endswith(b"\n") and bool(data)),
+        tokens=sum(1 for _ in tokenize.tokenize(io.BytesIO(data).readline)),
+    )

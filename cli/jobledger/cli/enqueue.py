@@ -1,0 +1,164 @@
+"""`jobledger enqueue`: one job, checked before anything is sent; with --wait its transitions as they come."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import JobNotCompletedError, UsageError
+from jobledger.cli.events import event_json, event_line
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, load_tasks, opened, run
+from jobledger.ledger import JobHandle, JobState, LedgerConfig, Task
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.errors import InvalidInputError, PayloadTooLargeError
+from jobledger.ledger.json_text import check_text
+from jobledger.ledger.tasks import TaskWithOptions
+
+_INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
+
+
+def enqueue(
+    *,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Arguments, read by the types of the task's parameters."
+        ),
+    ] = None,
+    input_text: Annotated[
+        str | None,
+        typer.Option(
+            "--input", metavar="JSON", help="All arguments as one JSON object; - reads it from stdin."
+        ),
+    ] = None,
+    app: options.App = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. [default: the task's]")
+    ] = None,
+    priority: Annotated[
+        Literal["high", "normal", "low"] | None, typer.Option("--priority", help="[default: the task's]")
+    ] = None,
+    job_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. [default: a new one]"
+        ),
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option("--max-attempts", metavar="N", help="Attempts it may have. [default: the task's]"),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. [default: the task's]"),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Show its transitions until it ends; exit 0 only if it completed.")
+    ] = False,
+    wait_timeout: Annotated[
+        float | None,
+        typer.Option("--wait-timeout", metavar="SECONDS", min=0, help="Wait no longer (the job goes on)."),
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    ledger_bytes_max: options.LedgerBytesMax = None,
+    as_json: options.Json = False,
+) -> None:
+    """Add one job and print {"id", "created", "sequence"}; created is false when the id was there already."""
+    found = load_tasks(app).get(task)
+    # All that can be refused without a server is refused here, so a bad request never depends on one.
+    chosen = found.options(
+        queue=queue, priority=priority, max_attempts=max_attempts, timeout_s=timeout, id=job_id
+    )
+    values = _values(found, words or [], input_text)
+    found.signature.encode((), values)
+    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
+    waiting = wait or wait_timeout is not None
+    run(
+        lambda: _enqueue(
+            Output(as_json=as_json), target, chosen, values, wait=waiting, wait_timeout_s=wait_timeout
+        )
+    )
+
+
+async def _enqueue(
+    output: Output,
+    target: Target,
+    task: TaskWithOptions[..., Any],
+    values: dict[str, Any],
+    *,
+    wait: bool,
+    wait_timeout_s: float | None,
+) -> None:
+    async with opened(target) as ledger:
+        handle = await ledger.enqueue(task, **values)
+        first = (
+            handle.sequence if handle.created else (await ledger.job(handle.id, queue=handle.queue)).sequence
+        )
+        # The same line for people and programs: it is short, and it is what gets pasted into the next command.
+        output.object({"id": handle.id, "created": handle.created, "sequence": first})
+        if wait:
+            await _wait(output, handle, wait_timeout_s)
+
+
+async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None) -> None:
+    """Show the transitions as they come.
+
+    Raises: JobNotCompletedError, ResultTimeoutError.
+    """
+    async for stored in handle.transitions(timeout_s=timeout_s):
+        if output.as_json:
+            output.raw(event_json(stored))
+        else:
+            output.line(event_line(stored, with_job=False))
+    job = await handle.snapshot()
+    if job.state is not JobState.COMPLETED:
+        why = f": {job.error.type}: {job.error.message}" if job.error is not None else ""
+        ended = job.state.value.replace("_", " ")
+        raise JobNotCompletedError(f"job {job.id} ended as {ended}{why} (`jobledger jobs show {job.id}`)")
+    if not output.as_json:
+        result = await handle.result(timeout_s=1)
+        output.say(f"result: {msgspec.json.encode(result).decode()}")
+
+
+def _values(task: Task[..., Any], words: list[str], input_text: str | None) -> dict[str, Any]:
+    """Return the arguments from key=value words or from --input.
+
+    Raises: UsageError, InvalidInputError, PayloadTooLargeError.
+    """
+    if input_text is None:
+        return task.signature.parse_words(_pairs(words))
+    if words:
+        raise UsageError("give the arguments as key=value or as --input, not both")
+    text = _read_stdin() if input_text == "-" else input_text.encode("utf-8", "surrogateescape")
+    if len(text) > _INPUT_BYTES_MAX:
+        raise PayloadTooLargeError(f"input of task {task.name}", len(text), _INPUT_BYTES_MAX)
+    value: Any = msgspec.json.decode(check_text(text, what="--input"))
+    if not isinstance(value, dict):
+        raise InvalidInputError(
+            '--input must be a JSON object with the arguments by name, as in {"user_id": 7}'
+        )
+    return value  # pyright: ignore[reportUnknownVariableType] # an object's keys are text, its values anything
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"{word[:60]!r} is not an argument of the form key=value")
+        if name in pairs:
+            raise UsageError(f"argument {name!r} is given twice")
+        pairs[name] = value
+    return pairs
+
+
+def _read_stdin() -> bytes:
+    """Read all of stdin, but never much more than what may be an input."""
+    return sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)

@@ -1,0 +1,115 @@
+"""What the command line says when something went wrong, and the exit code that scripts rely on.
+
+0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final, cast
+
+import msgspec
+from typer.exceptions import TyperException
+
+from jobledger.cli.text import json_safe, plain
+from jobledger.ledger.errors import InvalidError, LedgerError, NotFoundError, RefusedError, UnreachableError
+from jobledger.projections.errors import (
+    NewerSchemaError,
+    NotAProjectionError,
+    OlderSchemaError,
+    PositionMismatchError,
+    ProjectionBusyError,
+    ProjectionConfigError,
+    ProjectionError,
+    ProjectionMissingError,
+)
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+NOT_FOUND: Final = 3
+REFUSED: Final = 4
+UNREACHABLE: Final = 5
+INTERRUPTED: Final = 130
+
+_CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (InvalidError, USAGE),
+    (NotFoundError, NOT_FOUND),
+    (RefusedError, REFUSED),
+    (UnreachableError, UNREACHABLE),
+    (ProjectionConfigError, USAGE),
+    (ProjectionMissingError, NOT_FOUND),
+    (NotAProjectionError, REFUSED),
+    (NewerSchemaError, REFUSED),
+    (OlderSchemaError, REFUSED),
+    (PositionMismatchError, REFUSED),
+    (ProjectionBusyError, REFUSED),
+)
+
+
+class UsageError(InvalidError):
+    """The command was given words that do not fit together; nothing was done."""
+
+
+class ServerEndedError(UnreachableError):
+    """The embedded server ended while it was needed."""
+
+
+class JobNotCompletedError(LedgerError):
+    """`enqueue --wait` saw the job end otherwise than completed."""
+
+
+class ProjectionDiffersError(LedgerError):
+    """`projection verify` found a row that a rebuilt projection does not have."""
+
+
+class DoctorFoundError(LedgerError):
+    """`doctor` found something that has to be mended."""
+
+
+class DemoFailedError(LedgerError):
+    """The demo's counts do not agree, or it could not be brought to its end."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the code for an error of ours or of anybody else's."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return error.exit_code if isinstance(error, TyperException) else FAILED
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the error that matters in a group: one of ours before any other, a real one before a cancellation."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    members = [first_of(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions]
+    ours = [each for each in members if isinstance(each, LedgerError | ProjectionError)]
+    real = [each for each in members if isinstance(each, Exception)]
+    return (ours or real or members)[0]
+
+
+def sentence(error: BaseException) -> str:
+    """Return one sentence for a person."""
+    if isinstance(error, LedgerError | ProjectionError):
+        return str(error)
+    if isinstance(error, TyperException):
+        return error.format_message()
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return f"the system refused{where}: {error.strerror or error}"
+    return f"unexpected {type(error).__name__}: {error} (run it again with --debug for the whole story)"
+
+
+def report(error: BaseException, *, as_json: bool) -> int:
+    """Write the error to stderr, as JSON if that was asked for, and return the exit code."""
+    code = exit_code(error)
+    text = " ".join(sentence(error).split())
+    if as_json:
+        body = {"error": {"code": code, "type": type(error).__name__, "message": text}}
+        line = json_safe(msgspec.json.encode(body).decode())
+    else:
+        line = f"jobledger: {plain(text)}"
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+    return code

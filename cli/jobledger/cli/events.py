@@ -1,0 +1,199 @@
+"""`jobledger events tail`: the ledger as it was written, one stored event after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from jobledger.cli import options
+from jobledger.cli.errors import UsageError
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.cli.text import clock_time, colored, iso, shortened
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.events import (
+    EVENT_TYPES,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    DeadLettered,
+    Discarded,
+    Failed,
+    Fenced,
+    Interrupted,
+    Progressed,
+    Queued,
+    Scheduled,
+    Started,
+    event_type,
+)
+
+app = typer.Typer(help="Read the ledger's events.", no_args_is_help=True)
+
+_TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
+_DETAIL_MAX: Final = 300
+
+
+@app.callback()
+def _events() -> None:
+    """Keep `tail` a command of its own, whatever their number."""
+
+
+@app.command("tail")
+def tail(
+    *,
+    start: Annotated[
+        str, typer.Option("--from", metavar="SEQ|TIME|now", help="Stream sequence or time (UTC) to begin at.")
+    ] = "1",
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE", help="Only events of this type; repeat it, or separate by commas."
+        ),
+    ] = None,
+    queue: options.Queue = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new events until Ctrl-C.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="End after this many events.")
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Print stored events in stream order, from the first one on unless told otherwise."""
+    wanted = options.split(types)
+    unknown = sorted(set(wanted) - set(EVENT_TYPES))
+    if unknown:
+        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(EVENT_TYPES)}")
+    target = Target(url=url, environment=environment)
+    begin = _parse_start(start)
+    output = Output(as_json=as_json)
+    run(lambda: _tail(output, target, begin, wanted, queue=queue, follow=follow, limit=limit))
+
+
+async def _tail(
+    output: Output,
+    target: Target,
+    begin: int | datetime | None,
+    types: Sequence[str],
+    *,
+    queue: str | None,
+    follow: bool,
+    limit: int | None,
+) -> None:
+    async with opened(target) as ledger:
+        sequence = begin if isinstance(begin, int) else 1
+        head = (await ledger.log.head()).last_sequence
+        if begin is None:
+            sequence = head + 1
+        elif sequence > head + 1:
+            raise UsageError(f"--from {sequence} lies beyond the ledger's end, which is {head}")
+        events = ledger.events(
+            from_sequence=sequence,
+            since=begin if isinstance(begin, datetime) else None,
+            types=types,
+            queue=queue,
+            follow=follow,
+        )
+        left = limit
+        async with contextlib.aclosing(events):
+            async for stored in events:
+                if output.as_json:
+                    output.raw(event_json(stored))
+                else:
+                    output.line(event_line(stored))
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+def _parse_start(text: str) -> int | datetime | None:
+    """Return a stream sequence, a time, or None for "now".
+
+    Raises: UsageError.
+    """
+    if text == "now":
+        return None
+    if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - what the server counts to
+        return max(1, int(text))
+    return parse_time("--from", text, "a stream sequence, now or ")
+
+
+def parse_time(option: str, text: str, before: str = "") -> datetime:
+    """Read an ISO 8601 time; one without a zone counts as UTC.
+
+    Raises: UsageError.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        wanted = f"{before}a time such as 2025-01-31T08:00:00Z"
+        raise UsageError(f"{option} {text[:60]!r} is not {wanted}") from error
+
+
+def event_json(stored: Stored) -> str:
+    """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time."""
+    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{iso(stored.stored_at)}",'
+    data = stored.data.strip()
+    if b"\n" in data or b"\r" in data:  # written by somebody else's encoder
+        data = msgspec.json.format(data, indent=-1)
+    return head + data[1:].decode()
+
+
+def event_line(stored: Stored, *, with_job: bool = True) -> Text:
+    """Return a stored event as one line for a person."""
+    event = stored.event
+    name = event_type(event)
+    line = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
+    line.append_text(_unstyled(colored(name), name))
+    if with_job:
+        line.append(f" {shortened(event.job, 36)}", style="")
+        line.append(f" {shortened(event.queue, 20)}/{shortened(event.task, 24)}", style="dim")
+    detail = event_detail(stored)
+    if detail:
+        line.append(f" {shortened(detail, _DETAIL_MAX)}", style="")
+    return line
+
+
+def _unstyled(word: Text, name: str) -> Text:
+    word.pad_right(_TYPE_WIDTH - len(name))
+    return word
+
+
+def event_detail(stored: Stored) -> str:  # noqa: PLR0911 - one flat match over the facts
+    """Return what an event says beyond its type, in a few words; "" where that is all."""
+    match stored.event:
+        case Queued(cause="new"):
+            return f"priority {stored.event.priority}" if stored.event.priority != "normal" else ""
+        case Queued(cause=cause, attempt=attempt):
+            return f"{cause}, attempt {attempt} is next"
+        case Scheduled(run_at=run_at):
+            return f"due at {iso(run_at)}"
+        case Started(attempt=attempt, worker=worker):
+            return f"attempt {attempt} on {worker}"
+        case Completed(attempt=attempt):
+            return f"attempt {attempt}"
+        case Failed(attempt=attempt, error=error):
+            return f"attempt {attempt}: {error.type}: {error.message}"
+        case Interrupted(attempt=attempt, reason=reason):
+            return f"attempt {attempt}: {reason}"
+        case DeadLettered(reason=reason, error=error):
+            return reason if error is None else f"{reason}: {error.type}: {error.message}"
+        case Cancelled(reason=reason) | CancelRequested(reason=reason) | Discarded(reason=reason):
+            return reason
+        case Progressed(done=done, total=total, note=note):
+            return f"{done:g}{f' of {total:g}' if total is not None else ''} {note}".strip()
+        case Fenced(worker=worker, outcome=outcome):
+            return f"{outcome} of {worker} came after its claim was over"
+        case _:
+            return ""

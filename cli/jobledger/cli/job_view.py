@@ -1,0 +1,154 @@
+"""One job for a program, as an object, and for a person: facts, attempts, trail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from rich.text import Text
+
+from jobledger.cli.events import event_line
+from jobledger.cli.output import Output
+from jobledger.cli.text import colored, duration, moment, plain_lines, shortened
+from jobledger.ledger import Attempt, Job, Ledger
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import PayloadMissingError
+from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.payloads import Payloads
+
+_VALUE_SHOWN_MAX: Final = 600
+_TRACEBACK_LINES_MAX: Final = 12
+
+
+async def job_object(ledger: Ledger, job: Job) -> dict[str, Any]:
+    """Return the job as JSON shows it; inputs and results in the object store are fetched."""
+    progress = job.progress
+    return {
+        "id": job.id,
+        "queue": job.queue,
+        "task": job.task,
+        "status": job.state.value,
+        "priority": job.priority,
+        "input": await _value(ledger.inputs, job.input, job.input_ref),
+        "result": await _value(ledger.results, job.result, job.result_ref),
+        "error": _error(job.error),
+        "created_at": job.created_at,
+        "updated_at": job.updated_at,
+        "completed_at": job.finished_at,
+        "due_at": job.due_at,
+        "max_attempts": job.max_attempts,
+        "timeout_s": job.timeout_s,
+        "dead_reason": job.dead_reason,
+        "cancel_requested": job.cancel_requested,
+        "cancel_reason": job.cancel_reason or None,
+        "progress": msgspec.structs.asdict(progress) if progress is not None else None,
+        "last_sequence": job.last_sequence,
+        "attempts": [_attempt(attempt) for attempt in job.attempts],
+    }
+
+
+async def _value(store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) -> Any:
+    """Return a value; one that the object store no longer holds is shown as its reference."""
+    if value is NO_VALUE and ref is None:
+        return None
+    try:
+        return msgspec.json.decode(await store.get(value, ref))
+    except PayloadMissingError:
+        assert ref is not None, "only a referenced value can be missing"
+        return {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "missing": True}
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.number,
+        "status": attempt.state,
+        "worker": attempt.worker,
+        "started_at": attempt.started_at,
+        "finished_at": attempt.finished_at,
+        "error": _error(attempt.error),
+    }
+
+
+def _error(error: ErrorInfo | None) -> dict[str, Any] | None:
+    return None if error is None else msgspec.structs.asdict(error)
+
+
+def show_job(
+    output: Output, job: Job, body: dict[str, Any], history: Sequence[Stored], now: datetime
+) -> None:
+    """Print the job for a person."""
+    output.say(f"job {job.id}", style="bold")
+    status = colored(job.state.value)
+    if job.dead_reason:
+        status.append(f" ({job.dead_reason})")
+    if job.cancel_requested and not job.is_final:
+        status.append(" (asked to end)")
+    output.facts(
+        [
+            ("status", status),
+            ("task", job.task),
+            ("queue", job.queue if job.priority == "normal" else f"{job.queue}, priority {job.priority}"),
+            ("input", _shown(body["input"])),
+            ("result", _shown(body["result"]) if body["result"] is not None else None),
+            ("error", f"{job.error.type}: {job.error.message}" if job.error is not None else None),
+            ("reason", job.cancel_reason or None),
+            ("created", moment(job.created_at, now)),
+            ("ended", moment(job.finished_at, now) if job.finished_at is not None else None),
+            ("attempts", f"{len(job.attempts)} of {job.max_attempts + job.attempts_given_back}"),
+            ("timeout", duration(job.timeout_s) if job.timeout_s is not None else None),
+        ]
+    )
+    show_attempts(output, job)
+    show_trail(output, history)
+    _show_traceback(output, job.error)
+
+
+def show_attempts(output: Output, job: Job) -> None:
+    """Print the table of attempts, if there was one."""
+    if job.attempts:
+        rows = [_attempt_row(attempt) for attempt in job.attempts]
+        output.table(("#>", "status!", "worker", "started (UTC)!", "took>"), rows, title="attempts")
+
+
+def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
+    took = (
+        (attempt.finished_at - attempt.started_at).total_seconds()
+        if attempt.finished_at is not None
+        else None
+    )
+    return (
+        attempt.number,
+        colored(attempt.state),
+        shortened(attempt.worker, 64),
+        f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
+        duration(max(0.0, took)) if took is not None else "",
+    )
+
+
+def show_trail(output: Output, history: Sequence[Stored]) -> None:
+    """Print every event of one job, a line each, times as the server has them."""
+    output.say()
+    output.say("events", style="bold")
+    for stored in history:
+        output.line(event_line(stored, with_job=False))
+
+
+def _show_traceback(output: Output, error: ErrorInfo | None) -> None:
+    if error is None or not error.traceback:
+        return
+    output.say()
+    output.say("traceback of the newest error", style="bold")
+    lines = plain_lines(error.traceback.rstrip())
+    if len(lines) > _TRACEBACK_LINES_MAX:
+        output.say(f"  ... ({len(lines) - _TRACEBACK_LINES_MAX} lines before, see --json)", style="dim")
+    for line in lines[-_TRACEBACK_LINES_MAX:]:
+        output.say(Text(f"  {line}"))
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return shortened(text, _VALUE_SHOWN_MAX) + (
+        f" ({len(text):,} characters)" if len(text) > _VALUE_SHOWN_MAX else ""
+    )

@@ -1,0 +1,172 @@
+"""`jobledger jobs`: lists from the projection, brought up to date first; a single job always from its chain."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.events import parse_time
+from jobledger.cli.job_view import job_object, show_job
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, caught_up, opened, operator, projection_path, run
+from jobledger.cli.text import age, colored, iso, shortened
+from jobledger.ledger import JobHandle, JobState, Ledger
+from jobledger.ledger.chain import fold
+from jobledger.ledger.commands import CancelJob
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.errors import AmbiguousIdError, JobNotFoundError
+from jobledger.ledger.subjects import check_token
+from jobledger.projections import JobRow, Store
+
+app = typer.Typer(help="List, show and cancel jobs.", no_args_is_help=True)
+
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="The job's id, or a prefix of it that only one job has.")
+]
+
+
+@app.command("list")
+def list_jobs(
+    *,
+    state: options.State = None,
+    queue: options.Queue = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Only jobs of this task.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only jobs created at this time (UTC) or later."),
+    ] = None,
+    limit: options.Limit = 50,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """List jobs, the newest first, as the ledger has them at this moment."""
+    if queue is not None:
+        check_token("queue", queue)
+    filters = {
+        "state": state,
+        "queue": queue,
+        "task": task,
+        "since": iso(parse_time("--since", since)) if since is not None else None,
+    }
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _list(output, target, projection, limit, filters))
+
+
+async def _list(
+    output: Output, target: Target, chosen: Path | None, limit: int, filters: dict[str, Any]
+) -> None:
+    async with opened(target) as ledger:
+        path = await projection_path(ledger, chosen)
+        await caught_up(ledger, path, output)
+        now = ledger.clock.now()
+    with Store.open(path) as store:
+        found = store.jobs(limit, **filters)
+    if output.as_json:
+        for row in found:
+            output.object(msgspec.structs.asdict(row))
+    elif not found:
+        output.say("no jobs" if any(filters.values()) else "no jobs; add one with `jobledger enqueue`")
+    else:
+        output.table(("id!", "queue", "task", "status!", "age>"), [_row(row, now) for row in found])
+        if len(found) == limit:
+            output.note(f"the newest {limit} are shown; --limit shows more")
+
+
+def _row(row: JobRow, now: datetime) -> tuple[Any, ...]:
+    created = datetime.fromisoformat(row.created_at)
+    return (
+        shortened(row.id, 36),
+        shortened(row.queue, 64),
+        shortened(row.task, 64),
+        colored(row.status),
+        age(created, now).removesuffix(" ago"),
+    )
+
+
+@app.command("show")
+def show(
+    *,
+    job_id: JobId,
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Show one job with its attempts and every event, read from its chain and so never stale."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _show(output, target, projection, job_id, queue))
+
+
+async def _show(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        history = await handle.history()
+        job = fold(history).job
+        assert job is not None, "a history is not empty"
+        body = await job_object(ledger, job)
+        if output.as_json:
+            output.object(body)
+        else:
+            show_job(output, job, body, history, ledger.clock.now())
+
+
+@app.command("cancel")
+def cancel(
+    *,
+    job_id: JobId,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")] = "",
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """End a job that waits; ask one that runs to end."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _cancel(output, target, projection, job_id, queue, reason))
+
+
+async def _cancel(  # noqa: PLR0917 - what the command was told
+    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, reason: str
+) -> None:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        job = await ledger.execute(handle.ref, CancelJob(reason=reason), by=operator())
+    if output.as_json:
+        status = {"id": job.id, "queue": job.queue, "status": job.state.value}
+        output.object({**status, "cancel_requested": job.cancel_requested})
+    elif job.state is JobState.CANCELLED:
+        output.say(f"job {job.id} is cancelled")
+    else:
+        output.say(f"job {job.id} is {job.state.value} and was asked to end")
+
+
+async def find_job(
+    ledger: Ledger, output: Output, chosen: Path | None, job_id: str, queue: str | None
+) -> JobHandle[Any]:
+    """Return the job of that id, else the only one whose id begins with it, found in the projection.
+
+    Raises: InvalidTokenError, JobNotFoundError, AmbiguousIdError.
+    """
+    try:
+        return await ledger.job(job_id, queue=queue)
+    except JobNotFoundError:
+        path = await projection_path(ledger, chosen)
+        await caught_up(ledger, path, output)
+        with Store.open(path) as store:
+            matches = store.find(job_id, queue=queue)
+        if not matches:
+            raise
+        if len(matches) > 1:
+            raise AmbiguousIdError(job_id, [f"{ref.queue}/{ref.job_id}" for ref in matches]) from None
+        return await ledger.job(matches[0].job_id, queue=matches[0].queue)

@@ -1,0 +1,124 @@
+"""The command `jobledger`: its commands, and the way from an error to a sentence and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Final, TextIO
+
+import typer
+
+from jobledger.cli import demo, doctor, enqueue, events, jobs, projection, server, up, worker, workers
+from jobledger.cli.errors import DONE, INTERRUPTED, first_of, report
+from jobledger.cli.session import set_up_logs
+
+#: These may stand anywhere on the line.
+_SWITCHES: Final = ("--verbose", "--debug")
+
+app = typer.Typer(
+    name="jobledger",
+    help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("server")(server.server)
+app.command("worker")(worker.worker)
+app.command("enqueue")(enqueue.enqueue)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(events.app, name="events")
+app.add_typer(projection.app, name="projection")
+app.add_typer(workers.app, name="workers")
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's callbacks
+    if wanted:
+        try:
+            found = version("jobledger")
+        except PackageNotFoundError:
+            found = "unknown (not installed)"
+        sys.stdout.write(f"jobledger {found}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log what goes on, to stderr.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", envvar="JOBLEDGER_DEBUG", help="Log more, and show tracebacks of errors."),
+    ] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    set_up_logs(verbose=verbose, debug=debug)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; whatever goes wrong is one sentence on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        _tolerate_any_text(stream)
+    words = _switches_first(arguments)
+    try:
+        code = typer.main.get_command(app).main(args=words, prog_name="jobledger", standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as error:  # typer's own answer to a reader who went away
+        return (
+            _after_broken_pipe() if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
+        )
+    except BrokenPipeError:
+        return _after_broken_pipe()
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
+        return _after_error(error, words)
+    return code if isinstance(code, int) else DONE
+
+
+def _after_error(group: BaseException, words: Sequence[str]) -> int:
+    error = first_of(group)
+    if isinstance(error, BrokenPipeError):
+        return _after_broken_pipe()
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if "--debug" in words or os.environ.get("JOBLEDGER_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(group)
+    return report(error, as_json="--json" in words)
+
+
+def _after_broken_pipe() -> int:
+    """Whoever read our answer had enough, as in `| head`: the rest goes nowhere, also at the interpreter's end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return DONE
+
+
+def _switches_first(arguments: Sequence[str]) -> list[str]:
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    found = [word for word in words[:end] if word in _SWITCHES]
+    return found + [word for word in words[:end] if word not in _SWITCHES] + words[end:]
+
+
+def _tolerate_any_text(stream: TextIO) -> None:
+    """Write what the terminal's encoding lacks as an escape instead of failing half-way through an answer."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")

@@ -1,0 +1,113 @@
+"""Options that several commands share, each with its name, its environment variable and its sentence of help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from jobledger.ledger.job import JobState
+
+_SERVER = "Server"
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="JOBLEDGER_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="Server to use; several, separated by commas, for a cluster.",
+        rich_help_panel=_SERVER,
+    ),
+]
+OptionalUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="JOBLEDGER_URL",
+        metavar="URL",
+        help="Use this server, which runs already, instead of an embedded one.",
+        rich_help_panel=_SERVER,
+    ),
+]
+Environment = Annotated[
+    str,
+    typer.Option(
+        "--environment",
+        envvar="JOBLEDGER_ENVIRONMENT",
+        metavar="NAME",
+        help="Prefix of streams and subjects, so that several environments share a server.",
+        rich_help_panel=_SERVER,
+    ),
+]
+LedgerBytesMax = Annotated[
+    int | None,
+    typer.Option(
+        "--ledger-bytes-max",
+        envvar="JOBLEDGER_LEDGER_BYTES_MAX",
+        metavar="BYTES",
+        help="Size at which a ledger that is made by this command counts as full. [default: 8 GiB]",
+        rich_help_panel=_SERVER,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON: one object, or one a line for lists.")]
+App = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--app",
+        envvar="JOBLEDGER_APP",
+        metavar="MODULE",
+        help="Module (or .py file) that holds the tasks; repeat it, or separate several by commas.",
+    ),
+]
+Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        envvar="JOBLEDGER_QUEUES",
+        metavar="QUEUE",
+        help="Queue to serve; repeat it, or separate several by commas. [default: those that the tasks name]",
+    ),
+]
+Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", metavar="N", help="Attempts that may run at once, threads included.")
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        "--grace", metavar="SECONDS", help="How long running attempts may go on after a stop was asked for."
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most this many.")]
+ProjectionFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--projection",
+        envvar="JOBLEDGER_PROJECTION",
+        metavar="PATH",
+        help="SQLite file of the projection. [default: one per ledger in your data folder]",
+    ),
+]
+Directory = Annotated[
+    Path, typer.Option("--dir", metavar="DIR", help="Where the embedded server keeps its store between runs.")
+]
+Port = Annotated[
+    int,
+    typer.Option("--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0 takes a free one."),
+]
+Durability = Annotated[
+    Literal["power", "process"],
+    typer.Option(
+        "--durability",
+        help="What an acknowledged event survives: a power cut, or (faster) only the death of a process.",
+    ),
+]
+State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
+
+
+def split(values: list[str] | None) -> list[str]:
+    """Return the words of options that may be repeated, separated by commas, or both."""
+    return [word.strip() for value in values or [] for word in value.split(",") if word.strip()]

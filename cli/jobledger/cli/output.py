@@ -1,0 +1,176 @@
+"""Where a command's answer goes: tables and sentences for a person, JSON objects for a program.
+
+Answers go to stdout, everything else (progress, notes, logs, errors) to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, cast
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from jobledger.cli.text import iso, json_safe, plain
+
+_PROGRESS_AFTER_S: Final = 1.0
+_LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on
+
+Cell = str | Text | int | None
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+class Output:
+    """One command's way to speak."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        # Job data is put in as Text, so that square brackets in it are not read as rich's markup.
+        self.console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self.notes = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+
+    def object(self, value: Any) -> None:
+        """Write one JSON object on a line of its own; datetimes become UTC with microseconds."""
+        text = msgspec.json.encode(_utc(value), enc_hook=_plain_value).decode()
+        self.raw(text)
+
+    def raw(self, text: str) -> None:
+        """Write a line of JSON text as it is, but for characters that steer terminals."""
+        sys.stdout.write(json_safe(text) + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: str | Text = "", *, style: str = "") -> None:
+        """Tell a person something; silent with --json. Long lines wrap, also where there is no terminal."""
+        if not self.as_json:
+            self.console.print(text if isinstance(text, Text) else Text(plain(text)), style=style)
+            sys.stdout.flush()
+
+    def line(self, text: Text) -> None:
+        """Print one line of a list: cut to a terminal's width, whole where a program may read it."""
+        if self.console.is_terminal:
+            self.console.print(text, no_wrap=True, overflow="ellipsis")
+        else:
+            self.console.print(text, soft_wrap=True)
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """Tell a person something about the way to the answer, on stderr, also with --json."""
+        self.notes.print(Text(plain(text)), soft_wrap=True)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
+        """Print a table; a column whose name ends with `>` is set right, one that ends with `!` is never cut."""
+        if title:
+            self.say()
+            self.say(title, style="bold")
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+        for column in columns:
+            name = column.rstrip(">!")
+            keep = column.endswith((">", "!"))
+            table.add_column(
+                name,
+                justify="right" if column.endswith(">") else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                min_width=None,
+                ratio=None if keep else 1,
+            )
+        for row in rows:
+            table.add_row(*map(_cell, row))
+        self.console.print(table)
+
+    def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
+        """Print names and values below each other, long values wrapped; a value None leaves its line out."""
+        shown = [(name, _cell(value)) for name, value in pairs if value is not None]
+        width = max(len(name) for name, _ in shown) + 2
+        for name, value in shown:
+            self.hanging(Text(f"{name:<{width}}", style="dim"), value)
+
+    def hanging(self, head: Text, body: Text) -> None:
+        """Print `head` and `body` as one line, wrapped below where the body begins; no trailing spaces."""
+        indent = " " * len(head)
+        room = max(20, self.console.width - len(indent))
+        # A terminal breaks a command or path that is longer by itself, and it can still be copied whole.
+        lines = body.wrap(self.console, room, overflow="ignore")
+        for number, part in enumerate(lines):
+            part.rstrip()
+            self.console.print((head if number == 0 else Text(indent)) + part, soft_wrap=True)
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Generator[Callable[[int, int], None], None, None]:
+        """Give a callback for (done, total) that shows nothing in the first second, then a bar, all on stderr."""
+        shown = _SlowProgress(self.notes, what)
+        try:
+            yield shown.update
+        finally:
+            shown.stop()
+
+
+class _SlowProgress:
+    """A progress bar for those who have waited a second already; a line now and then without a terminal."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self._console = console
+        self._what = what
+        self._next_s = time.monotonic() + _PROGRESS_AFTER_S
+        self._bar: Progress | None = None
+
+    def update(self, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+        elif time.monotonic() >= self._next_s and done < total:
+            self._next_s = time.monotonic() + _LINE_EVERY_S
+            if self._console.is_terminal:
+                self._bar = bar(self._console)
+                self._bar.start()
+                self._bar.add_task(self._what, total=total, completed=done)
+            else:
+                self._console.print(f"{self._what}: {done:,} of {total:,}")
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def bar(console: Console) -> Progress:
+    """Return the one look of progress bars; it goes away when it is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, expand=False)
+
+
+def _cell(value: Cell) -> Text:
+    if isinstance(value, Text):
+        return value
+    if isinstance(value, int):
+        return Text(f"{value:,}")
+    return Text("" if value is None else plain(value))
+
+
+def _utc(value: Any) -> Any:
+    """Write the times in nested plain values as all our JSON does."""
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, dict):
+        return {name: _utc(item) for name, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_utc(item) for item in cast("Sequence[Any]", value)]
+    return value

@@ -1,0 +1,173 @@
+"""`jobledger projection`: follow the ledger, see how far the rows are, make them anew, prove them right."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import ProjectionDiffersError
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, caught_up, opened, projection_path, run, until_closed, watch_signals
+from jobledger.cli.text import age, size
+from jobledger.ledger import Ledger
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.projections import Position, ProjectionMissingError, Projector, Store, difference, rebuild
+
+app = typer.Typer(help="Follow, inspect and rebuild the projection of the ledger.", no_args_is_help=True)
+
+
+@app.command("run")
+def run_projector(
+    *,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Follow the ledger and keep the projection up to date until Ctrl-C."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _run(output, target, projection))
+
+
+async def _run(output: Output, target: Target, chosen: Path | None) -> None:
+    async with opened(target) as ledger, anyio.create_task_group() as group:
+
+        async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            await watch_signals(group.cancel_scope.cancel, task_status=task_status)
+
+        await group.start(watch)
+        group.start_soon(until_closed, ledger)
+        path = await projection_path(ledger, chosen)
+        position = await caught_up(ledger, path, output)
+        if output.as_json:
+            output.object({"projection": str(path), "position": position.stream_sequence})
+        else:
+            output.say(
+                f"{path} follows the ledger from stream sequence {position.stream_sequence:,}; stop with Ctrl-C"
+            )
+        with Projector(ledger.log, path) as projector:
+            await projector.run()
+
+
+@app.command("status")
+def status(
+    *,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Show how far the projection has read, and how far that is behind the ledger."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _status(output, target, projection))
+
+
+async def _status(output: Output, target: Target, chosen: Path | None) -> None:
+    async with opened(target) as ledger:
+        path = await projection_path(ledger, chosen)
+        body, updated_at = await projection_status(ledger, path)
+        now = ledger.clock.now()
+    if output.as_json:
+        output.object(body)
+        return
+    when = age(datetime.fromisoformat(updated_at), now) if updated_at else "never"
+    output.facts(
+        [
+            ("file", str(path)),
+            ("position", f"{body['position']:,} of {body['head']:,}"),
+            ("lag", f"{body['lag_events']:,} events"),
+            ("updated", when),
+            ("size", size(body["size_bytes"])),
+        ]
+    )
+
+
+async def projection_status(ledger: Ledger, path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return what is known of a projection beside its ledger; a missing file counts as position 0."""
+    head = await ledger.log.head()
+    try:
+        with Store.open(path) as store:
+            position: Position | None = store.position()
+        size_bytes = _size_bytes(path)
+    except ProjectionMissingError:
+        position, size_bytes = None, 0
+    at = position.stream_sequence if position is not None else 0
+    updated_at = position.updated_at if position is not None else None
+    body = {
+        "projection": str(path),
+        "exists": position is not None,
+        "position": at,
+        "head": head.last_sequence,
+        "lag_events": max(0, head.last_sequence - at),
+        "updated_at": updated_at,
+        "size_bytes": size_bytes,
+    }
+    return body, updated_at
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size
+
+
+@app.command("rebuild")
+def rebuild_projection(
+    *,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Make the projection anew from the first event, beside the old one, and swap it in."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _rebuild(output, target, projection))
+
+
+async def _rebuild(output: Output, target: Target, chosen: Path | None) -> None:
+    async with opened(target) as ledger:
+        path = await projection_path(ledger, chosen)
+        with output.progress("rebuilding") as progress:
+            position = await rebuild(ledger.log, path, progress=progress)
+    if output.as_json:
+        output.object({"projection": str(path), "position": position.stream_sequence})
+    else:
+        output.say(f"{path} is rebuilt up to stream sequence {position.stream_sequence:,}")
+
+
+@app.command("verify")
+def verify(
+    *,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Prove that the projection equals one made anew, row for row."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _verify(output, target, projection))
+
+
+async def _verify(output: Output, target: Target, chosen: Path | None) -> None:
+    async with opened(target) as ledger:
+        path = await projection_path(ledger, chosen)
+        with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
+            fresh = Path(folder) / "rebuilt.db"
+            position = await caught_up(ledger, path, output)
+            with output.progress("rebuilding") as progress, Projector(ledger.log, fresh) as projector:
+                # Both up to the same event: the ledger may have grown since.
+                await projector.catch_up(until=position.stream_sequence, progress=progress)
+            found = difference(path, fresh)
+    if found is not None:
+        raise ProjectionDiffersError(f"the projection differs from a rebuilt one: {found}")
+    if output.as_json:
+        output.object({"projection": str(path), "position": position.stream_sequence, "equal": True})
+    else:
+        output.say(
+            f"{path} equals a rebuilt one, row for row, up to stream sequence {position.stream_sequence:,}"
+        )

@@ -1,0 +1,53 @@
+"""`jobledger server`: the embedded nats-server alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+
+from jobledger.cli import options
+from jobledger.cli.embedded import described, embedded, safety, until_ended
+from jobledger.cli.output import Output
+from jobledger.cli.session import run, watch_signals
+from jobledger.ledger.server import Durability, EmbeddedServer
+
+
+def server(
+    *,
+    directory: options.Directory = Path(".jobledger"),
+    port: options.Port = 4222,
+    durability: options.Durability = "power",
+    as_json: options.Json = False,
+) -> None:
+    """Run nats-server with the project's nats.conf until Ctrl-C; its store is kept between runs."""
+    output = Output(as_json=as_json)
+    run(lambda: _server(output, directory, port, durability))
+
+
+async def _server(output: Output, directory: Path, port: int, durability: Durability) -> None:
+    async with anyio.create_task_group() as group:
+        await group.start(_watch, group.cancel_scope)
+        async with embedded(directory, port=port, durability=durability) as running:
+            _say_ready(output, running)
+            await until_ended(running)
+
+
+async def _watch(scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    await watch_signals(scope.cancel, task_status=task_status)
+
+
+def _say_ready(output: Output, running: EmbeddedServer) -> None:
+    if output.as_json:
+        output.object(described(running))
+        return
+    output.say(f"nats-server is ready at {running.url}", style="bold green")
+    output.facts(
+        [
+            ("store", str(running.directory)),
+            ("durability", f"{running.durability}: {safety(running.durability)}"),
+            ("monitoring", running.monitor_url),
+            ("next", f"jobledger worker --app MODULE --url {running.url}"),
+            ("stop", "Ctrl-C"),
+        ]
+    )

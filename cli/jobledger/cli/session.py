@@ -1,0 +1,161 @@
+"""What commands need before they can begin: a loop, logs, a ledger, the tasks, the projection's file, a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import msgspec
+
+from jobledger.cli.errors import UsageError
+from jobledger.cli.options import split
+from jobledger.cli.output import Output
+from jobledger.ledger import Ledger, TaskRegistry, connect
+from jobledger.ledger.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.streams import api
+from jobledger.projections import Position, Projector
+
+T = TypeVar("T")
+_NAME_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME_LENGTH_MAX: Final = 60
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ledger a command speaks to."""
+
+    url: str
+    environment: str = ""
+    ledger_bytes_max: int | None = None
+
+
+def run(function: Callable[[], Awaitable[T]]) -> T:
+    """Run a command's coroutine to its end, on uvloop where it is installed."""
+    options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
+    return anyio.run(function, backend="asyncio", backend_options=options)
+
+
+def set_up_logs(*, verbose: bool, debug: bool) -> None:
+    """Send logs to stderr: warnings, with `verbose` also what goes on. They never hold inputs or passwords."""
+    level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    form = (
+        "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        if verbose or debug
+        else "%(levelname)s: %(message)s"
+    )
+    logging.basicConfig(level=logging.INFO if debug else level, format=form, stream=sys.stderr, force=True)
+    logging.getLogger("jobledger").setLevel(level)
+
+
+@contextlib.asynccontextmanager
+async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
+    """Connect for the length of the block."""
+    settings: dict[str, Any] = {"environment": target.environment, "name": "jobledger-cli"}
+    if target.ledger_bytes_max is not None:
+        settings["ledger_bytes_max"] = target.ledger_bytes_max
+    async with connect(target.url, **settings) as ledger:
+        yield ledger
+
+
+def load_tasks(app: list[str] | None) -> TaskRegistry:
+    """Load the modules of --app, looked for in the current folder first.
+
+    Raises: UsageError without any, or with the place where a module failed; ConfigurationError.
+    """
+    modules = split(app)
+    if not modules:
+        raise UsageError(
+            "no tasks are loaded: name their module with --app or JOBLEDGER_APP, as in --app myapp.tasks"
+        )
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return TaskRegistry.load(modules)
+    except LedgerError:
+        raise
+    except Exception as error:
+        raise UsageError(_import_failure(", ".join(modules), error)) from error
+
+
+def _import_failure(modules: str, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"--app {modules} cannot be imported: {type(error).__name__}: {error}{place}"
+
+
+def operator() -> str:
+    """Return who acts, for the events a person causes: the name of the account, fit for a subject."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = ""
+    return _NAME_UNSAFE.sub("-", name)[:_NAME_LENGTH_MAX] or "operator"
+
+
+async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
+    """Return the projection's file: the one that was named, else one per server, environment and ledger made there.
+
+    A ledger that was made anew at the same address is another ledger, so it gets another file.
+    """
+    if chosen is not None:
+        return chosen
+    stream = ledger.names.ledger_stream
+    answer = await api(ledger.inbox, f"STREAM.INFO.{stream}", {})
+    born = hashlib.sha256(str(answer.get("created", "")).encode()).hexdigest()[:12]
+    places = [urlsplit(url).netloc.rpartition("@")[2] for url in ledger.config.url.split(",")]
+    place = _NAME_UNSAFE.sub("-", "_".join(places))[:_NAME_LENGTH_MAX].strip("-")
+    return (
+        data_folder()
+        / "projections"
+        / f"{'-'.join(filter(None, (place, ledger.names.environment, born)))}.db"
+    )
+
+
+def data_folder() -> Path:
+    """Return where this user's data belong on this system, in a folder of ours."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "jobledger"
+    given = os.environ.get("XDG_DATA_HOME", "")
+    # The specification says that a relative path counts as none.
+    return (Path(given) if given.startswith("/") else Path.home() / ".local" / "share") / "jobledger"
+
+
+async def caught_up(ledger: Ledger, path: Path, output: Output) -> Position:
+    """Bring the projection up to the ledger's head as it is now; a progress bar when that takes its time."""
+    with Projector(ledger.log, path) as projector, output.progress("reading the ledger") as progress:
+        return await projector.catch_up(progress=progress)
+
+
+async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """Call `on_signal` for every SIGINT, SIGTERM and SIGHUP until cancelled; under nohup SIGHUP stays ignored."""
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*wanted) as signals:
+        task_status.started()
+        async for _ in signals:
+            on_signal()
+
+
+async def until_closed(ledger: Ledger) -> None:
+    """Wait until the connection is given up for good, and say so.
+
+    Raises: ServerUnreachableError.
+    """
+    await ledger.connection.closed_for_good.wait()
+    raise ServerUnreachableError(
+        "the connection to the server was closed for good: look at the server, then start again"
+    )

@@ -1,0 +1,118 @@
+"""Text that is safe and easy to read on a terminal: what came from a job can neither steer it nor hide in it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.text import Text
+
+# Everything that moves the cursor, colours, rings or reorders: C0 and C1 controls, bidirectional marks and
+# overrides, line separators, zero-width characters, interlinear and tag characters, halves of surrogate pairs.
+_UNSAFE: Final = (
+    "\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f"
+)
+_UNSAFE_IN_LINE: Final = re.compile(f"[{_UNSAFE}]")
+_UNSAFE_IN_JSON: Final = re.compile(f"[{_UNSAFE.removeprefix(chr(0) + '-' + chr(0x1F))}]")
+
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
+_KILO: Final = 1024
+
+_STYLES: Final = {
+    "completed": "green",
+    "running": "cyan",
+    "started": "cyan",
+    "failed": "red",
+    "lost": "red",
+    "dead_lettered": "bold red",
+    "fenced": "magenta",
+    "cancelled": "yellow",
+    "discarded": "yellow",
+    "retry_wait": "yellow",
+}
+
+
+def plain(text: str) -> str:
+    r"""Return one line in which every character that could steer a terminal is written out, as `\x1b`."""
+    return _UNSAFE_IN_LINE.sub(_escaped, text)
+
+
+def plain_lines(text: str) -> list[str]:
+    """Return the lines of a text, such as a traceback, each made `plain`; tabs become spaces."""
+    return [plain(line.expandtabs()) for line in re.split(r"\r\n|\n", text)]
+
+
+def json_safe(text: str) -> str:
+    r"""Return JSON text with the same value in which such characters are written as `\u202e`."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _UNSAFE_IN_JSON.sub(_json_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if match[0] in "\n\r\t":
+        return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[match[0]]
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def shortened(text: str, length_max: int) -> str:
+    """Return `text` made `plain` and cut to `length_max` characters, with an ellipsis where it was cut."""
+    safe = plain(text)
+    return safe if len(safe) <= length_max else safe[: length_max - 1] + "…"
+
+
+def colored(word: str) -> Text:
+    """Return a state or event type in its colour, without the underscores that only programs need."""
+    return Text(plain(word).replace("_", " "), style=_STYLES.get(word, ""))
+
+
+def iso(at: datetime) -> str:
+    """Return a time as JSON shows it: `2025-01-31T08:00:00.000000Z`."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def clock_time(at: datetime) -> str:
+    """Return the time of day, UTC, to the millisecond: for lines that follow each other."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds")[11:23]
+
+
+def moment(at: datetime, now: datetime) -> str:
+    """Return a time for a person: `2025-01-31 08:00:00Z (3 min ago)`."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z ({age(at, now)})"
+
+
+def age(at: datetime, now: datetime) -> str:
+    """Return how long ago, or ahead, a time is: `3 min ago`, `in 5 s`."""
+    seconds = (now - at).total_seconds()
+    size = duration(abs(seconds))
+    return f"{size} ago" if seconds >= 0 else f"in {size}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in the unit that fits: `12 ms`, `3.4 s`, `5 min`, `2 h`, `3 d`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+    if seconds < _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.0f} h" if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.0f} d"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in the unit that fits: `12.3 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < _KILO:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _KILO
+    return f"{count:.1f} TiB"

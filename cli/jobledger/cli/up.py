@@ -1,0 +1,156 @@
+"""`jobledger up`: server, worker and projector in one process, for one machine and for getting to know it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import msgspec
+
+from jobledger.cli import options
+from jobledger.cli.embedded import described, embedded, safety, until_ended
+from jobledger.cli.output import Output
+from jobledger.cli.session import (
+    Target,
+    load_tasks,
+    opened,
+    projection_path,
+    run,
+    until_closed,
+    watch_signals,
+)
+from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.server import Durability, EmbeddedServer
+from jobledger.projections import Projector
+from jobledger.workers import Worker, WorkerConfig
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    directory: Path
+    port: int
+    durability: Durability
+    url: str | None
+    environment: str
+    ledger_bytes_max: int | None
+    projection: Path | None
+    registry: TaskRegistry | None
+    config: WorkerConfig
+    app: str
+
+
+def up(
+    *,
+    app: options.App = None,
+    directory: options.Directory = Path(".jobledger"),
+    port: options.Port = 4222,
+    durability: options.Durability = "power",
+    url: options.OptionalUrl = None,
+    environment: options.Environment = "",
+    queues: options.Queues = None,
+    concurrency: options.Concurrency = 100,
+    grace: options.Grace = 30.0,
+    projection: options.ProjectionFile = None,
+    ledger_bytes_max: options.LedgerBytesMax = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run the embedded server (or use --url), a worker for --app and a projector, until Ctrl-C."""
+    plan = _Plan(
+        directory=directory,
+        port=port,
+        durability=durability,
+        url=url,
+        environment=environment,
+        ledger_bytes_max=ledger_bytes_max,
+        projection=projection,
+        config=WorkerConfig(queues=tuple(options.split(queues)), concurrency=concurrency, grace_s=grace),
+        registry=load_tasks(app) if options.split(app) else None,
+        app=",".join(options.split(app)),
+    )
+    run(lambda: _up(Output(as_json=as_json), plan))
+
+
+async def _up(output: Output, plan: _Plan) -> None:
+    """Start in the order server, connection, projector, worker; stop in the opposite one."""
+    async with _server(plan) as server:
+        url = server.url if server is not None else plan.url or ""
+        target = Target(url=url, environment=plan.environment, ledger_bytes_max=plan.ledger_bytes_max)
+        async with opened(target) as ledger:
+            path = await projection_path(ledger, plan.projection)
+            made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
+            with Projector(ledger.log, path) as projector:
+                await projector.prepare()
+                _say_ready(output, plan, server, url, made, path)
+                await _run(output, ledger, server, projector, made)
+
+
+@contextlib.asynccontextmanager
+async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
+    if plan.url is not None:
+        yield None
+        return
+    async with embedded(plan.directory, port=plan.port, durability=plan.durability) as server:
+        yield server
+
+
+async def _run(
+    output: Output, ledger: Ledger, server: EmbeddedServer | None, projector: Projector, made: Worker | None
+) -> None:
+    stopped = anyio.Event()
+
+    def on_signal() -> None:
+        if not stopped.is_set():
+            output.note("stopping in order; once more to stop at once")
+        stopped.set()
+        if made is not None:
+            made.stop()
+
+    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        await watch_signals(on_signal, task_status=task_status)
+
+    async with anyio.create_task_group() as group:
+        await group.start(watch)
+        if server is not None:
+            group.start_soon(until_ended, server)
+        group.start_soon(until_closed, ledger)
+        group.start_soon(projector.run)
+        if made is not None:
+            await made.run()
+        else:
+            await stopped.wait()
+        group.cancel_scope.cancel()
+
+
+def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
+    output: Output, plan: _Plan, server: EmbeddedServer | None, url: str, made: Worker | None, path: Path
+) -> None:
+    if output.as_json:
+        body = described(server) if server is not None else {"url": url}
+        output.object({**body, "worker": made.identity if made else None, "projection": str(path)})
+        return
+    output.say(f"jobledger is ready at {url}", style="bold green")
+    here = "" if url == "nats://127.0.0.1:4222" else f" --url {url}"
+    store = (
+        f"{server.directory} ({server.durability}: {safety(server.durability)})"
+        if server is not None
+        else None
+    )
+    output.facts(
+        [
+            ("server", "embedded nats-server" if server is not None else "runs already, not ours"),
+            ("store", store),
+            (
+                "worker",
+                f"{made.identity}, queues {', '.join(made.queues)}"
+                if made
+                else "none: name tasks with --app",
+            ),
+            ("projection", str(path)),
+            ("next", f"jobledger enqueue --app {plan.app or 'MODULE'} TASK key=value --wait{here}"),
+            ("", f"jobledger jobs list{here}"),
+            ("", f"jobledger events tail --follow{here}"),
+            ("stop", "Ctrl-C"),
+        ]
+    )

@@ -1,0 +1,60 @@
+"""`jobledger workers list`: who holds a lease at this moment."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.output import Cell, Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.cli.text import age, colored, shortened
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.leases import WorkerInfo
+
+app = typer.Typer(help="See the workers.", no_args_is_help=True)
+
+
+@app.callback()
+def _workers() -> None:
+    """Keep `list` a command of its own, whatever their number."""
+
+
+@app.command("list")
+def list_workers(
+    *,
+    limit: options.Limit = 100,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """List the workers whose leases live, and those that stopped within the last lease time."""
+    output = Output(as_json=as_json)
+    run(lambda: _list(output, Target(url=url, environment=environment), limit))
+
+
+async def _list(output: Output, target: Target, limit: int) -> None:
+    async with opened(target) as ledger:
+        found = (await ledger.leases.all())[:limit]
+        now = ledger.clock.now()
+    if output.as_json:
+        for info in found:
+            output.object(msgspec.structs.asdict(info))
+    elif not found:
+        output.say("no worker runs; start one with `jobledger worker --app MODULE`")
+    else:
+        columns = ("worker!", "state!", "queues", "running>", "started!", "renewed!")
+        output.table(columns, [_row(info, now) for info in found])
+
+
+def _row(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
+    return (
+        shortened(info.worker, 30),
+        colored("stopped" if info.stopped else "running"),
+        ", ".join(info.queues),
+        info.running,
+        age(info.started_at, now),
+        age(info.renewed_at, now),
+    )
