@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -318,6 +318,7 @@ class Lifecycle(RuleBasedStateMachine):
 def _check_step(before: Job | None, after: Job, queued: bool) -> None:
     live = [attempt for attempt in after.attempts if attempt.state == "running"]
     assert len(live) == (after.state is JobState.RUNNING), "exactly the running job has one live claim"
+    assert after.claim_epoch == (live[0].epoch if live else 0), "the claim epoch is the live attempt's"
     epochs = [attempt.epoch for attempt in after.attempts]
     assert epochs == sorted(set(epochs)), "epochs grow"
     assert len(after.attempts) <= after.max_attempts + after.attempts_given_back, "more attempts than granted"
@@ -333,6 +334,11 @@ def _settings(examples: int, steps: int) -> settings:
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
+        print_blob=True,
+        phases=[
+            Phase.reuse,
+            Phase.generate,
+        ],  # shrinking a failure takes longer than a test may: its steps are shown
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
