@@ -62,6 +62,7 @@ from jobledger.projections import (
     PositionMismatchError,
     ProjectionBusyError,
     ProjectionMissingError,
+    ProjectionStorageError,
     ProjectionTimeoutError,
     Projector,
     ProjectorConfig,
@@ -421,6 +422,39 @@ async def test_several_projectors_on_one_file_apply_each_event_once(tmp_path: Pa
     for projector in projectors:
         projector.close()
     await assert_true(log, path)
+
+
+async def test_projectors_that_take_turns_never_build_on_what_the_other_outdated(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    events = [stored async for batch in log.read() for stored in batch]
+    with Projector(log, path) as one, Projector(log, path) as two:
+        await one.prepare()
+        await two.prepare()
+        for end in range(5, len(events) + 5, 5):
+            projector = one if end % 2 else two
+            assert projector.commit(events[max(0, end - 12) : end])
+    await assert_true(log, path)
+
+
+async def test_transaction_that_failed_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    events = [stored async for batch in log.read() for stored in batch]
+    with Projector(log, path) as projector:
+        await projector.prepare()
+        projector.commit(events[:50])
+        with monkeypatch.context() as patch, pytest.raises(ProjectionStorageError, match="No space left"):
+            patch.setattr(Projector, "_write_position", no_space)
+            projector.commit(events[50:])
+        assert projector.position is not None
+        assert projector.position.stream_sequence == 50
+        projector.commit(events[50:])
+    await assert_true(log, path)
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 async def test_projector_of_another_ledger_on_the_same_file_is_refused_in_mid_course(tmp_path: Path) -> None:
