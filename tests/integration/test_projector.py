@@ -444,9 +444,10 @@ async def test_transaction_that_failed_can_be_tried_again(
     with Projector(log, path) as projector:
         await projector.prepare()
         projector.commit(events[:50])
-        with monkeypatch.context() as patch, pytest.raises(ProjectionStorageError, match="No space left"):
-            patch.setattr(Projector, "_write_position", no_space)
+        monkeypatch.setattr(Projector, "_write_position", no_space)
+        with pytest.raises(ProjectionStorageError, match="No space left"):
             projector.commit(events[50:])
+        monkeypatch.undo()
         assert projector.position is not None
         assert projector.position.stream_sequence == 50
         projector.commit(events[50:])
