@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -29,11 +30,11 @@ def _drawn() -> dict[str, str]:
     """Error -> parent, as the module's docstring draws them."""
     parents: dict[str, str] = {}
     path: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
+    for line in inspect.cleandoc(errors.__doc__ or "").splitlines():
         name = re.search(r"\b\w+Error\b", line)
         if name is None:
             continue
-        depth = (name.start() - 4) // 4
+        depth = name.start() // 4
         path[depth:] = [name.group()]
         if depth:
             parents[name.group()] = path[depth - 1]
