@@ -33,7 +33,7 @@ from jobledger.ledger.writer import Commit, Writer
 _WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 _FULL: Final = frozenset({10023, 10047, 10077})
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
-_TOO_MANY_BATCHES: Final = frozenset({10174, 10175, 10176, 10199, 10210, 10211})
+_TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _CHAIN_BATCH: Final = 256
 _READ_TIMEOUT_S: Final = 5.0
@@ -305,7 +305,7 @@ def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None
 
 def _raise_final(error: AppendRefusedError) -> None:
     """Translate a refusal that no second look can change; return for those it can."""
-    if error.code in _WRONG_SEQUENCE or error.code in _TOO_MANY_BATCHES:
+    if error.code in _WRONG_SEQUENCE or error.code in _TRY_AGAIN:
         return
     if error.code in _FULL:
         message = (
