@@ -115,8 +115,9 @@ async def worker_process(url: str, ledger: Ledger) -> AsyncGenerator[int, None]:
     process = subprocess.Popen([sys.executable, __file__, "--worker", url])  # noqa: ASYNC220, S603 - ourselves
     try:
         async with asyncio.timeout(30):
-            while not any(info.worker not in known for info in await ledger.leases.all()):
-                await asyncio.sleep(0.02)  # noqa: ASYNC110 - another process sets no event of ours
+            # Another process sets no event of ours: a bounded look at the leases is the wait.
+            while not any(info.worker not in known for info in await ledger.leases.all()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         yield process.pid
     finally:
         process.terminate()

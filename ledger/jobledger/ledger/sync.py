@@ -1,0 +1,107 @@
+"""The ledger for blocking code (Django, Flask, scripts): the same verbs through one thread that runs the loop.
+
+Not a second implementation: each call is carried to the asynchronous `Ledger` and waits for its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from jobledger.ledger import client, handle
+from jobledger.ledger.client import BulkResult
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.tasks import Task, TaskWithOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class JobHandle(Generic[R]):
+    """A job by its name; every method blocks until it is answered. See `handle.JobHandle`."""
+
+    def __init__(self, portal: BlockingPortal, asynchronous: handle.JobHandle[R]) -> None:
+        self._portal = portal
+        self._job = asynchronous
+        self.id = asynchronous.id
+        self.queue = asynchronous.queue
+        self.created = asynchronous.created  #: whether this very call made the job
+        self.sequence = asynchronous.sequence  #: stream sequence of the event that made it
+
+    def __repr__(self) -> str:
+        """Show id and queue."""
+        return repr(self._job)
+
+    def state(self) -> JobState:
+        """Return the job's state as it is now."""
+        return self._portal.call(self._job.state)
+
+    def snapshot(self) -> Job:
+        """Return the whole job as it is now."""
+        return self._portal.call(self._job.snapshot)
+
+    def history(self) -> list[Stored]:
+        """Return every event of the job, oldest first."""
+        return self._portal.call(self._job.history)
+
+    def wait(self, *, timeout_s: float | None = None) -> Job:
+        """Return the job once it is final."""
+        return _call(self._portal, lambda: self._job.wait(timeout_s=timeout_s))
+
+    def result(self, *, timeout_s: float | None = None) -> R:
+        """Wait for the end and return what the task returned."""
+        return _call(self._portal, lambda: self._job.result(timeout_s=timeout_s))
+
+
+class Ledger:
+    """A connection for blocking code, usable from several threads; made by `connect`."""
+
+    def __init__(self, portal: BlockingPortal, asynchronous: client.Ledger) -> None:
+        self._portal = portal
+        self._ledger = asynchronous
+
+    def enqueue(
+        self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[R]:
+        """Add one job; when this returns, the job is in the ledger. See `client.Ledger.enqueue`."""
+        return JobHandle(
+            self._portal, _call(self._portal, lambda: self._ledger.enqueue(task, *args, **kwargs))
+        )
+
+    def enqueue_many(
+        self,
+        task: Task[P, R] | TaskWithOptions[P, R],
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        ids: Callable[[Mapping[str, Any]], str] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> BulkResult:
+        """Add a job for each input, as a stream. `inputs` is iterated in the ledger's thread."""
+        return _call(
+            self._portal, lambda: self._ledger.enqueue_many(task, inputs, ids=ids, on_progress=on_progress)
+        )
+
+    def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
+        """Return a handle of a job that exists. See `client.Ledger.job`."""
+        return JobHandle(self._portal, _call(self._portal, lambda: self._ledger.job(job_id, queue=queue)))
+
+
+def _call(portal: BlockingPortal, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    async def call() -> R:
+        return await make()
+
+    return portal.call(call)
+
+
+@contextlib.contextmanager
+def connect(url: str | None = None, **settings: Any) -> Generator[Ledger, None, None]:
+    """Open a ledger for the length of the block; settings and errors are those of `client.connect`."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(client.connect(url, **settings)) as ledger,
+    ):
+        yield Ledger(portal, ledger)

@@ -1,0 +1,40 @@
+"""Blocking code speaks to the same ledger, from several threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jobledger.ledger import JobState, task
+from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, ResultTimeoutError
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.sync import connect
+
+
+@task(queue="sync")
+def double(number: int) -> int:
+    return 2 * number
+
+
+def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: EmbeddedServer) -> None:
+    with connect(nats_server.url, environment="t_sync1") as ledger:
+        job = ledger.enqueue(double, number=4)
+        assert job.created
+        assert job.state() is JobState.QUEUED
+        assert [stored.stream_sequence for stored in job.history()] == [job.sequence]
+        assert ledger.job(job.id).snapshot().task == "double"
+        with pytest.raises(ResultTimeoutError):
+            job.result(timeout_s=0.05)
+        with pytest.raises(InvalidInputError, match="number"):
+            ledger.enqueue(double, number="four")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        with pytest.raises(JobNotFoundError):
+            ledger.job("nobody")
+
+
+def test_threads_share_one_connection(nats_server: EmbeddedServer) -> None:
+    with connect(nats_server.url, environment="t_sync2") as ledger, ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: ledger.enqueue(double.options(id=f"job-{n % 10}"), n), range(80)))
+        assert sum(job.created for job in made) == 10
+        done = ledger.enqueue_many(double, ({"number": n} for n in range(100)))
+        assert done.created == 100
