@@ -494,9 +494,9 @@ async def test_several_events_are_stored_all_or_none(connected: Connect, commit:
         )
         assert [isinstance(result, WrongSequenceError) for result in results] == [True, False] * 10
         for n, job in enumerate(jobs):
-            events = [msgspec.json.decode(each.data)["type"] for each in await job.history()]
+            types = [msgspec.json.decode(each.data)["type"] for each in await job.history()]
             end = ["cancel_requested"] if n % 2 == 0 else ["failed", "dead_lettered"]
-            assert events == ["queued", "started", *end]
+            assert types == ["queued", "started", *end]
             if n % 2:
                 assert (await job.history())[2].stream_sequence == results[n]
 

@@ -18,7 +18,7 @@ def double(number: int) -> int:
 
 
 def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: EmbeddedServer) -> None:
-    with connect(nats_server.url, environment="t_sync1") as ledger:
+    with connect(nats_server.url, environment="t_sync1", ledger_bytes_max=1 << 24) as ledger:
         job = ledger.enqueue(double, number=4)
         assert job.created
         assert job.state() is JobState.QUEUED
@@ -33,7 +33,10 @@ def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: Emb
 
 
 def test_threads_share_one_connection(nats_server: EmbeddedServer) -> None:
-    with connect(nats_server.url, environment="t_sync2") as ledger, ThreadPoolExecutor(8) as pool:
+    with (
+        connect(nats_server.url, environment="t_sync2", ledger_bytes_max=1 << 24) as ledger,
+        ThreadPoolExecutor(8) as pool,
+    ):
         made = list(pool.map(lambda n: ledger.enqueue(double.options(id=f"job-{n % 10}"), n), range(80)))
         assert sum(job.created for job in made) == 10
         done = ledger.enqueue_many(double, ({"number": n} for n in range(100)))

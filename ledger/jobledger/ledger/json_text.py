@@ -51,7 +51,8 @@ def check_text(text: bytes, *, what: str) -> bytes:
 
     Raises: InvalidInputError.
     """
-    _check_depth(text, what)
+    if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
+        _check_depth(text, what)
     try:
         msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -89,6 +90,13 @@ def _check_numbers(value: Any, what: str) -> None:
         _check_each(value, what)  # pyright: ignore[reportUnknownArgumentType] # of anything
     elif isinstance(value, msgspec.Struct):
         _check_each([getattr(value, name) for name in value.__struct_fields__], what)
+    else:  # dataclasses and attrs classes are written as objects, too
+        fields = [*getattr(value, "__dataclass_fields__", ()), *_attrs_names(value)]
+        _check_each([getattr(value, name) for name in fields if hasattr(value, name)], what)
+
+
+def _attrs_names(value: Any) -> list[str]:
+    return [field.name for field in getattr(value, "__attrs_attrs__", ())]
 
 
 def _check_each(values: Iterable[Any], what: str) -> None:

@@ -7,6 +7,7 @@ judged by the server's clock alone: it is there, or the lease is over. Source: D
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -23,6 +24,7 @@ from jobledger.ledger.subjects import Names
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
 _LISTED_MAX: Final = 1_000
+_WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 
 
 class LeaseLostError(RefusedError):
@@ -86,6 +88,19 @@ class JetStreamLeases:
         """Write the key on condition of its revision; see `Leases.renew`."""
         subject = self._prefix + info.worker
         entry = Entry(subject, msgspec.json.encode(info), subject, revision)
+        try:
+            return await self._put(entry)
+        except AppendRefusedError as error:
+            if error.code not in _WRONG_SEQUENCE:
+                raise
+            own_revision = await self._own_newer(entry)
+            if own_revision is not None:
+                with contextlib.suppress(AppendRefusedError):
+                    return await self._put(msgspec.structs.replace(entry, expected=own_revision))
+            message = f"lease of {info.worker} is lost"
+            raise LeaseLostError(message) from error
+
+    async def _put(self, entry: Entry) -> int:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def answered(result: int | Exception) -> None:
@@ -99,20 +114,18 @@ class JetStreamLeases:
         self._publisher.send((entry,), answered)
         try:
             return await answer
-        except AppendRefusedError as error:
-            return await self._after_refusal(entry, error)
         except (ConnectionLostError, ReplyTimeoutError) as error:
             message = "the lease could not be renewed: no answer"
             raise ServerUnreachableError(message) from error
 
-    async def _after_refusal(self, entry: Entry, error: AppendRefusedError) -> int:
-        """A refused renewal may be our own earlier one whose answer was lost: its bytes tell."""
+    async def _own_newer(self, entry: Entry) -> int | None:
+        """Return the revision of our own renewal whose answer was lost, None when the lease is over.
+
+        Only this worker writes this key, so a newer revision is its own. It counts from when it was stored, so
+        the key has to be written once more to be good for the whole time again.
+        """
         found = await self._last(entry.subject)
-        if found is not None and _decode(found[0]).worker == _decode(entry.data).worker and entry.expected:
-            # Only this worker writes this key, so a live key on a newer revision is our own renewal.
-            return found[1]
-        message = f"lease of {entry.subject.removeprefix(self._prefix)} is lost"
-        raise LeaseLostError(message) from error
+        return found[1] if found is not None and 0 < (entry.expected or 0) < found[1] else None
 
     async def find(self, worker: str) -> WorkerInfo | None:
         """Read the key; see `Leases.find`."""

@@ -19,7 +19,6 @@ from jobledger.ledger.commands import Fail, Fence, Interrupt, Outcome, outcome_t
 from jobledger.ledger.errors import (
     CorruptLedgerError,
     IllegalTransitionError,
-    LedgerError,
     LedgerFullError,
     StaleClaimError,
     UnreachableError,
@@ -78,6 +77,7 @@ class Attempts:
         self._intake = intake
         self._execution = execution
         self.running: dict[JobRef, Running] = {}
+        self._carried: set[int] = set()  # stream sequences of the dispatches under way
         self._claimer = Claimer(ledger, lease, self.running.__contains__)
 
     async def carry(self, delivery: Delivery) -> None:
@@ -93,11 +93,24 @@ class Attempts:
         except (UnreachableError, WrongSequenceError) as error:
             logger.warning("stream sequence %d is left for a redelivery: %s", delivery.stream_sequence, error)
             self._intake.drop(delivery)
-        except LedgerError:
+        except Exception:
+            # Also for what nobody thought of: a delivery that is held for ever would keep its job from everybody.
             logger.exception("stream sequence %d is left for a redelivery", delivery.stream_sequence)
             self._intake.drop(delivery)
 
     async def _carry(self, delivery: Delivery) -> None:
+        if delivery.stream_sequence in self._carried:
+            # Delivered again while we are at it, perhaps before our claim is answered: it must not look like a
+            # claim that we made and lost.
+            self._intake.drop(delivery)
+            return
+        self._carried.add(delivery.stream_sequence)
+        try:
+            await self._carry_once(delivery)
+        finally:
+            self._carried.discard(delivery.stream_sequence)
+
+    async def _carry_once(self, delivery: Delivery) -> None:
         queued = read_dispatch(delivery)
         if queued.task not in self._tasks:
             await self._pass_on(delivery, queued)

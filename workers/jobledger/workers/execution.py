@@ -18,7 +18,7 @@ from jobledger.ledger.context import Context
 from jobledger.ledger.errors import InvalidError, InvalidInputError, PayloadMissingError
 from jobledger.ledger.events import ErrorInfo, ErrorKind
 from jobledger.ledger.job import Job
-from jobledger.ledger.json_text import encode_value
+from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.outcome import Cancel, Retry
 from jobledger.ledger.tasks import Task
 
@@ -61,18 +61,29 @@ class Execution:
                     epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=sentence)
                 )
             return Fail(epoch=epoch, error=describe(error))
-        except Exception as error:  # noqa: BLE001 - whatever user code raises is this attempt's failure
-            return Fail(epoch=epoch, error=describe(error))
-        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # a task must not end the worker
+        except BaseException as error:
+            own_task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
+                raise  # we are told to stop; one that the task awaited or raised itself is its own failure
+            # Whatever user code raises is this attempt's failure: a task must not end the worker.
             return Fail(epoch=epoch, error=describe(error))
         return await self._outcome(task, epoch, value)
 
     async def _call(self, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
         if task.is_async:
             return await task.function(**arguments)
-        return await anyio.to_thread.run_sync(
-            lambda: task.function(**arguments), abandon_on_cancel=True, limiter=self._threads
-        )
+
+        def call() -> tuple[Any, BaseException | None]:
+            # As a value: thrown into a coroutine from outside, a GeneratorExit would close it.
+            try:
+                return task.function(**arguments), None
+            except BaseException as error:  # noqa: BLE001 - raised again on the other side
+                return None, error
+
+        value, error = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+        if error is not None:
+            raise error
+        return value
 
     def _context(self, job: Job) -> Context:
         attempt = job.attempts[-1]
@@ -95,7 +106,10 @@ class Execution:
             return Fail(epoch=epoch, error=ErrorInfo(kind="exception", type="Retry", message=value.reason))
         what = f"result of task {task.name}"
         try:
-            result, reference = await self._ledger.results.put(encode_value(value, what=what), what=what)
+            # Checked as text, too: a msgspec.Raw is written as it is, and what is no JSON would make the event,
+            # and with it the whole chain, unreadable.
+            text = check_text(encode_value(value, what=what), what=what)
+            result, reference = await self._ledger.results.put(text, what=what)
         except InvalidError as error:
             return Fail(epoch=epoch, error=_error("invalid_result", error, ""))
         return Complete(epoch=epoch, result=result, result_ref=reference)

@@ -15,7 +15,7 @@ from typing import Final
 
 from jobledger.ledger.client import new_identity
 from jobledger.ledger.clock import Clock
-from jobledger.ledger.errors import UnreachableError
+from jobledger.ledger.errors import LedgerError
 from jobledger.ledger.leases import LeaseLostError, Leases, WorkerInfo
 
 logger = logging.getLogger("jobledger.workers.lease")
@@ -62,24 +62,31 @@ class LeaseKeeper:
     async def open(self) -> None:
         """Learn how long leases last here, and take one.
 
-        Raises: UnreachableError.
+        Raises: UnreachableError, or what else the server has against it.
         """
         self.duration_s = await self._leases.duration_s()
         await self._renew()
 
     async def run(self) -> None:
         """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one."""
+        pause = self.duration_s / _RENEWALS_PER_LEASE
         while True:
-            await asyncio.sleep(min(self.duration_s / _RENEWALS_PER_LEASE, self._left_s()))
+            await asyncio.sleep(min(pause, self._left_s()) if self._revision else pause)
+            pause = self.duration_s / _RENEWALS_PER_LEASE
             try:
-                if not self.is_valid:
+                if self._revision and not self.is_valid:
                     self._lose("was not renewed in time")
-                await self._renew()
+                # An answer that comes after the end of the lease is of no use: the jobs must be stopped by then.
+                async with asyncio.timeout(self._left_s() if self._revision else None):
+                    await self._renew()
+            except TimeoutError:
+                continue
             except LeaseLostError:
                 self._lose("expired")
-            except UnreachableError as error:
+                pause = 0.0
+            except LedgerError as error:
                 logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
-                await asyncio.sleep(min(_RETRY_S, self._left_s()))
+                pause = _RETRY_S
 
     def _left_s(self) -> float:
         return max(0.0, self._valid_until - self._clock.monotonic())
@@ -87,6 +94,7 @@ class LeaseKeeper:
     def _lose(self, why: str) -> None:
         lost, self.identity = self.identity, new_identity()
         self._revision = 0
+        self._valid_until = 0.0  # the new identity has no lease yet, so it may claim nothing
         logger.error(
             "lease of %s %s: its jobs are stopped, this worker goes on as %s", lost, why, self.identity
         )

@@ -120,6 +120,9 @@ class Worker:
     def _on_work(self, delivery: Delivery, priority: Priority) -> None:
         self._ready[priority].append(delivery)
         self._start_ready()
+        if not self._stopping.is_set():
+            # Without a slot it came by a request that was waiting before the slots filled: for an idle worker.
+            self._give_back_ready()
 
     def _start_ready(self) -> None:
         while len(self._active) < self._config.concurrency and not self._stopping.is_set():

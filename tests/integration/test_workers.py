@@ -1,0 +1,667 @@
+"""Workers on a real server: what tasks may do to them, the order of work, limits, stops, redeliveries."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from jobledger.ledger import (
+    Cancel,
+    Context,
+    Job,
+    JobHandle,
+    JobState,
+    Ledger,
+    Retry,
+    Task,
+    TaskRegistry,
+    connect,
+    task,
+)
+from jobledger.ledger.commands import CancelJob, Claim, Enqueue, Requeue
+from jobledger.ledger.errors import JobFailedError, LedgerFullError
+from jobledger.ledger.streams import api
+from jobledger.ledger.subjects import JobRef
+from jobledger.workers import Worker, WorkerConfig
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
+LIMIT_S = 10.0
+RUNS: Counter[str] = Counter()
+BEGAN: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget_runs() -> None:
+    RUNS.clear()
+    BEGAN.clear()
+
+
+@pytest.fixture
+def connected(nats_server: EmbeddedServer) -> Connect:
+    environment = f"t_{secrets.token_hex(6)}"
+
+    def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
+        given = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
+        return connect(nats_server.url, environment=environment, **given)
+
+    return make
+
+
+@pytest.fixture
+async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
+    async with connected() as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def working(ledger: Ledger, *tasks: Task[..., Any], **config: Any) -> AsyncGenerator[Worker, None]:
+    """Run a worker for the length of the block; what still runs at its end gets a moment."""
+    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**{"grace_s": 2.0, **config}))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        if not worker._stopping.is_set():  # a second stop would not leave running jobs their grace
+            worker.stop()
+        async with asyncio.timeout(LIMIT_S):
+            await running
+
+
+async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def types(job: JobHandle[Any]) -> list[str]:
+    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
+
+
+async def ended(job: JobHandle[Any]) -> Job:
+    return await job.wait(timeout_s=LIMIT_S)
+
+
+# Tasks.
+
+
+@task
+async def double(n: int) -> int:
+    RUNS[f"double-{n}"] += 1
+    return 2 * n
+
+
+@task
+def double_in_thread(n: int) -> int:
+    assert threading.current_thread() is not threading.main_thread()
+    return 2 * n
+
+
+@task
+async def note(context: Context, name: str) -> None:
+    RUNS[context.job_id] += 1
+    BEGAN.append(name)
+
+
+@task
+async def sleep(context: Context, seconds: float) -> int:
+    RUNS[context.job_id] += 1
+    BEGAN.append(context.job_id)
+    await asyncio.sleep(seconds)
+    return context.attempt
+
+
+@task
+def sleep_in_thread(context: Context, seconds: float) -> int:
+    RUNS[context.job_id] += 1
+    BEGAN.append(context.job_id)
+    time.sleep(seconds)
+    return context.attempt
+
+
+class BrokenTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+class ForeignError(BaseException):
+    pass
+
+
+def recurse(depth: int) -> int:
+    return recurse(depth + 1)
+
+
+async def cancelled_elsewhere() -> None:
+    inner = asyncio.ensure_future(asyncio.sleep(30))
+    inner.cancel()
+    await inner
+
+
+def misbehave(how: str) -> Any:  # noqa: C901, PLR0912 - a table of mischief
+    match how:
+        case "raise":
+            raise ValueError("no such user")
+        case "broken text":
+            raise BrokenTextError
+        case "huge text":
+            raise ValueError("x" * 5_000_000)
+        case "odd text":
+            raise ValueError("\udcff \x00 \u2028")
+        case "recursion":
+            return recurse(0)
+        case "exit":
+            raise SystemExit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "generator exit":
+            raise GeneratorExit
+        case "stop iteration":
+            raise StopIteration(1)
+        case "cancelled":
+            raise asyncio.CancelledError
+        case "foreign":
+            raise ForeignError("not even an Exception")
+        case "group":
+            raise BaseExceptionGroup("several", [SystemExit(1), ValueError("one of them")])
+        case "timeout error":
+            raise TimeoutError("the remote was slow")
+        case "object":
+            return object()
+        case "nan":
+            return {"a": [math.nan]}
+        case "surrogate":
+            return "\udcff"
+        case "deep":
+            value: list[Any] = []
+            for _ in range(5_000):
+                value = [value]
+            return value
+        case "cycle":
+            loop: list[Any] = []
+            loop.append(loop)
+            return loop
+        case "broken raw":
+            return msgspec.Raw(b'{"never": ')
+        case "huge result":
+            return "x" * (9 << 20)
+        case _:
+            raise AssertionError(how)
+
+
+@task(max_attempts=1)
+async def naughty(how: str) -> Any:
+    if how == "cancelled elsewhere":
+        await cancelled_elsewhere()
+    return misbehave(how)
+
+
+@task(max_attempts=1)
+def naughty_in_thread(how: str) -> Any:
+    return misbehave(how)
+
+
+_MISCHIEF = [
+    ("raise", "exception", "ValueError", "no such user"),
+    ("broken text", "exception", "BrokenTextError", ""),
+    ("huge text", "exception", "ValueError", "xxx"),
+    ("odd text", "exception", "ValueError", ""),
+    ("recursion", "exception", "RecursionError", "recursion"),
+    ("exit", "exception", "SystemExit", "3"),
+    ("interrupt", "exception", "KeyboardInterrupt", ""),
+    ("generator exit", "exception", "GeneratorExit", ""),
+    ("stop iteration", "exception", "RuntimeError", "StopIteration"),
+    ("cancelled", "exception", "CancelledError", ""),
+    ("cancelled elsewhere", "exception", "CancelledError", ""),
+    ("foreign", "exception", "ForeignError", "not even"),
+    ("group", "exception", "BaseExceptionGroup", "several"),
+    ("timeout error", "exception", "TimeoutError", "remote was slow"),
+    ("object", "invalid_result", "InvalidInputError", "JSON"),
+    ("nan", "invalid_result", "InvalidInputError", "nan"),
+    ("surrogate", "invalid_result", "InvalidInputError", "Unicode"),
+    ("deep", "invalid_result", "InvalidInputError", "deep"),
+    ("cycle", "invalid_result", "InvalidInputError", "deep"),
+    ("broken raw", "invalid_result", "InvalidInputError", "JSON"),
+    ("huge result", "invalid_result", "PayloadTooLargeError", "limit"),
+]
+
+
+@pytest.mark.parametrize("mischief", [naughty, naughty_in_thread], ids=["async", "sync"])
+async def test_whatever_a_task_does_is_its_own_failure_and_the_worker_goes_on(
+    ledger: Ledger, mischief: Task[[str], Any]
+) -> None:
+    async with working(ledger, naughty, naughty_in_thread, double):
+        jobs = {
+            how: await ledger.enqueue(mischief, how)
+            for how, *_ in _MISCHIEF
+            if mischief is naughty or how != "cancelled elsewhere"
+        }
+        for how, kind, name, words in _MISCHIEF:
+            if how not in jobs:
+                continue
+            job = await ended(jobs[how])
+            assert job.state is JobState.DEAD_LETTERED, how
+            assert job.error is not None, how
+            assert (job.error.kind, job.error.type) == (kind, name), how
+            assert words in job.error.message, (how, job.error.message[:200])
+            assert len(job.error.message) <= 2_000
+            assert len(job.error.traceback) <= 16_000
+            assert [attempt.state for attempt in job.attempts] == ["failed"], how
+            assert await types(jobs[how]) == ["queued", "started", "failed", "dead_lettered"]
+            with pytest.raises(JobFailedError):
+                await jobs[how].result(timeout_s=0.5)
+        after = await ledger.enqueue(double, 4)
+        assert await after.result(timeout_s=LIMIT_S) == 8
+
+
+async def test_the_traceback_shows_the_users_frames_and_not_ours(ledger: Ledger) -> None:
+    async with working(ledger, naughty, naughty_in_thread):
+        for mischief in (naughty, naughty_in_thread):
+            job = await ended(await ledger.enqueue(mischief, "raise"))
+            assert job.error is not None
+            assert "in misbehave" in job.error.traceback
+            assert "ValueError: no such user" in job.error.traceback
+            assert "execution.py" not in job.error.traceback
+
+
+async def test_async_and_sync_tasks_give_their_results(ledger: Ledger) -> None:
+    async with working(ledger, double, double_in_thread):
+        jobs = [await ledger.enqueue(each, n) for n in range(20) for each in (double, double_in_thread)]
+        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [2 * (n // 2) for n in range(40)]
+        assert await types(jobs[0]) == ["queued", "started", "completed"]
+
+
+@task(timeout_s=0.2, max_attempts=2)
+async def slow(seconds: float) -> None:
+    RUNS["slow"] += 1
+    await asyncio.sleep(seconds)
+
+
+@task(timeout_s=0.2, max_attempts=1)
+def slow_in_thread(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("each", [slow, slow_in_thread], ids=["async", "sync"])
+async def test_an_attempt_that_takes_too_long_is_stopped(ledger: Ledger, each: Task[[float], None]) -> None:
+    async with working(ledger, slow, slow_in_thread):
+        job = await ended(await ledger.enqueue(each, 1.0))
+    assert job.state is JobState.DEAD_LETTERED
+    assert job.error is not None
+    assert (job.error.kind, "0.2 s" in job.error.message) == ("timeout", True)
+    assert len(job.attempts) == each.defaults.max_attempts
+
+
+@task(max_attempts=3)
+async def fails_until(context: Context, attempt: int) -> int:
+    RUNS[context.job_id] += 1
+    if context.attempt < attempt:
+        raise ValueError(f"attempt {context.attempt}")
+    return context.attempt
+
+
+async def test_a_failing_task_is_tried_as_often_as_it_may_and_then_is_a_dead_letter(ledger: Ledger) -> None:
+    async with working(ledger, fails_until):
+        second = await ledger.enqueue(fails_until, 2)
+        never = await ledger.enqueue(fails_until, 9)
+        assert await second.result(timeout_s=LIMIT_S) == 2
+        job = await ended(never)
+        assert [attempt.state for attempt in job.attempts] == ["failed"] * 3
+        assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "exhausted")
+        assert (RUNS[second.id], RUNS[never.id]) == (2, 3)
+        await ledger.execute(never.ref, Requeue(attempts=6))
+        await until(lambda: RUNS[never.id] == 9)
+        assert await never.result(timeout_s=LIMIT_S) == 9
+
+
+@task
+async def says(what: str) -> Any:
+    return Cancel("nothing to do") if what == "cancel" else Retry("not yet")
+
+
+async def test_values_that_a_task_returns_to_say_more(ledger: Ledger) -> None:
+    async with working(ledger, says):
+        cancelled = await ended(await ledger.enqueue(says, "cancel"))
+        assert (cancelled.state, cancelled.cancel_reason) == (JobState.CANCELLED, "nothing to do")
+        retried = await ended(await ledger.enqueue(says.options(max_attempts=2), "retry"))
+        assert (retried.state, len(retried.attempts)) == (JobState.DEAD_LETTERED, 2)
+
+
+async def _order(ledger: Ledger, name: str, text: str, **more: Any) -> JobHandle[Any]:
+    """Enqueue as a client with another version of the code would."""
+    command = Enqueue(
+        ref=JobRef(queue="default", job_id=secrets.token_hex(8)),
+        task=name,
+        input=msgspec.Raw(text.encode()),
+        **more,
+    )
+    return await ledger._begin(command)
+
+
+@pytest.mark.parametrize("text", ['{"n": "one"}', "{}", '{"n": 1, "m": 2}', "[]", "null", '{"n": 1e400}'])
+async def test_an_input_that_no_longer_fits_is_given_up_without_running(ledger: Ledger, text: str) -> None:
+    async with working(ledger, double):
+        job = await ended(await _order(ledger, "double", text, max_attempts=5))
+    assert (job.state, job.dead_reason, len(job.attempts)) == (JobState.DEAD_LETTERED, "invalid", 1)
+    assert job.error is not None
+    assert job.error.kind == "invalid_input"
+    assert not RUNS
+
+
+async def test_a_task_that_no_worker_knows_is_given_up_after_some_deliveries(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELAY_S", 0.02)
+    async with working(ledger, double):
+        job = await ended(await _order(ledger, "gone", "{}", max_attempts=5))
+        assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "rejected")
+        assert job.error is not None
+        assert (job.error.kind, "'gone'" in job.error.message) == ("unknown_task", True)
+
+
+async def test_a_task_unknown_here_is_run_by_a_worker_that_knows_it(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELAY_S", 0.05)
+    async with connected() as one, connected() as two, working(one, double):
+        job = await one.enqueue(fails_until, 1)
+        await asyncio.sleep(0.1)
+        async with working(two, fails_until):
+            assert await job.result(timeout_s=LIMIT_S) == 1
+
+
+# Which work, in which order, how much at once.
+
+
+async def test_a_job_cancelled_before_a_worker_saw_it_never_runs(ledger: Ledger) -> None:
+    cancelled = await ledger.enqueue(double, 1)
+    await ledger.execute(cancelled.ref, CancelJob(reason="changed my mind"))
+    after = await ledger.enqueue(double, 2)
+    async with working(ledger, double, concurrency=1):
+        assert await after.result(timeout_s=LIMIT_S) == 4
+    assert RUNS == {"double-2": 1}
+    assert await types(cancelled) == ["queued", "cancelled"]
+
+
+async def test_high_goes_before_normal_before_low(ledger: Ledger) -> None:
+    jobs = [
+        await ledger.enqueue(note.options(priority=priority), priority)
+        for priority in ("low", "normal", "high", "low", "normal", "high")
+    ]
+    async with working(ledger, note, concurrency=1):
+        for job in jobs:
+            await ended(job)
+    assert BEGAN == ["high", "high", "normal", "normal", "low", "low"]
+
+
+async def test_the_low_end_does_not_starve(ledger: Ledger) -> None:
+    low = await ledger.enqueue(note.options(priority="low"), "low")
+    await ledger.enqueue_many(note.options(priority="high"), ({"name": f"high-{n}"} for n in range(60)))
+    async with working(ledger, note, concurrency=1):
+        await ended(low)
+        await until(lambda: len(BEGAN) == 61)
+    assert 5 <= BEGAN.index("low") <= 40
+
+
+async def test_a_worker_serves_its_queues_and_no_others(ledger: Ledger) -> None:
+    mine = [await ledger.enqueue(note.options(queue=queue), queue) for queue in ("a", "b", "a")]
+    other = await ledger.enqueue(note.options(queue="c"), "c")
+    async with working(ledger, note, queues=("a", "b")):
+        for job in mine:
+            await ended(job)
+        assert await other.state() is JobState.QUEUED
+    assert sorted(BEGAN) == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize("each", [sleep, sleep_in_thread], ids=["async", "sync"])
+async def test_no_more_run_at_once_than_allowed(ledger: Ledger, each: Task[[float], int]) -> None:
+    jobs = [await ledger.enqueue(each, 0.05) for _ in range(30)]
+    most = 0
+    async with working(ledger, each, concurrency=4) as worker:
+        while not all(RUNS[job.id] for job in jobs):
+            most = max(most, worker.running)
+            await asyncio.sleep(0.002)
+        for job in jobs:
+            assert await job.result(timeout_s=LIMIT_S) == 1
+    assert most == 4
+    assert set(RUNS.values()) == {1}
+
+
+async def test_a_busy_worker_keeps_nothing_from_an_idle_one(connected: Connect) -> None:
+    async with connected() as one, connected() as two, working(one, sleep, note, concurrency=1) as first:
+        await asyncio.sleep(0.2)  # it waits at all three priorities
+        long = await one.enqueue(sleep, 3.0)
+        await until(lambda: first.running == 1)
+        async with working(two, sleep, note, concurrency=1):
+            await asyncio.sleep(0.2)
+            urgent = [await one.enqueue(note.options(priority=each), each) for each in ("high", "low")]
+            for job in urgent:
+                await job.wait(timeout_s=2.0)
+            assert await long.state() is JobState.RUNNING
+            await ended(long)
+
+
+async def test_many_jobs_on_two_workers_run_once_each(connected: Connect) -> None:
+    async with connected() as one, connected() as two, working(one, double), working(two, double):
+        result = await one.enqueue_many(double, ({"n": n} for n in range(1_000)))
+        assert result.created == 1_000
+        await until(lambda: len(RUNS) == 1_000)
+
+        async def finished() -> int:
+            return len([1 async for _ in one.events(types=["completed"], follow=False)])
+
+        async with asyncio.timeout(LIMIT_S):
+            while await finished() < 1_000:
+                await asyncio.sleep(0.05)
+        assert set(RUNS.values()) == {1}
+        assert await finished() == 1_000
+
+
+# Deliveries that come again.
+
+
+@pytest.mark.parametrize("each", [sleep, sleep_in_thread], ids=["async", "sync"])
+async def test_jobs_longer_than_the_ack_wait_run_once(ledger: Ledger, each: Task[[float], int]) -> None:
+    async with working(ledger, each, ack_wait_s=1, grace_s=5.0):
+        jobs = [await ledger.enqueue(each, 2.5) for _ in range(10)]
+        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [1] * 10
+        assert set(RUNS.values()) == {1}
+        assert all([await types(job) == ["queued", "started", "completed"] for job in jobs])
+
+
+async def test_a_storm_of_redeliveries_runs_nothing_twice(ledger: Ledger) -> None:
+    # Nobody keeps the deliveries alive: each running job is delivered again every second.
+    worker = Worker(ledger, TaskRegistry([sleep]), WorkerConfig(ack_wait_s=1, grace_s=5.0, concurrency=50))
+    worker._intake.keep_alive = _for_ever  # type: ignore[method-assign]
+    running = asyncio.create_task(worker.run())
+    try:
+        jobs = [await ledger.enqueue(sleep, 3.0) for _ in range(20)]
+        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [1] * 20
+    finally:
+        worker.stop()
+        await running
+    assert set(RUNS.values()) == {1}
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_deleted_consumer_is_made_again_and_nothing_runs_again(ledger: Ledger) -> None:
+    async with working(ledger, double):
+        jobs = [await ledger.enqueue(double, n) for n in range(30)]
+        for job in jobs:
+            await ended(job)
+        names = ledger.names
+        consumer = names.consumer("default", "normal")
+        answer = await api(ledger.inbox, f"CONSUMER.DELETE.{names.ledger_stream}.{consumer}", {})
+        assert answer["success"]
+        late = await ledger.enqueue(double, 99)
+        assert await late.result(timeout_s=LIMIT_S) == 198
+        info = await api(ledger.inbox, f"CONSUMER.INFO.{names.ledger_stream}.{consumer}", {})
+        async with asyncio.timeout(LIMIT_S):  # what was done before is delivered again, and dropped
+            while info["num_pending"] or info["num_ack_pending"]:
+                await asyncio.sleep(0.02)
+                info = await api(ledger.inbox, f"CONSUMER.INFO.{names.ledger_stream}.{consumer}", {})
+    assert set(RUNS.values()) == {1}
+    assert len([1 async for _ in ledger.events(types=["started"], follow=False)]) == 31
+
+
+async def test_a_job_of_a_dead_worker_is_taken_over_when_its_lease_is_over(ledger: Ledger) -> None:
+    job = await ledger.enqueue(double, 3)
+    await ledger.execute(job.ref, Claim(worker="dead-1-00", lease_s=2.0))  # it has no lease and never will
+    async with working(ledger, double):
+        assert await job.result(timeout_s=LIMIT_S) == 6
+    assert [attempt.state for attempt in (await job.snapshot()).attempts] == ["lost", "completed"]
+
+
+async def test_the_last_attempt_of_a_dead_worker_makes_a_dead_letter(ledger: Ledger) -> None:
+    job = await ledger.enqueue(double.options(max_attempts=1), 3)
+    await ledger.execute(job.ref, Claim(worker="dead-1-00", lease_s=2.0))
+    async with working(ledger, double):
+        done = await ended(job)
+    assert (done.state, done.dead_reason, RUNS["double-3"]) == (JobState.DEAD_LETTERED, "exhausted", 0)
+    assert done.error is not None
+    assert done.error.kind == "lost"
+
+
+# Leases.
+
+
+async def test_a_live_lease_is_never_taken_over_however_often_the_job_is_delivered(
+    connected: Connect,
+) -> None:
+    async with connected() as one, connected() as two, working(one, sleep, ack_wait_s=1) as first:
+        job = await one.enqueue(sleep, 4.0)
+        await until(lambda: first.running == 1)
+        first._intake._held.clear()  # the broker hears nothing of it any more and delivers it to the other
+        async with working(two, sleep, ack_wait_s=1):
+            assert await job.result(timeout_s=LIMIT_S) == 1
+    assert RUNS[job.id] == 1
+
+
+async def test_a_lost_lease_stops_its_jobs_and_the_worker_goes_on_as_another(ledger: Ledger) -> None:
+    async with working(ledger, sleep, double) as worker:
+        before = worker.identity
+        job = await ledger.enqueue(sleep, 1.0)
+        await until(lambda: worker.running == 1)
+        # Somebody removed the key: the next renewal on its revision is refused.
+        answer = await api(ledger.inbox, f"STREAM.PURGE.KV_{ledger.names.workers_bucket}", {})
+        assert answer["success"]
+        await until(lambda: worker.identity != before)
+        assert await job.result(timeout_s=LIMIT_S) >= 1
+        assert await (await ledger.enqueue(double, 1)).result(timeout_s=LIMIT_S) == 2
+        assert (await ledger.leases.find(worker.identity)) is not None
+    snapshot = await job.snapshot()
+    assert [attempt.state for attempt in snapshot.attempts] in (["completed"], ["interrupted", "completed"])
+
+
+# The end of a worker.
+
+
+async def test_a_stopping_worker_lets_running_jobs_end_and_takes_no_more(ledger: Ledger) -> None:
+    async with working(ledger, sleep, concurrency=2) as worker:
+        jobs = [await ledger.enqueue(sleep, 0.5) for _ in range(2)]
+        await until(lambda: worker.running == 2)
+        waiting = await ledger.enqueue(sleep, 0)
+        worker.stop()
+    assert [await job.state() for job in jobs] == [JobState.COMPLETED] * 2
+    assert await waiting.state() is JobState.QUEUED
+    assert RUNS[waiting.id] == 0
+    async with working(ledger, sleep):
+        assert await waiting.result(timeout_s=3.0) == 1  # given back at once, not after the ack wait
+
+
+async def test_jobs_beyond_the_grace_are_given_back_with_their_attempt(connected: Connect) -> None:
+    async with connected() as one, connected() as two:
+        async with working(one, sleep, grace_s=0.3) as worker:
+            job = await one.enqueue(sleep.options(max_attempts=1), 1.5)
+            await until(lambda: worker.running == 1)
+            identity = worker.identity
+            worker.stop()
+        assert await types(job) == ["queued", "started", "interrupted", "queued"]
+        assert await one.leases.find(identity) is None
+        async with working(two, sleep):
+            assert await job.result(timeout_s=LIMIT_S) == 2
+        states = [attempt.state for attempt in (await job.snapshot()).attempts]
+        assert states == ["interrupted", "completed"]
+
+
+async def test_a_second_stop_does_not_wait_for_the_grace(ledger: Ledger) -> None:
+    loop = asyncio.get_running_loop()
+    async with working(ledger, sleep, grace_s=60.0) as worker:
+        job = await ledger.enqueue(sleep, 60.0)
+        await until(lambda: worker.running == 1)
+        worker.stop()
+        worker.stop()
+        stopped_at = loop.time()
+    assert loop.time() - stopped_at < 2.0
+    assert await types(job) == ["queued", "started", "interrupted", "queued"]
+
+
+@task
+async def stubborn() -> str:
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    return "done all the same"
+
+
+async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Ledger) -> None:
+    async with working(ledger, stubborn, grace_s=0.0) as worker:
+        job = await ledger.enqueue(stubborn)
+        await until(lambda: worker.running == 1)
+        worker.stop()
+    assert await job.result(timeout_s=LIMIT_S) == "done all the same"
+    assert await types(job) == ["queued", "started", "completed"]
+
+
+# A full ledger.
+
+
+async def test_a_full_ledger_loses_no_job_once_there_is_room(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.workers.attempt._FULL_DELAY_S", 0.1)
+    async with connected(ledger_bytes_max=1 << 16) as ledger:
+        jobs: list[JobHandle[int]] = []
+
+        async def fill() -> None:
+            while True:
+                jobs.append(await ledger.enqueue(double, len(jobs)))
+
+        with pytest.raises(LedgerFullError):
+            await fill()
+        assert (await ledger.log.head()).last_sequence == len(jobs) > 20
+        async with working(ledger, double):
+            await asyncio.sleep(0.5)
+            assert not RUNS
+            stream = ledger.names.ledger_stream
+            config = (await api(ledger.inbox, f"STREAM.INFO.{stream}", {}))["config"]
+            answer = await api(ledger.inbox, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 16 << 20})
+            assert "error" not in answer
+            assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [2 * n for n in range(len(jobs))]
+    assert set(RUNS.values()) == {1}
+
+
+async def test_payloads_never_reach_the_log(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with working(ledger, naughty, sleep):
+        await ended(await ledger.enqueue(naughty, "raise"))
+        await ended(await _order(ledger, "naughty", '{"how": "topsecret", "more": "topsecret"}'))
+    assert "topsecret" not in caplog.text
