@@ -226,7 +226,7 @@ class Lifecycle(RuleBasedStateMachine):
             *(Dispatch(cause=cause) for cause in CAUSES_ASKED if cause in fitting or cause == "redispatched"),
             *(Fence(epoch=held, attempt=number, worker=actor, outcome="completed") for number in (1, 2)),
             *(Requeue(attempts=number) for number in (1, 2)),
-            DeadLetter(reason="max_deliver"),
+            DeadLetter(reason="max_deliver", epoch=newest.claim_epoch if newest else 0),
             Discard(),
             CancelJob(reason="no"),
         ]

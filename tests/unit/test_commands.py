@@ -130,6 +130,7 @@ COMMANDS: dict[str, Command] = {
     "progress": ReportProgress(epoch=EPOCH, done=1),
     "cancel": CancelJob(reason="no"),
     "dead_letter": DeadLetter(reason="max_deliver"),
+    "dead_letter_running": DeadLetter(reason="max_deliver", epoch=EPOCH),
     "requeue": Requeue(),
     "discard": Discard(),
     "fence": FENCE,
@@ -166,7 +167,8 @@ confirm_cancel    ?    !         !    !      canc      !          !      !      
 checkpoint        ?    !         !    !      chec      !          !      !         !         !             !
 progress          ?    !         !    !      prog      !          !      !         !         !             !
 cancel            ?    canc      canc canc   c_re      canc       canc   -         -         -             -
-dead_letter       ?    -         -    dead   dead      -          -      -         -         -             -
+dead_letter       ?    -         -    dead   !         -          -      -         -         -             -
+dead_letter_running ? -         -    !      dead      -          -      -         -         -             -
 requeue           ?    -         -    -      -         -          -      -         -         queu          -
 discard           ?    -         -    -      -         -          -      -         -         disc          -
 fence             ?    -         -    -      -         fenc       fenc   fenc      fenc      fenc          fenc
@@ -222,7 +224,7 @@ REVIVED: tuple[Command, ...] = (
     NEW,
     CLAIM,
     CancelJob(),
-    DeadLetter(reason="max_deliver"),
+    DeadLetter(reason="max_deliver", epoch=EPOCH),
     Requeue(attempts=2),
 )
 MISSING = object()

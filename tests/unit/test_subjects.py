@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.errors import InvalidTokenError, MalformedEventError
+from jobledger.ledger.errors import ConfigurationError, InvalidTokenError, MalformedEventError
 from jobledger.ledger.events import PRIORITIES, Completed, Priority, Queued
 from jobledger.ledger.subjects import JobRef, Names, ParsedSubject, check_token
 
@@ -40,7 +40,7 @@ def test_good_tokens_come_back(token: str) -> None:
 
 @given(tokens, tokens, st.sampled_from(PRIORITIES), st.one_of(st.just(""), tokens))
 def test_subjects_are_parsed_back(queue: str, job_id: str, priority: Priority, environment: str) -> None:
-    names = Names(environment)
+    names = Names(environment.lower())
     queued = Queued(**ENVELOPE, job=job_id, queue=queue, priority=priority)
     completed = Completed(**ENVELOPE, job=job_id, queue=queue, attempt=1)
     assert names.parse(names.event(queued)) == ParsedSubject(
@@ -97,6 +97,11 @@ def test_filters_and_consumers() -> None:
 @given(st.tuples(tokens, st.sampled_from(PRIORITIES)), st.tuples(tokens, st.sampled_from(PRIORITIES)))
 def test_no_two_queues_share_a_consumer(one: tuple[str, Priority], other: tuple[str, Priority]) -> None:
     assert (Names().consumer(*one) == Names().consumer(*other)) == (one == other)
+
+
+def test_an_environment_is_lower_case_since_streams_are_named_after_its_upper_case() -> None:
+    with pytest.raises(ConfigurationError, match="lower case, got 'Staging'"):
+        Names("Staging")
 
 
 def test_an_environment_is_a_token() -> None:

@@ -196,6 +196,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Give a job up that was never brought to a verdict, such as after too many deliveries."""
 
     reason: DeadReason
+    epoch: int = 0  #: the claim under which it was seen running; 0 when it was seen queued
     error: ErrorInfo | None = None
 
 
@@ -270,6 +271,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return _cancel(job, command, stamp)
         case DeadLetter():
             _require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
+            _check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
             return (DeadLettered(**_envelope(job, stamp), reason=command.reason, error=command.error),)
         case Requeue():
             return _requeue(job, command, stamp)

@@ -26,7 +26,7 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
     payload_bytes_max: int = 8 << 20  #: larger ones are refused
-    ledger_bytes_max: int = 8 << 30  #: of the stream, when it is made here; a full ledger refuses
+    ledger_bytes_max: int = 4 << 30  #: of the stream, when it is made here; a full ledger refuses
     lease_s: float = 15.0  #: of a worker, when the bucket is made here
     replicas: int = 1  #: of every stream, when they are made here
     commit: Commit = "auto"  #: group appends where the server fsyncs each one (auto finds out by itself)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.errors import InvalidTokenError, MalformedEventError
+from jobledger.ledger.errors import ConfigurationError, InvalidTokenError, MalformedEventError
 from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, event_type
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
@@ -54,6 +54,8 @@ class Names(msgspec.Struct, frozen=True):
         """Check the environment's name."""
         if self.environment:
             check_token("environment", self.environment)
+            if self.environment != self.environment.lower():  # stream names are its upper case
+                raise ConfigurationError(f"environment must be lower case, got {self.environment!r}")
 
     def _subject(self, root: str) -> str:
         return f"{self.environment}_{root}" if self.environment else root
