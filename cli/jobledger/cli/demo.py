@@ -19,7 +19,7 @@ from jobledger.cli import demo_report, options
 from jobledger.cli.demo_tasks import index_file
 from jobledger.cli.demo_workers import CONCURRENCY, Crew, crew
 from jobledger.cli.embedded import safety, until_ended
-from jobledger.cli.errors import DemoFailedError
+from jobledger.cli.errors import DemoFailedError, StoppedBySignalError
 from jobledger.cli.output import Output, bar
 from jobledger.cli.session import run, watch_signals
 from jobledger.cli.text import duration
@@ -62,7 +62,7 @@ async def _demo(output: Output, files_max: int | None, durability: Durability) -
 
 async def _interrupt_on_signal(*, task_status: anyio.abc.TaskStatus[None]) -> None:
     def interrupt() -> None:
-        raise KeyboardInterrupt
+        raise StoppedBySignalError
 
     await watch_signals(interrupt, task_status=task_status)
 
@@ -81,6 +81,7 @@ class _Show:
         self._files = sorted(_sources(self._root))[:files_max]
         self._console = output.notes if output.as_json else output.console
         self._lost: list[JobHandle[Any]] = []
+        self._before_kill = (0, 0.0)  #: jobs done, and in how many seconds
 
     async def play(self) -> None:
         """Enqueue, drain with a killing half-way, examine, report.
@@ -98,12 +99,16 @@ class _Show:
             for _ in range(_WORKERS):
                 worker = await workers.start()
                 self._say(f"worker {worker.identity} is ready, {CONCURRENCY} jobs at once")
-            killed = await self._drain(projector, workers)
+            killed = await self._drain(projector, workers, started)
             ended = time.monotonic()
             await workers.stop()
             await projector.wait_for((await self._ledger.log.head()).last_sequence)
         timing = demo_report.Timing(
-            enqueue_s=enqueued - begun, drain_s=ended - started, recovery_s=await self._recovery_s(killed)
+            enqueue_s=enqueued - begun,
+            drain_s=ended - started,
+            recovery_s=await self._recovery_s(killed),
+            before_kill_jobs=self._before_kill[0],
+            before_kill_s=self._before_kill[1],
         )
         await self._report(timing)
 
@@ -124,7 +129,7 @@ class _Show:
                 yield projector
                 group.cancel_scope.cancel()
 
-    async def _drain(self, projector: Projector, workers: Crew) -> float:
+    async def _drain(self, projector: Projector, workers: Crew, started: float) -> float:
         """Wait until every job is final, and kill a worker half-way; return when that was, by the wall clock."""
         total, killed_at = len(self._files), 0.0
         with Store.open(projector.path) as store, _Meter(self._output, self._console, total) as meter:
@@ -136,6 +141,7 @@ class _Show:
                 if done == total:
                     return killed_at
                 if not killed_at and done >= total // 2:
+                    self._before_kill = (done, time.monotonic() - started)
                     killed_at = await self._kill(projector, workers)
                 workers.check()
                 await anyio.sleep(_LOOK_EVERY_S)

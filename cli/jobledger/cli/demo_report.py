@@ -29,6 +29,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     enqueue_s: float
     drain_s: float  #: from the first worker's start to the last job's end
+    before_kill_jobs: int  #: done by both workers, before one was killed
+    before_kill_s: float
     recovery_s: float  #: from the kill to the end of the last job it interrupted
 
 
@@ -129,6 +131,7 @@ def as_object(findings: Findings, timing: Timing, lost: Sequence[JobHandle[Any]]
         "interrupted_jobs": [handle.id for handle in lost],
         "enqueue_s": timing.enqueue_s,
         "drain_s": timing.drain_s,
+        "before_kill": {"jobs": timing.before_kill_jobs, "seconds": timing.before_kill_s},
         "recovery_s": timing.recovery_s,
         "faults": findings.faults,
     }
@@ -176,7 +179,7 @@ def _show_dead_letters(output: Output, store: Store, root: Path) -> None:
     letters = store.dead_letters(_DEAD_SHOWN_MAX)
     if not letters:
         output.say()
-        output.say("No dead letters: this Python has no source file that cannot be tokenized.")
+        output.say("No dead letters: each of these files can be tokenized.")
         return
     output.say()
     output.say("Dead letters", style="bold")
@@ -231,8 +234,12 @@ def _show_totals(output: Output, findings: Findings, timing: Timing) -> None:
                 f"{findings.files:,} jobs in {duration(timing.enqueue_s)}: {_rate(findings.files, timing.enqueue_s)}",
             ),
             (
+                "throughput",
+                f"{_rate(timing.before_kill_jobs, timing.before_kill_s)} until the kill, on two workers",
+            ),
+            (
                 "drained",
-                f"in {duration(timing.drain_s)}: {_rate(findings.files, timing.drain_s)}, waiting for the lease included",
+                f"{findings.files:,} jobs in {duration(timing.drain_s)}, waiting for the lease included",
             ),
             ("recovered", f"the interrupted jobs ended {duration(timing.recovery_s)} after the kill"),
         ]

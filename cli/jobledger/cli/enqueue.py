@@ -139,7 +139,7 @@ def _values(task: Task[..., Any], words: list[str], input_text: str | None) -> d
     text = _read_stdin() if input_text == "-" else input_text.encode("utf-8", "surrogateescape")
     if len(text) > _INPUT_BYTES_MAX:
         raise PayloadTooLargeError(f"input of task {task.name}", len(text), _INPUT_BYTES_MAX)
-    value: Any = msgspec.json.decode(check_text(text, what="--input"))
+    value: Any = msgspec.json.decode(check_text(text, what="JSON of --input"))
     if not isinstance(value, dict):
         raise InvalidInputError(
             '--input must be a JSON object with the arguments by name, as in {"user_id": 7}'
@@ -160,5 +160,14 @@ def _pairs(words: list[str]) -> dict[str, str]:
 
 
 def _read_stdin() -> bytes:
-    """Read all of stdin, but never much more than what may be an input."""
-    return sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
+    """Read all of stdin, but never more than what may be an input.
+
+    Raises: InvalidInputError beyond that.
+    """
+    text = sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
+    if len(text) > _INPUT_BYTES_MAX:
+        limit = f"{_INPUT_BYTES_MAX:,} bytes"
+        raise InvalidInputError(
+            f"the input on stdin is larger than {limit}: store it elsewhere and pass a reference"
+        )
+    return text

@@ -67,6 +67,10 @@ class DoctorFoundError(LedgerError):
     """`doctor` found something that has to be mended."""
 
 
+class StoppedBySignalError(Exception):
+    """A signal ended a command that has an end of its own; not KeyboardInterrupt, which event loops report."""
+
+
 class DemoFailedError(LedgerError):
     """The demo's counts do not agree, or it could not be brought to its end."""
 
@@ -94,7 +98,8 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, LedgerError | ProjectionError):
         return str(error)
     if isinstance(error, TyperException):
-        return error.format_message()
+        command = getattr(getattr(error, "ctx", None), "command_path", "jobledger")
+        return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"the system refused{where}: {error.strerror or error}"

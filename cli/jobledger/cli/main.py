@@ -13,7 +13,7 @@ from typing import Annotated, Final, TextIO
 import typer
 
 from jobledger.cli import demo, doctor, enqueue, events, jobs, projection, server, up, worker, workers
-from jobledger.cli.errors import DONE, INTERRUPTED, first_of, report
+from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.session import set_up_logs
 
 #: These may stand anywhere on the line.
@@ -96,7 +96,7 @@ def _after_error(group: BaseException, words: Sequence[str]) -> int:
     error = first_of(group)
     if isinstance(error, BrokenPipeError):
         return _after_broken_pipe()
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | StoppedBySignalError):
         return INTERRUPTED
     if "--debug" in words or os.environ.get("JOBLEDGER_DEBUG", "") not in ("", "0"):
         traceback.print_exception(group)

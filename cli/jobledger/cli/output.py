@@ -60,6 +60,7 @@ class Output:
 
     def line(self, text: Text) -> None:
         """Print one line of a list: cut to a terminal's width, whole where a program may read it."""
+        text.rstrip()
         if self.console.is_terminal:
             self.console.print(text, no_wrap=True, overflow="ellipsis")
         else:
