@@ -22,7 +22,7 @@ from jobledger.ledger.subjects import JobRef, Names
 TRANSACT_TRIES_MAX = 16
 
 
-class Chain(msgspec.Struct, frozen=True):
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """A job and the place in the log where its next event must follow."""
 
     job: Job | None = None
@@ -46,7 +46,7 @@ def fold(stored: Iterable[Stored], chain: Chain = EMPTY_CHAIN) -> Chain:
     return chain if last is None else Chain(job, last.stream_sequence, last.hash)
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class Sealed(msgspec.Struct, frozen=True, gc=False):
     """Events made ready to append: linked by hash, encoded, addressed."""
 
     events: tuple[JobEvent, ...]

@@ -24,7 +24,7 @@ class _Tag(msgspec.Struct):
 _tag_decoder: msgspec.json.Decoder[_Tag] = msgspec.json.Decoder(_Tag)
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class Stored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event as the log holds it."""
 
     event: JobEvent

@@ -56,8 +56,12 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 force_setattr(self, field, text.encode("utf-8", "replace").decode("utf-8"))
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """The envelope that every fact carries."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
+    """The envelope that every fact carries.
+
+    `gc=False` here and in the records built from events: they hold only plain values, so no cycle can run
+    through them, and the collector need not visit millions of them.
+    """
 
     v: int = msgspec.field(default_factory=_version)
     job: str  #: job id
@@ -73,7 +77,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
     )  #: sha256 of the chain's previous event as stored, "" for the first
 
 
-class _Order(Event, frozen=True, kw_only=True):
+class _Order(Event, frozen=True, kw_only=True, gc=False):
     """The work order: what a job's first event says, whichever of the three it is."""
 
     priority: Priority = "normal"
@@ -90,24 +94,24 @@ class _Order(Event, frozen=True, kw_only=True):
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
 
 
-class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled"):
+class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
     """The job exists and becomes due later."""
 
     run_at: datetime
 
 
-class Held(_Order, frozen=True, kw_only=True, tag="held"):
+class Held(_Order, frozen=True, kw_only=True, tag="held", gc=False):
     """The job waits for a limit to admit it."""
 
 
-class Queued(_Order, frozen=True, kw_only=True, tag="queued"):
+class Queued(_Order, frozen=True, kw_only=True, tag="queued", gc=False):
     """The job may be taken. This stored message *is* the work item that workers pull."""
 
     cause: Cause = "new"
     attempt: int = 1  #: the number the next attempt will have
 
 
-class Started(Event, frozen=True, kw_only=True, tag="started"):
+class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
     """A worker claimed the job. The stream sequence of this event is the claim epoch; older ones are stale."""
 
     attempt: int  #: 1 for the first
@@ -115,7 +119,7 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     lease_s: float  #: how long after its last renewal the worker may still be running the job
 
 
-class Completed(Event, frozen=True, kw_only=True, tag="completed"):
+class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
     """The attempt returned."""
 
     attempt: int
@@ -123,7 +127,7 @@ class Completed(Event, frozen=True, kw_only=True, tag="completed"):
     result_ref: PayloadRef | None = None
 
 
-class Failed(Event, frozen=True, kw_only=True, tag="failed"):
+class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
     """The attempt raised, timed out or could not run. Without `retry_at` the next event of the batch decides."""
 
     attempt: int
@@ -131,20 +135,20 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed"):
     retry_at: datetime | None = None
 
 
-class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
+class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
     """The job ended by request."""
 
     reason: str = ""
 
 
-class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted"):
+class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False):
     """The worker gave a running job back unfinished, as in a deploy; the attempt does not count."""
 
     attempt: int
     reason: str = ""
 
 
-class Paused(Event, frozen=True, kw_only=True, tag="paused"):
+class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     """The job waits for a time or for an event, and holds no slot meanwhile."""
 
     attempt: int
@@ -152,27 +156,27 @@ class Paused(Event, frozen=True, kw_only=True, tag="paused"):
     event: str = ""
 
 
-class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed"):
+class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):
     """The task asked to run again later; the attempt does not count."""
 
     attempt: int
     until: datetime
 
 
-class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered"):
+class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=False):
     """The job cannot be finished and waits for a person."""
 
     reason: DeadReason
     error: ErrorInfo | None = None  #: the last error, or what happened where there was none
 
 
-class Discarded(Event, frozen=True, kw_only=True, tag="discarded"):
+class Discarded(Event, frozen=True, kw_only=True, tag="discarded", gc=False):
     """A person gave a dead letter up; it is kept for audit."""
 
     reason: str = ""
 
 
-class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
+class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed", gc=False):
     """A value that the next attempt is handed."""
 
     attempt: int
@@ -180,7 +184,7 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
     value_ref: PayloadRef | None = None
 
 
-class Progressed(Event, frozen=True, kw_only=True, tag="progressed"):
+class Progressed(Event, frozen=True, kw_only=True, tag="progressed", gc=False):
     """How far a running attempt says it is."""
 
     attempt: int
@@ -189,13 +193,13 @@ class Progressed(Event, frozen=True, kw_only=True, tag="progressed"):
     note: str = ""
 
 
-class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested"):
+class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested", gc=False):
     """Somebody wants a running job to end; whoever runs it, now or after a takeover, obeys."""
 
     reason: str = ""
 
 
-class Fenced(Event, frozen=True, kw_only=True, tag="fenced"):
+class Fenced(Event, frozen=True, kw_only=True, tag="fenced", gc=False):
     """The receipt of a worker whose outcome was refused because its claim was stale."""
 
     attempt: int

@@ -70,7 +70,7 @@ AttemptState = Literal[
 ]
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One run of a job."""
 
     number: int  #: from 1
@@ -90,7 +90,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A job as its events add up, up to and including `last_sequence`."""
 
     id: str

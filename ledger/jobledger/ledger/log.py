@@ -19,7 +19,7 @@ from jobledger.ledger.subjects import Names
 BATCH_MESSAGES_MAX = 1_000
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One event on its way into the log."""
 
     subject: str

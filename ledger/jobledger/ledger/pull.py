@@ -27,7 +27,7 @@ _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-s
 Ended = Literal["empty", "lost"]
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One message as a consumer handed it out."""
 
     data: bytes

@@ -41,7 +41,6 @@ _UNREADABLE_DELAY_S: Final = 30.0
 _UNKNOWN_TASK_DELIVERIES_MAX: Final = 10
 _UNKNOWN_TASK_DELAY_S: Final = 2.0
 _FULL_DELAY_S: Final = 10.0
-_RECORD_LIMIT_S: Final = 60.0
 
 
 class Running(msgspec.Struct, eq=False):
@@ -52,10 +51,11 @@ class Running(msgspec.Struct, eq=False):
     is_async: bool
     identity: str  #: the worker identity that claimed it
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
+    recording: bool = False  #: the task has ended and its outcome is on its way into the ledger
 
     def stop(self, reason: str) -> None:
-        """Cancel it, once: it gives the job back."""
-        if not self.stop_reason:
+        """Cancel it, once: it gives the job back. What has an outcome already is left to record it."""
+        if not self.stop_reason and not self.recording:
             self.stop_reason = reason
             self.task.cancel(reason)
 
@@ -152,12 +152,8 @@ class Attempts:
                     raise
                 own_task.uncancel()
                 outcome = Interrupt(epoch=job.claim_epoch, reason=running.stop_reason)
-            async with asyncio.timeout(_RECORD_LIMIT_S):
-                await self._record(claimed.chain, outcome, identity)
-        except TimeoutError:
-            logger.error("job %s: its outcome could not be recorded in time", job.id)  # noqa: TRY400
-            self._intake.drop(delivery)
-        else:
+            running.recording = True
+            await self._record(claimed.chain, outcome, identity)
             self._intake.ack(delivery)
         finally:
             if self.running.get(ref) is running:

@@ -11,13 +11,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.chain import EMPTY_CHAIN, Chain, commit, extend, load
+from jobledger.ledger.chain import Chain, commit, load
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.codec import Stored, decode
+from jobledger.ledger.codec import decode, digest
 from jobledger.ledger.commands import Claim, DeadLetter, Stamp, TakeOver, decide
 from jobledger.ledger.errors import MalformedEventError, WrongSequenceError
 from jobledger.ledger.events import Queued
-from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.job import Job, JobState, evolve
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
 from jobledger.workers.lease import LeaseKeeper
@@ -26,7 +26,7 @@ _TRIES_MAX: Final = 8
 _WAIT_STEP_S_MIN: Final = 0.25
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class Claimed(msgspec.Struct, frozen=True, gc=False):
     """The job is ours to run; `chain` ends with our `started`."""
 
     chain: Chain
@@ -123,10 +123,5 @@ def read_dispatch(delivery: Delivery) -> Queued:
 
 def _only(delivery: Delivery, queued: Queued) -> Chain:
     """The chain as it is if the delivered first event is still its only one; the claim's condition proves it."""
-    stored = Stored(
-        event=queued,
-        data=delivery.data,
-        stream_sequence=delivery.stream_sequence,
-        stored_at=delivery.stored_at,
-    )
-    return extend(EMPTY_CHAIN, stored)
+    sequence = delivery.stream_sequence
+    return Chain(evolve(None, queued, sequence), sequence, digest(delivery.data))

@@ -28,6 +28,10 @@ _MESSAGE_MAX: Final = 2_000
 _TRACEBACK_MAX: Final = 16_000
 
 
+class _AttemptTimeoutError(Exception):
+    """The attempt's own limit is over; its text is what is recorded."""
+
+
 class Execution:
     """Turns one claimed attempt into its outcome; never raises for what the task does."""
 
@@ -50,17 +54,13 @@ class Execution:
             return Fail(epoch=epoch, error=_error("invalid_input", error, ""), give_up="invalid")
         if task.signature.context_parameter is not None:
             arguments[task.signature.context_parameter] = self._context(job)
-        limit = asyncio.timeout(job.timeout_s)
         try:
-            async with limit:
+            if job.timeout_s is None:
                 value = await self._call(task, arguments)
-        except TimeoutError as error:
-            if limit.expired():
-                sentence = f"the attempt was stopped after its timeout of {job.timeout_s:g} s"
-                return Fail(
-                    epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=sentence)
-                )
-            return Fail(epoch=epoch, error=describe(error))
+            else:
+                value = await self._call_within(job.timeout_s, task, arguments)
+        except _AttemptTimeoutError as error:
+            return Fail(epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=str(error)))
         except BaseException as error:
             own_task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
@@ -68,6 +68,18 @@ class Execution:
             # Whatever user code raises is this attempt's failure: a task must not end the worker.
             return Fail(epoch=epoch, error=describe(error))
         return await self._outcome(task, epoch, value)
+
+    async def _call_within(self, limit_s: float, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
+        """Call with a limit; a TimeoutError of the task's own stays what it is."""
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                return await self._call(task, arguments)
+        except TimeoutError as error:
+            if limit.expired():
+                sentence = f"the attempt was stopped after its timeout of {limit_s:g} s"
+                raise _AttemptTimeoutError(sentence) from error
+            raise
 
     async def _call(self, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
         if task.is_async:

@@ -47,7 +47,7 @@ class Lane:
         self.lost = True  # the consumer has to be looked for
 
 
-class Held(msgspec.Struct):
+class Held(msgspec.Struct, gc=False):
     """A delivery on hand: not yet settled with the broker."""
 
     delivery: Delivery
