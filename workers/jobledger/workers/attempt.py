@@ -125,8 +125,14 @@ class Attempts:
         elif self._lease.holds(identity):
             await self._run(delivery, verdict, identity)
         else:
-            await self._give_back(verdict.chain, "the worker was stopped while it claimed the job")
+            self._finish(delivery, await self._give_back(verdict.chain))
+
+    def _finish(self, delivery: Delivery, accepted: bool) -> None:  # noqa: FBT001 - what `_record` said
+        """Ack after an accepted outcome; else the message is its new holder's, and an ack would settle theirs."""
+        if accepted:
             self._intake.ack(delivery)
+        else:
+            self._intake.drop(delivery)
 
     def _settle(self, delivery: Delivery, verdict: NotOurs) -> None:
         if verdict.settle == "ack":
@@ -153,14 +159,13 @@ class Attempts:
                 own_task.uncancel()
                 outcome = Interrupt(epoch=job.claim_epoch, reason=running.stop_reason)
             running.recording = True
-            await self._record(claimed.chain, outcome, identity)
-            self._intake.ack(delivery)
+            self._finish(delivery, await self._record(claimed.chain, outcome, identity))
         finally:
             if self.running.get(ref) is running:
                 del self.running[ref]
 
-    async def _record(self, chain: Chain, outcome: Outcome, identity: str) -> None:
-        """Append the outcome on condition of the claim; when the claim is lost, leave the receipt instead."""
+    async def _record(self, chain: Chain, outcome: Outcome, identity: str) -> bool:
+        """Append the outcome on condition of the claim and return True; when it is lost, leave the receipt."""
         job = _job(chain)
         ref = JobRef(queue=job.queue, job_id=job.id)
         try:
@@ -169,9 +174,10 @@ class Attempts:
             )
         except (StaleClaimError, IllegalTransitionError):
             await self._fence(job, outcome, identity)
-            return
+            return False
         if after.job is not None and after.job.is_final and job.notify:
             self._ledger.hints.tell(job.notify, ref)
+        return True
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)
@@ -187,9 +193,12 @@ class Attempts:
                 lambda: self._ledger.stamp(identity),
             )
 
-    async def _give_back(self, chain: Chain, reason: str) -> None:
+    async def _give_back(self, chain: Chain) -> bool:
         job = _job(chain)
-        await self._record(chain, Interrupt(epoch=job.claim_epoch, reason=reason), job.attempts[-1].worker)
+        command = Interrupt(
+            epoch=job.claim_epoch, reason="the worker lost its lease while it claimed the job"
+        )
+        return await self._record(chain, command, job.attempts[-1].worker)
 
     async def _pass_on(self, delivery: Delivery, queued: Queued) -> None:
         """Offer a task that we do not have to other workers, and give it up when nobody has it."""
@@ -208,10 +217,8 @@ class Attempts:
             self._settle(delivery, verdict)
             return
         epoch = _job(verdict.chain).claim_epoch
-        await self._record(
-            verdict.chain, Fail(epoch=epoch, error=error, give_up="rejected"), self._lease.identity
-        )
-        self._intake.ack(delivery)
+        command = Fail(epoch=epoch, error=error, give_up="rejected")
+        self._finish(delivery, await self._record(verdict.chain, command, self._lease.identity))
         logger.error("job %s in %s is a dead letter: %s", ref.job_id, ref.queue, message)
 
 
