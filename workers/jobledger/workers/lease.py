@@ -78,7 +78,7 @@ class LeaseKeeper:
                 await self._renew()
             except LeaseLostError:
                 self._lose("expired")
-            except UnreachableError as error:
+            except LedgerError as error:
                 failing = True
                 logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
             else:
