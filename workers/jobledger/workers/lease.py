@@ -69,27 +69,24 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one."""
-        failing = False
+        pause = self.duration_s / _RENEWALS_PER_LEASE
         while True:
-            await asyncio.sleep(self._pause_s(failing=failing))
-            if self._revision and not self.is_valid:
-                self._lose("was not renewed in time")
+            await asyncio.sleep(min(pause, self._left_s()) if self._revision else pause)
+            pause = self.duration_s / _RENEWALS_PER_LEASE
             try:
-                await self._renew()
+                if self._revision and not self.is_valid:
+                    self._lose("was not renewed in time")
+                # An answer that comes after the end of the lease is of no use: the jobs must be stopped by then.
+                async with asyncio.timeout(self._left_s() if self._revision else None):
+                    await self._renew()
+            except TimeoutError:
+                continue
             except LeaseLostError:
                 self._lose("expired")
+                pause = 0.0
             except LedgerError as error:
-                failing = True
                 logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
-            else:
-                failing = False
-
-    def _pause_s(self, *, failing: bool) -> float:
-        """Return how long to wait: a third of the lease, less after a failure, never beyond its end."""
-        if not self._revision:  # lost, and not taken again yet
-            return _RETRY_S
-        pause = _RETRY_S if failing else self.duration_s / _RENEWALS_PER_LEASE
-        return min(pause, self._left_s())
+                pause = _RETRY_S
 
     def _left_s(self) -> float:
         return max(0.0, self._valid_until - self._clock.monotonic())
