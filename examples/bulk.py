@@ -41,10 +41,10 @@ async def drain(ledger: Ledger, projection: Path, count: int) -> None:
     """Run a worker until the projection, brought up to date now and then, counts every job as completed."""
     began = time.perf_counter()
     worker = Worker(ledger, TaskRegistry([square]))
+    completed = 0
     async with anyio.create_task_group() as group:
         group.start_soon(worker.run)
         with Projector(ledger.log, projection) as projector:
-            completed = 0
             while completed < count:
                 await anyio.sleep(0.1)
                 await projector.catch_up()

@@ -24,7 +24,9 @@ def charge(customer: str, cents: int) -> str:
 
 async def fail(ledger: Ledger) -> None:
     for number in range(3):
-        job = await ledger.enqueue(charge.options(id=f"charge-{number}"), customer=f"c{number}", cents=-number)
+        job = await ledger.enqueue(
+            charge.options(id=f"charge-{number}"), customer=f"c{number}", cents=-number
+        )
         try:
             await job.result(timeout_s=10)
         except JobFailedError as error:

@@ -43,8 +43,8 @@ async def main() -> None:
                 group.start_soon(worker.run)
                 job = await ledger.enqueue(build_report.options(id="report-2025-01"), month="2025-01")
                 print(await job.result(timeout_s=10))
+                await show(job)
                 worker.stop()
-            await show(job)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ async def main() -> None:
                 group.start_soon(worker.run)
                 job = await ledger.enqueue(count_words, text="word " * 200_000)
                 print(await job.result(timeout_s=10), "words")
+                reference = (await job.snapshot()).input_ref
+                assert reference is not None
+                print(f"the event names {reference.sha256[:12]}..., {reference.size_bytes:,} bytes")
                 worker.stop()
-            reference = (await job.snapshot()).input_ref
-            assert reference is not None
-            print(f"the event names {reference.sha256[:12]}..., {reference.size_bytes:,} bytes")
             try:
                 await ledger.enqueue(count_words, text="word " * 2_000_000)
             except PayloadTooLargeError as error:

@@ -22,9 +22,9 @@ async def main() -> None:
             group.start_soon(worker.run)
             job = await ledger.enqueue(send_welcome, user_id=7)
             print(await job.result(timeout_s=10))
+            for stored in await job.history():
+                print(stored.stream_sequence, event_type(stored.event), stored.event.by)
             worker.stop()
-        for stored in await job.history():
-            print(stored.stream_sequence, event_type(stored.event), stored.event.by)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ async def test_only_accepted_outcomes_count() -> None:
     except StaleClaimError as error:
         print(error)
     await do(log, Complete(epoch=epoch, result=msgspec.Raw(b"100")), after_s=3)
-    assert await spent(log) == 100
+    charged_cents = 100
+    assert await spent(log) == charged_cents
     chain = await load(log, REF)
     assert chain.job is not None
     assert chain.job.state is JobState.COMPLETED

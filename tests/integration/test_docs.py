@@ -1,0 +1,496 @@
+"""What strangers read is true: links resolve, commands exist, blocks run and print what they show, tables agree."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+import msgspec
+import nats.aio.client
+import nats.aio.subscription
+import pytest
+import typer.main
+
+from jobledger.cli.main import app
+from jobledger.ledger import Ledger, LedgerConfig, Task, TaskRegistry, connect
+from jobledger.ledger.events import EVENT_CLASSES, Event, Queued, Scheduled
+from jobledger.ledger.json_text import DEPTH_MAX
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.tasks import MAX_ATTEMPTS_DEFAULT
+from jobledger.ledger.transitions import CAUSES, LEGAL
+from jobledger.workers import Worker, WorkerConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+README = ROOT / "README.md"
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
+_COMMAND_LIMIT_S = 30.0
+_PAGES_WITH_LIMITS = ("guarantees.md", "operations.md", "tasks.md")
+
+
+class Block(NamedTuple):
+    page: Path
+    language: str
+    text: str
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def _blocks(page: Path, language: str) -> list[Block]:
+    found = _FENCE.findall(page.read_text(encoding="utf-8"))
+    return [Block(page, kind, text) for kind, text in found if kind == language]
+
+
+def _prose(page: Path) -> str:
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+# Links, and pages as a whole.
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_link_resolves(page: Path) -> None:
+    broken: list[str] = []
+    for link in _LINK.findall(_prose(page)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            broken.append(link)
+        elif anchor:
+            headings = _HEADING.findall(_FENCE.sub("", target.read_text(encoding="utf-8")))
+            if anchor not in map(_slug, headings):
+                broken.append(link)
+    assert broken == []
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link in _LINK.findall(_prose(index))}
+    assert [_name(page) for page in PAGES if page not in {*linked, index, README}] == []
+
+
+def test_every_file_named_in_the_readme_exists() -> None:
+    named = re.findall(r"`([\w./-]+/[\w.-]+\.\w+)`", _prose(README))
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+# Commands.
+
+
+def _commands(page: Path) -> Iterator[str]:
+    """Yield every command line named on a page, in prose or in a block."""
+    for span in re.findall(r"`([^`]+)`", _prose(page)):
+        if span.startswith(("jobledger ", "make ")):
+            yield " ".join(span.split())
+    for block in _blocks(page, "console"):
+        for line in block.text.splitlines():
+            if line.startswith(("$ jobledger ", "$ make ")):
+                yield line.removeprefix("$ ")
+
+
+def _unknown(command_line: str) -> str | None:
+    """Return what the command line tool does not know of a command, None when it knows all."""
+    found: Any = typer.main.get_command(app)
+    words = command_line.split()[1:]
+    while words and hasattr(found, "commands") and not words[0].startswith("-"):
+        word = words.pop(0)
+        if word not in found.commands:
+            return f"{command_line!r}: no command {word!r}"
+        found = found.commands[word]
+    known = {name for parameter in found.params for name in parameter.opts} | {"--help", "-h"}
+    options = [word.partition("=")[0] for word in words if word.startswith("-") and word.strip("-")]
+    return next((f"{command_line!r}: no option {each}" for each in options if each not in known), None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_command_named_exists(page: Path) -> None:
+    targets = set(
+        re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
+    wrong: list[str] = []
+    for line in _commands(page):
+        tool, first = line.split()[:2]
+        if tool == "make":
+            wrong += [] if first in targets else [line]
+        else:
+            wrong += [found for found in [_unknown(line)] if found is not None]
+    assert wrong == []
+
+
+def test_the_check_of_commands_finds_what_does_not_exist() -> None:
+    assert _unknown("jobledger jobs list --state dead_lettered") is None
+    assert _unknown("jobledger jobs paint") is not None
+    assert _unknown("jobledger jobs list --colour") is not None
+
+
+# Python.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_python_blocks_compile(page: Path) -> None:
+    for block in _blocks(page, "python"):
+        compile(block.text, _name(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+def test_the_program_in_the_readme_is_the_example() -> None:
+    (block,) = _blocks(README, "python")
+    assert block.text in (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+
+
+@contextlib.asynccontextmanager
+async def _working(ledger: Ledger, names: dict[str, Any]) -> AsyncGenerator[None]:
+    """Run a worker for the tasks that a page has defined so far."""
+    tasks: list[Task[..., Any]] = [value for value in names.values() if isinstance(value, Task)]
+    if not tasks:
+        yield
+        return
+    worker = Worker(ledger, TaskRegistry(tasks))
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker.run)
+        yield
+        worker.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")], ids=_name)
+async def test_python_blocks_run(
+    page: Path, nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page's blocks run one after the other; what awaits finds `ledger` and a worker for the page's tasks."""
+    monkeypatch.chdir(tmp_path)
+    environment = re.sub(r"\W", "_", _name(page)).lower()
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=64 << 20) as ledger:
+        names: dict[str, Any] = {"__name__": "docs", "ledger": ledger}
+        for statement in (each for block in _blocks(page, "python") for each in ast.parse(block.text).body):
+            module = ast.Module([statement], [])
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code = compile(module, _name(page), "exec", flags=flags, dont_inherit=True)
+            if code.co_flags & inspect.CO_COROUTINE:
+                async with _working(ledger, names):
+                    await eval(code, names)
+            else:
+                # In a thread, because a whole program starts an event loop of its own.
+                await anyio.to_thread.run_sync(exec, code, names)
+
+
+# Console.
+
+
+class Step(NamedTuple):
+    command: str
+    shown: str
+
+
+def _steps(page: Path) -> list[Step]:
+    steps: list[Step] = []
+    for block in _blocks(page, "console"):
+        for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            steps.append(Step(command, shown))
+    return steps
+
+
+_VOLATILE = (
+    (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
+    (re.compile(r"\b[A-Za-z0-9_-]+-\d+-[0-9a-f]{8}\b"), "WORKER"),
+    (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "TIME"),
+    (re.compile(r"127\.0\.0\.1:\d+"), "ADDRESS"),
+    (re.compile(r"[^\S\n]+"), " "),
+    (re.compile(r"^ | $", flags=re.MULTILINE), ""),
+)
+
+
+def _normal(text: str) -> str:
+    for pattern, word in _VOLATILE:
+        text = pattern.sub(word, text)
+    return text
+
+
+def _pattern(shown: str) -> str:
+    """Return what an output must match: a line `...` stands for any lines, at a line's end for the rest of it."""
+    pattern = ""
+    for line in _normal(shown).splitlines():
+        if line == "...":
+            pattern += r"(?:.*\n)*?"
+        elif line.endswith("..."):
+            pattern += re.escape(line.removesuffix("...")) + r".*\n"
+        else:
+            pattern += re.escape(line) + r"\n"
+    return pattern
+
+
+class Terminal:
+    """Runs the commands of a page in one folder; what serves until it is stopped goes on in the background."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder = folder
+        self._port = port
+        self._serving: list[subprocess.Popen[bytes]] = []
+        self._environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JOBLEDGER_", "MAKE", "MFLAGS"))
+        } | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(
+                str(ROOT / part) for part in ("ledger", "projections", "workers", "cli")
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "XDG_DATA_HOME": str(folder / "data"),
+            "COLUMNS": "80",
+        }
+
+    def run(self, step: Step) -> None:
+        """Run one command as it stands; only the port and the address of its server are the test's own."""
+        words = step.command.split()
+        if words[0] == "make":  # would install, or run these tests
+            subprocess.run(
+                ["make", "-n", *words[1:]], cwd=ROOT, env=self._environment, check=True, timeout=20
+            )
+        elif words[0] == ".":
+            assert words[1:] == [".venv/bin/activate"]
+        elif words[:2] in (["jobledger", "up"], ["jobledger", "server"]):
+            self._serve(f"{step.command} --port {self._port}", step)
+        else:
+            self._call(step)
+
+    def output(self, command: str, *, limit_s: float) -> str:
+        """Return what a command prints that needs no server of ours; it must succeed."""
+        environment = self._environment | {"COLUMNS": "160"}
+        ran = subprocess.run(
+            command.split(),
+            cwd=self._folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    def _call(self, step: Step) -> None:
+        environment = self._environment | {"JOBLEDGER_URL": f"nats://127.0.0.1:{self._port}"}
+        ran = subprocess.run(
+            ["/bin/sh", "-c", step.command],
+            cwd=self._folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=_COMMAND_LIMIT_S,
+        )
+        # An error is shown as the sentence it ends with.
+        refused = "\njobledger: " in f"\n{step.shown}"
+        assert (ran.returncode != 0) == refused, f"{step.command}: exit code {ran.returncode}\n{ran.stdout}"
+        assert re.fullmatch(_pattern(step.shown), _normal(ran.stdout)), (
+            f"{step.command} printed\n{ran.stdout}"
+        )
+
+    def _serve(self, command: str, step: Step) -> None:
+        output = self._folder / f"output-{len(self._serving)}"
+        with output.open("wb") as sink:
+            child = subprocess.Popen(
+                command.split(), cwd=self._folder, env=self._environment, stdout=sink, stderr=sink
+            )
+        self._serving.append(child)
+        deadline = time.monotonic() + _COMMAND_LIMIT_S
+        while not re.match(_pattern(step.shown), _normal(output.read_text())):
+            assert child.poll() is None, f"{command} ended: {output.read_text()}"
+            assert time.monotonic() < deadline, f"{command} printed only: {output.read_text()}"
+            time.sleep(0.02)
+
+    def close(self) -> list[int]:
+        """Stop what serves as Ctrl-C does; return the exit codes."""
+        for child in self._serving:
+            child.send_signal(signal.SIGINT)
+        try:
+            return [child.wait(timeout=20) for child in self._serving]
+        finally:
+            for child in self._serving:
+                child.kill()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listened on a moment ago; the embedded server says so if that has changed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "start.md", ROOT / "CONTRIBUTING.md"], ids=_name)
+def test_console_blocks_print_what_they_show(
+    page: Path, tmp_path: Path, nats_server_binary: str, free_port: int
+) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, block in zip(
+        re.findall(r"Save this as `([\w.]+)`", _prose(page)), _blocks(page, "python"), strict=False
+    ):
+        (tmp_path / name).write_text(block.text, encoding="utf-8")
+    steps = _steps(page)
+    assert steps
+    terminal = Terminal(tmp_path, free_port)
+    try:
+        for step in steps:
+            terminal.run(step)
+    finally:
+        codes = terminal.close()
+    assert set(codes) <= {0}
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(120)
+def test_the_demo_prints_what_the_readme_shows(
+    tmp_path: Path, nats_server_binary: str, free_port: int
+) -> None:
+    (block,) = _blocks(README, "text")
+    demo = Terminal(tmp_path, free_port).output("jobledger demo", limit_s=100)
+    shown, printed = (re.sub(r"\d[\d,.]*", "N", _normal(text)) for text in (block.text, demo))
+    for line in shown.splitlines():
+        words, _, _ = line.partition("...")
+        assert words in printed, f"{line!r} is not in\n{demo}"
+
+
+def test_a_shown_output_that_is_not_printed_is_found() -> None:
+    printed = _normal(
+        "     4 14:05:12.771 queued\n     5 14:05:12.789 started  attempt 1 on web1-4311-52d07e1f\n"
+    )
+    shown = "4 00:00:00.000 queued\n5 00:00:00.000 started attempt 1 on a-1-00000000\n"
+    assert re.fullmatch(_pattern(shown), printed)
+    assert re.fullmatch(_pattern("...\n5 00:00:00.000 started...\n"), printed)
+    assert not re.fullmatch(_pattern(shown.replace("attempt 1", "attempt 2")), printed)
+    assert not re.fullmatch(_pattern("4 00:00:00.000 queued\n"), printed)
+
+
+# Tables that are compared with the code.
+
+
+def _table(page: Path, heading: str) -> list[list[str]]:
+    """Return the rows of the first table under a heading, without its two head lines."""
+    text = page.read_text(encoding="utf-8")
+    section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert section is not None, f"{_name(page)} has no section {heading!r}"
+    lines = [line for line in section[1].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def _words(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+@pytest.mark.parametrize(
+    ("heading", "rules"), [("Which event may follow", LEGAL), ("Why a job may be queued", CAUSES)]
+)
+def test_lifecycle_tables_are_those_of_the_code(heading: str, rules: Any) -> None:
+    rows = _table(ROOT / "docs" / "lifecycle.md", heading)
+    documented = {state.strip("`"): _words(follow) for state, follow in rows}
+    assert documented == {
+        "(no job yet)" if state is None else state.value: set(follow) for state, follow in rules.items()
+    }
+
+
+def test_every_state_is_described() -> None:
+    rows = _table(ROOT / "docs" / "lifecycle.md", "States")
+    assert [row[0].strip("`") for row in rows] == [state.value for state in LEGAL if state is not None]
+
+
+def _fields(cls: type[msgspec.Struct]) -> set[str]:
+    return set(cls.__struct_fields__)
+
+
+_ENVELOPE = _fields(Event)
+_ORDER = (_fields(Queued) & _fields(Scheduled)) - _ENVELOPE
+
+
+@pytest.mark.parametrize(
+    ("heading", "fields"),
+    [
+        ("Envelope", _ENVELOPE | {"type"}),
+        ("Order", _ORDER),
+        *(
+            (
+                str(cls.__struct_config__.tag),
+                _fields(cls) - _ENVELOPE - (_ORDER if _fields(cls) >= _ORDER else set()),
+            )
+            for cls in EVENT_CLASSES
+        ),
+    ],
+    ids=str,
+)
+def test_every_field_of_an_event_is_described(heading: str, fields: set[str]) -> None:
+    rows = _table(ROOT / "docs" / "events.md", heading)
+    assert {row[0].strip("`") for row in rows} == fields
+
+
+def test_no_event_is_described_that_does_not_exist() -> None:
+    text = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    headings = set(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) - {"Envelope", "Order"}
+    assert headings == {str(cls.__struct_config__.tag) for cls in EVENT_CLASSES}
+
+
+def test_limits_in_the_docs_are_the_defaults() -> None:
+    ledger, worker = LedgerConfig(), WorkerConfig()
+    said = {
+        page: " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+        for page in _PAGES_WITH_LIMITS
+    }
+    assert f"Input or result inside the event | {ledger.inline_bytes_max >> 10} KiB" in said["tasks.md"]
+    assert f"Input or result at all | {ledger.payload_bytes_max >> 20} MiB" in said["tasks.md"]
+    assert f"Nesting | {DEPTH_MAX} levels" in said["tasks.md"]
+    assert f"`max_attempts` | {MAX_ATTEMPTS_DEFAULT} |" in said["tasks.md"]
+    assert f"({worker.concurrency} by default)" in said["tasks.md"]
+    assert f"{ledger.enqueue_in_flight_max:,} appends" in said["tasks.md"]
+    assert f"a limit of {ledger.ledger_bytes_max >> 30} GiB" in said["operations.md"]
+    assert f"`--grace` seconds ({worker.grace_s:g})" in said["operations.md"]
+    assert (
+        f"one lease, {ledger.lease_s:g} s by default, renewed every {ledger.lease_s / 3:g} s"
+        in said["guarantees.md"]
+    )
+    assert f"Only if that fails for {ledger.append_timeout_s:g} s" in said["guarantees.md"]
+
+
+def test_the_private_names_of_nats_py_are_those_on_record() -> None:
+    """ADR 004 lists what a new version of nats-py could take away."""
+    record = (ROOT / "docs" / "adr" / "004-own-hot-paths-on-nats-py.md").read_text(encoding="utf-8")
+    paragraph = record.partition("**Private names")[2].partition("\n\n")[0]
+    source = (ROOT / "ledger" / "jobledger" / "ledger" / "connection.py").read_text(encoding="utf-8")
+    used = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    theirs = {*vars(nats.aio.client.Client()), *vars(nats.aio.client.Client)}
+    private = {name for name in used & theirs if re.match(r"_[a-z]", name)}
+    subscription = (
+        {"_id"} & used & set(inspect.signature(nats.aio.subscription.Subscription).parameters | {"_id": 0})
+    )
+    assert private | subscription == set(re.findall(r"`(_\w+)`", paragraph))

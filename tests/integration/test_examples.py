@@ -1,0 +1,74 @@
+"""Every example runs as it is, alone in an empty folder, and prints what it is there to show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+#: What each one has to print, in this order.
+SHOWN = {
+    "bulk.py": [
+        "200 created, 0 were there already",
+        "0 created, 200 were there already",
+        "200 completed",
+    ],
+    "dead_letters.py": [
+        "job charge-0 failed: ValueError: cannot charge c0 0 cents",
+        "charge-0: exhausted after 2 attempts: cannot charge c0 0 cents",
+        "charge-2: exhausted after 2 attempts: cannot charge c2 -2 cents",
+        "charged c0 100 cents",
+    ],
+    "follow_events.py": [
+        "order-0: dead letter, exhausted",
+        "stopped; the next reader begins at",
+        "order 5 is on its way",
+    ],
+    "inspect_job.py": [
+        "report-2025-01.pdf",
+        "report-2025-01 is completed after 2 attempts",
+        "attempt 1 failed on",
+        "LookupError: the figures of 2025-01 are not there yet",
+        "attempt 2 completed on",
+        "after stream sequence 2 it was running",
+    ],
+    "large_payload.py": [
+        "200000 words",
+        "1,000,011 bytes",
+        "the input of task count_words has 10,000,011 bytes and the limit is 8,388,608",
+    ],
+    "quickstart.py": ["welcome mail sent to user 7", "1 queued ", "2 started ", "3 completed "],
+    "testing_with_memory_log.py": ["claim 3 is stale, the current one is 2", "spent 100 cents, 3 events"],
+}
+ARGUMENTS = {"bulk.py": ["200"]}
+
+
+def test_every_example_is_run() -> None:
+    assert [path.name for path in EXAMPLES] == sorted(SHOWN)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) -> None:
+    roots = os.pathsep.join(str(ROOT / part) for part in ("ledger", "projections", "workers", "cli"))
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(example), *ARGUMENTS.get(example.name, [])],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": roots},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=18,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    at = 0
+    for words in SHOWN[example.name]:
+        found = ran.stdout.find(words, at)
+        assert found >= 0, f"{words!r} is missing, or too early, in\n{ran.stdout}"
+        at = found + len(words)
