@@ -18,7 +18,7 @@ from rich.progress import Progress
 from jobledger.cli import demo_report, options
 from jobledger.cli.demo_tasks import index_file
 from jobledger.cli.demo_workers import CONCURRENCY, Crew, crew
-from jobledger.cli.embedded import safety, until_ended
+from jobledger.cli.embedded import blamed, safety, until_ended
 from jobledger.cli.errors import DemoFailedError, StoppedBySignalError
 from jobledger.cli.output import Output, bar
 from jobledger.cli.session import run, watch_signals
@@ -53,7 +53,10 @@ async def _demo(output: Output, files_max: int | None, durability: Durability) -
     async with anyio.create_task_group() as group:
         await group.start(_interrupt_on_signal)
         with anyio.fail_after(_LIMIT_S), tempfile.TemporaryDirectory(prefix="jobledger-demo-") as folder:
-            async with EmbeddedServer(Path(folder) / "server", port=0, durability=durability) as server:
+            async with (
+                EmbeddedServer(Path(folder) / "server", port=0, durability=durability) as server,
+                blamed(server),
+            ):
                 group.start_soon(until_ended, server)
                 async with connect(server.url, name="jobledger-demo") as ledger:
                     await _Show(output, ledger, server, Path(folder), files_max).play()

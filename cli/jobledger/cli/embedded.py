@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
+
 from jobledger.cli.errors import ServerEndedError
 from jobledger.ledger.errors import PortInUseError
 from jobledger.ledger.server import Durability, EmbeddedServer
@@ -14,6 +16,8 @@ from jobledger.ledger.server import Durability, EmbeddedServer
 #: The monitoring port lies this far above the client port, as 8222 above 4222, so that `doctor` finds it.
 MONITOR_ABOVE: Final = 4000
 _PORT_MAX: Final = 65535
+#: How long after an error of ours the server's end may take to show.
+_DEATH_S: Final = 0.3
 
 
 @contextlib.asynccontextmanager
@@ -44,11 +48,33 @@ async def until_ended(server: EmbeddedServer) -> None:
 
     Raises: ServerEndedError.
     """
-    code = await server.wait()
+    await server.wait()
+    raise ended_error(server)
+
+
+@contextlib.asynccontextmanager
+async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
+    """Report the server's death as what it is, whichever part of us noticed it first.
+
+    Raises: ServerEndedError instead of any error that came with it.
+    """
+    try:
+        yield
+    except Exception as error:
+        with anyio.move_on_after(_DEATH_S):
+            await server.wait()
+        if server.alive:
+            raise
+        raise ended_error(server) from error
+
+
+def ended_error(server: EmbeddedServer) -> ServerEndedError:
+    """Return the sentence on a server that has ended."""
+    code = server.returncode or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     last = server.last_log_lines(1)
     words = f"; its last line: {last[0]}" if last else ""
-    raise ServerEndedError(f"the embedded nats-server {how}; see {server.log_path}{words}")
+    return ServerEndedError(f"the embedded nats-server {how}; see {server.log_path}{words}")
 
 
 def described(server: EmbeddedServer) -> dict[str, Any]:

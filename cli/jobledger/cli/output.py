@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import datetime
@@ -102,11 +103,8 @@ class Output:
     def hanging(self, head: Text, body: Text) -> None:
         """Print `head` and `body` as one line, wrapped below where the body begins; no trailing spaces."""
         indent = " " * len(head)
-        room = max(20, self.console.width - len(indent))
-        # A terminal breaks a command or path that is longer by itself, and it can still be copied whole.
-        lines = body.wrap(self.console, room, overflow="ignore")
+        lines = _wrapped(body, max(20, self.console.width - len(indent)))
         for number, part in enumerate(lines):
-            part.rstrip()
             self.console.print((head if number == 0 else Text(indent)) + part, soft_wrap=True)
         sys.stdout.flush()
 
@@ -156,6 +154,25 @@ def bar(console: Console) -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, transient=True, expand=False)
+
+
+def _wrapped(body: Text, width: int) -> list[Text]:
+    """Break between words only: a path or command that is too long stays whole, so that it can be copied."""
+    lines = textwrap.wrap(
+        body.plain,
+        width,
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    found: list[Text] = []
+    at = 0
+    for line in lines:
+        at = body.plain.index(line, at)
+        found.append(body[at : at + len(line)])
+        at += len(line)
+    return found or [Text()]
 
 
 def _cell(value: Cell) -> Text:

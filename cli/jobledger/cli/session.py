@@ -24,6 +24,7 @@ import msgspec
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import split
 from jobledger.cli.output import Output
+from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.streams import api
@@ -48,16 +49,29 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     return anyio.run(function, backend="asyncio", backend_options=options)
 
 
+class _ToStderr(logging.Handler):
+    """Writes to whatever stderr is at the moment of writing, as a program may redirect it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write("\n".join(plain_lines(self.format(record))) + "\n")
+
+
 def set_up_logs(*, verbose: bool, debug: bool) -> None:
     """Send logs to stderr: warnings, with `verbose` also what goes on. They never hold inputs or passwords."""
-    level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _ToStderr)]:
+        root.removeHandler(handler)
+    handler = _ToStderr()
     form = (
         "%(asctime)s %(levelname)s %(name)s: %(message)s"
         if verbose or debug
         else "%(levelname)s: %(message)s"
     )
-    logging.basicConfig(level=logging.INFO if debug else level, format=form, stream=sys.stderr, force=True)
-    logging.getLogger("jobledger").setLevel(level)
+    handler.setFormatter(logging.Formatter(form))
+    root.addHandler(handler)
+    logging.getLogger("jobledger").setLevel(
+        logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    )
 
 
 @contextlib.asynccontextmanager

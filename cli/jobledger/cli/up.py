@@ -11,7 +11,7 @@ import anyio.abc
 import msgspec
 
 from jobledger.cli import options
-from jobledger.cli.embedded import described, embedded, safety, until_ended
+from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.output import Output
 from jobledger.cli.session import (
     Target,
@@ -91,7 +91,7 @@ async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
     if plan.url is not None:
         yield None
         return
-    async with embedded(plan.directory, port=plan.port, durability=plan.durability) as server:
+    async with embedded(plan.directory, port=plan.port, durability=plan.durability) as server, blamed(server):
         yield server
 
 

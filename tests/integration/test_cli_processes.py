@@ -1,0 +1,317 @@
+"""Commands that stay: server, worker, up, projection run, demo, as real processes that get real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobledger.ledger.server import EmbeddedServer
+
+ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
+LIMIT_S = 15.0
+TASKS = """
+import asyncio
+from jobledger.ledger import task
+
+@task(queue="math")
+async def add(a: int, b: int = 1) -> int:
+    return a + b
+
+@task(queue="math", max_attempts=2)
+def fail(why: str) -> None:
+    raise ValueError(why)
+
+@task(queue="math")
+async def sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+"""
+
+
+class Process:
+    """A `jobledger` command under way; its stdout is read line by line, each wait has a limit."""
+
+    def __init__(self, folder: Path, *words: str, stdin: int = subprocess.DEVNULL) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
+        environment |= {"PYTHONPATH": SOURCES, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "80"}
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "jobledger.cli", *words],
+            cwd=folder,
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.errors = ""
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._readers = [threading.Thread(target=self._read_out), threading.Thread(target=self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_out(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.child.stderr is not None
+        self.errors = self.child.stderr.read()
+
+    def line(self) -> dict[str, Any]:
+        found = self._lines.get(timeout=LIMIT_S)
+        assert found is not None, f"the process ended: {self.end()} {self.errors}"
+        return json.loads(found)  # type: ignore[no-any-return]
+
+    def rest(self) -> list[str]:
+        return [line for line in iter(lambda: self._lines.get(timeout=60), None) if line is not None]
+
+    def end(self, number: signal.Signals | None = None, limit_s: float = LIMIT_S) -> int:
+        if number is not None:
+            self.child.send_signal(number)
+        code = self.child.wait(limit_s)
+        for reader in self._readers:
+            reader.join(LIMIT_S)
+        return code
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.end()
+        for pipe in (self.child.stdin, self.child.stdout, self.child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path, nats_server_binary: str) -> Iterator[Start]:
+    (tmp_path / "tasks_of_processes.py").write_text(TASKS, encoding="utf-8")
+    made: list[Process] = []
+
+    def begin(*words: str, stdin: int = subprocess.DEVNULL) -> Process:
+        made.append(Process(tmp_path, *words, stdin=stdin))
+        return made[-1]
+
+    yield begin
+    for process in reversed(made):
+        process.close()
+
+
+def _gone(pid: int) -> bool:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_up_does_real_work_and_stops_in_order(start: Start) -> None:
+    up = start("up", "--app", "tasks_of_processes", "--port", "0", "--durability", "process", "--json")
+    ready = up.line()
+    there = ("--url", ready["url"], "--app", "tasks_of_processes")
+    done = start("enqueue", "add", "a=2", "b=3", "--wait", "--json", *there)
+    assert done.line()["created"] is True
+    events = [json.loads(line)["type"] for line in done.rest()]
+    assert (events, done.end()) == (["queued", "started", "completed"], 0)
+    failed = start("enqueue", "fail", "why=no [b]luck[/b]", "--id", "f", "--wait", *there)
+    shown = "".join(failed.rest())
+    assert "dead lettered" in shown
+    assert "ValueError: no [b]luck[/b]" in shown
+    assert failed.end() == 1
+    assert "ended as dead lettered" in failed.errors
+    job = start("jobs", "show", "f", "--json", "--url", ready["url"]).line()
+    assert (job["status"], [each["status"] for each in job["attempts"]]) == (
+        "dead_lettered",
+        ["failed", "failed"],
+    )
+    assert "why" in job["attempts"][0]["error"]["traceback"]
+    assert up.end(signal.SIGTERM) == 0
+    assert _gone(ready["pid"])
+
+
+def test_up_ends_with_a_sentence_when_its_server_dies(start: Start) -> None:
+    up = start("up", "--app", "tasks_of_processes", "--port", "0", "--json")
+    os.kill(up.line()["pid"], signal.SIGKILL)
+    assert up.end() == 5
+    error = json.loads(up.errors.splitlines()[-1])["error"]
+    assert "killed by signal 9" in error["message"]
+    assert "Traceback" not in up.errors
+
+
+def test_the_server_keeps_its_store_and_refuses_a_second_owner(start: Start) -> None:
+    first = start("server", "--dir", "store", "--port", "0", "--json")
+    ready = first.line()
+    assert (
+        start(
+            "enqueue", "add", "a=1", "--id", "kept", "--app", "tasks_of_processes", "--url", ready["url"]
+        ).end()
+        == 0
+    )
+    second = start("server", "--dir", "store", "--port", "0")
+    assert second.end() == 4
+    assert "another embedded nats-server" in second.errors
+    port = ready["url"].rpartition(":")[2]
+    third = start("server", "--dir", "elsewhere", "--port", port)
+    assert third.end() == 4
+    assert f"port {port}" in third.errors
+    assert first.end(signal.SIGINT) == 0
+    assert _gone(ready["pid"])
+    again = start("server", "--dir", "store", "--port", "0", "--json")
+    assert start("jobs", "show", "kept", "--json", "--url", again.line()["url"]).line()["id"] == "kept"
+
+
+@pytest.mark.parametrize("how", ["term", "int", "eof"])
+def test_a_worker_is_listed_and_stops_when_asked(start: Start, nats_server: EmbeddedServer, how: str) -> None:
+    words = (
+        "worker",
+        "--app",
+        "tasks_of_processes",
+        "--queue",
+        "math,other",
+        "--url",
+        nats_server.url,
+        "--json",
+    )
+    worker = start(*words, "--until-eof", stdin=subprocess.PIPE)
+    ready = worker.line()
+    assert ready["queues"] == ["math", "other"]
+    listed = [
+        json.loads(line) for line in start("workers", "list", "--json", "--url", nats_server.url).rest()
+    ]
+    assert (ready["worker"], False) in [(each["worker"], each["stopped"]) for each in listed]
+    if how == "eof":
+        assert worker.child.stdin is not None
+        worker.child.stdin.close()
+        assert worker.end() == 0
+    else:
+        assert worker.end(signal.SIGTERM if how == "term" else signal.SIGINT) == 0
+
+
+def test_a_second_signal_gives_running_jobs_back_at_once(start: Start, nats_server: EmbeddedServer) -> None:
+    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    worker = start("worker", *there, "--json")
+    worker.line()
+    waiting = start("enqueue", "sleep", "seconds=60", "--id", "long", "--wait", "--json", *there)
+    waiting.line()
+    assert [waiting.line()["type"] for _ in range(2)] == ["queued", "started"]
+    worker.child.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.child.wait(0.5)
+    assert worker.end(signal.SIGTERM) == 0
+    assert waiting.line()["type"] == "interrupted"
+
+
+def test_waiting_ends_at_its_limit_and_the_job_goes_on(start: Start, nats_server: EmbeddedServer) -> None:
+    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    waiting = start("enqueue", "add", "a=1", "--queue", "nobody", "--wait-timeout", "0.2", *there)
+    assert waiting.end() == 1
+    assert "it goes on" in waiting.errors
+
+
+def test_ctrl_c_on_a_follower_is_quiet(start: Start, nats_server: EmbeddedServer) -> None:
+    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    start("enqueue", "add", "a=1", "--queue", "quiet", *there).end()
+    tail = start("events", "tail", "--follow", "--queue", "quiet", "--json", "--url", nats_server.url)
+    assert tail.line()["queue"] == "quiet"
+    start("enqueue", "add", "a=2", "--queue", "quiet", *there).end()
+    assert tail.line()["input"] == {"a": 2}
+    assert (tail.end(signal.SIGINT), tail.errors) == (130, "")
+
+
+def test_a_reader_that_goes_away_is_no_error(
+    start: Start, nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    for _ in range(3):
+        start("enqueue", "add", "a=1", "--queue", "pipe", *there).end()
+    command = [
+        sys.executable,
+        "-m",
+        "jobledger.cli",
+        "events",
+        "tail",
+        "--follow",
+        "--queue",
+        "pipe",
+        "--url",
+        nats_server.url,
+    ]
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    start("enqueue", "add", "a=1", "--queue", "pipe", *there).end()
+    assert child.stderr is not None
+    assert child.stderr.read() == ""
+    assert child.wait(LIMIT_S) == 0
+    child.stderr.close()
+
+
+def test_a_projection_follows_until_it_is_stopped(start: Start, nats_server: EmbeddedServer) -> None:
+    there = ("--projection", "rows.db", "--url", nats_server.url)
+    follower = start("projection", "run", "--json", *there)
+    before = follower.line()["position"]
+    made = start(
+        "enqueue", "add", "a=1", "--queue", "rows", "--app", "tasks_of_processes", "--url", nats_server.url
+    ).line()
+    deadline = time.monotonic() + LIMIT_S
+    while (found := start("projection", "status", "--json", *there).line())["lag_events"]:
+        assert time.monotonic() < deadline
+    assert found["position"] >= made["sequence"] > before
+    assert follower.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.timeout(120)
+def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
+    demo = start("demo", "--files", "120", "--json")
+    report = json.loads(demo.rest()[-1])
+    assert demo.end(limit_s=60) == 0, demo.errors
+    assert (report["ok"], report["faults"], report["files"]) == (True, [], 120)
+    assert sum(report["states"].values()) == 120
+    assert report["interrupted_jobs"]
+    assert report["recovery_s"] < 20
+    assert "killed worker" in demo.errors
+
+
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    demo = start("demo")
+    deadline = time.monotonic() + LIMIT_S
+    while not list(tmp_path.glob("jobledger-demo-*/worker-2.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert demo.end(signal.SIGINT, limit_s=30) == 130
+    assert list(tmp_path.glob("jobledger-demo-*")) == []
+    assert demo.errors == ""
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path / "jobledger-demo-") not in processes
