@@ -64,6 +64,7 @@ class Feed:
         self._held: list[Delivery] = []
         self._wake = asyncio.Event()
         self._lost = False
+        self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
 
     def check_start(self, head: Head) -> None:
@@ -108,7 +109,10 @@ class Feed:
 
     async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Stored], None]:
         await self._connection.wait_connected(_FINITE_PATIENCE_S)
+        if self._begun:
+            await self._check_not_rewound()
         name, pending = await self._create()
+        self._begun = True
         if pending == 0 and until is not None:
             self._exhausted = True
             return
@@ -178,6 +182,20 @@ class Feed:
             stream_sequence=sequence,
             stored_at=delivery.stored_at,
         )
+
+    async def _check_not_rewound(self) -> None:
+        """Notice a ledger that was rewound or made anew meanwhile: its consumer would only wait.
+
+        Raises: SequenceGapError.
+        """
+        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
+        last_sequence = answer.get("state", {}).get("last_seq", self._next)  # an error is `_create`'s to tell
+        if last_sequence < self._next - 1:
+            message = (
+                f"the ledger ends at stream sequence {last_sequence}, and {self._next - 1} was read before: "
+                "it was rewound or replaced"
+            )
+            raise SequenceGapError(message)
 
     async def _create(self) -> tuple[str, int]:
         """Make the consumer; return its name and how many events it has to deliver."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from jobledger.ledger.chain import fold
+from jobledger.ledger.chain import EMPTY_CHAIN, extend, fold
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import JobCancelledError, JobFailedError, JobNotFoundError, ResultTimeoutError
 from jobledger.ledger.events import ErrorInfo
@@ -24,6 +24,7 @@ R = TypeVar("R")
 #: Without a hint the chain is looked at again after these times: a hint may be lost, never the event.
 _LOOK_AGAIN_FIRST_S: Final = 0.02
 _LOOK_AGAIN_MAX_S: Final = 1.0
+_LOOK_S_MIN: Final = 1.0
 _LOOK_AGAIN_HINTED_S: Final = 2.0
 
 
@@ -89,7 +90,7 @@ class JobHandle(Generic[R]):
         with self._ledger.hints.watch(self.ref) as hinted:
             while True:
                 hinted.clear()
-                events = await self.history()
+                events = await self._look(deadline)
                 for stored in events:
                     if stored.stream_sequence > seen:
                         seen = stored.stream_sequence
@@ -100,13 +101,29 @@ class JobHandle(Generic[R]):
                     return
                 pause = await self._wait(hinted, pause, deadline)
 
+    async def _look(self, deadline: float | None) -> list[Stored]:
+        """Read the history within the limit; one look is allowed even when the limit is over."""
+        if deadline is None:
+            return await self.history()
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(max(left, _LOOK_S_MIN)):
+                return await self.history()
+        except TimeoutError as error:
+            raise self._too_late() from error
+
+    def _too_late(self) -> ResultTimeoutError:
+        message = (
+            f"job {self.id} has not ended within the time given; it goes on: `jobledger jobs show {self.id}`"
+        )
+        return ResultTimeoutError(message)
+
     async def _wait(self, hinted: asyncio.Event, pause: float, deadline: float | None) -> float:
         """Wait for a hint, for the time to look again, or for the limit; return the next pause."""
         loop = asyncio.get_running_loop()
         limit = pause if deadline is None else min(pause, deadline - loop.time())
         if limit <= 0:
-            message = f"job {self.id} has not ended within the time given; it goes on: `jobledger jobs show {self.id}`"
-            raise ResultTimeoutError(message)
+            raise self._too_late()
         try:
             async with asyncio.timeout(limit):
                 await hinted.wait()
@@ -119,9 +136,11 @@ class JobHandle(Generic[R]):
 
         Raises: ResultTimeoutError, JobNotFoundError, UnreachableError.
         """
-        async for _ in self.transitions(timeout_s=timeout_s):
-            pass
-        return await self.snapshot()
+        chain = EMPTY_CHAIN
+        async for stored in self.transitions(timeout_s=timeout_s):
+            chain = extend(chain, stored)
+        assert chain.job is not None, "a history is not empty"
+        return chain.job
 
     async def result(self, *, timeout_s: float | None = None) -> R:
         """Wait for the end and return what the task returned, as plain JSON values.

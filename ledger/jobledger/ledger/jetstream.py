@@ -143,10 +143,11 @@ class JetStreamLog:
                 return await self._send(entries)
             except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
                 error = again
-                if loop.time() >= deadline:
+                if loop.time() >= deadline or self._connection.is_closed:
                     break
+        limit = "before the connection was closed" if self._connection.is_closed else self._limit
         message = (
-            f"no answer to an append within {self._append_timeout_s:g} s, so it is not known whether it was stored: "
+            f"no answer to an append {limit}, so it is not known whether it was stored: "
             "look the job up when the server is back; doing the same again is safe"
         )
         raise AppendOutcomeUnknownError(message) from error
@@ -169,6 +170,10 @@ class JetStreamLog:
                 raise WrongSequenceError(entry.chain, entry.expected)
             first = found[0].stream_sequence - offset
         return first
+
+    @property
+    def _limit(self) -> str:
+        return f"within {self._append_timeout_s:g} s"
 
     async def read_chain(self, chain: str) -> list[Stored]:
         """Return the events of a chain; see `Log.read_chain`."""
@@ -202,8 +207,11 @@ class JetStreamLog:
                 await self._connection.wait_connected(max(deadline - loop.time(), _RETRY_S))
                 return await self._direct_get(request, batch=batch)
             except (ConnectionLostError, ReplyTimeoutError) as error:
+                if self._connection.is_closed:
+                    message = "the connection to the server is closed: connect again"
+                    raise ServerUnreachableError(message) from error
                 if loop.time() >= deadline:
-                    message = f"the server gave no answer within {self._append_timeout_s:g} s: is it running?"
+                    message = f"the server gave no answer {self._limit}: is it running?"
                     raise ServerUnreachableError(message) from error
                 await asyncio.sleep(_RETRY_S)
 
