@@ -16,7 +16,8 @@ async def send_welcome(user_id: int) -> str:
 
 
 async def main() -> None:
-    async with EmbeddedServer(Path(".jobledger"), port=0) as server, connect(server.url) as ledger:
+    server = EmbeddedServer(Path(".jobledger"), port=0)
+    async with server, connect(server.url) as ledger:
         worker = Worker(ledger, TaskRegistry([send_welcome]))
         async with anyio.create_task_group() as group:
             group.start_soon(worker.run)
