@@ -93,7 +93,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def roomy_server(
     anyio_backend: object, nats_server_binary: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[EmbeddedServer]:
-    """Each test has an environment, and each ledger reserves 8 GiB of the quota, used or not."""
+    """Each test has an environment, and each ledger reserves gigabytes of the quota, used or not."""
     server = EmbeddedServer(
         tmp_path_factory.mktemp("nats"),
         port=0,

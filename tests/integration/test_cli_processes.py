@@ -78,7 +78,10 @@ class Process:
         return json.loads(found)  # type: ignore[no-any-return]
 
     def rest(self) -> list[str]:
-        return [line for line in iter(lambda: self._lines.get(timeout=60), None) if line is not None]
+        found: list[str] = []
+        while (line := self._lines.get(timeout=60)) is not None:
+            found.append(line)
+        return found
 
     def end(self, number: signal.Signals | None = None, limit_s: float = LIMIT_S) -> int:
         if number is not None:

@@ -39,7 +39,7 @@ def demo(
     *,
     files_max: Annotated[
         int | None,
-        typer.Option("--files", min=100, metavar="N", help="Index only the first N files. [default: all]"),
+        typer.Option("--files", min=100, metavar="N", help="Index only the first N files. (default: all)"),
     ] = None,
     durability: options.Durability = "process",
     as_json: options.Json = False,

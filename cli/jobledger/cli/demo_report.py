@@ -21,7 +21,7 @@ from jobledger.projections import Store
 _SLOWEST: int = 5
 _DEAD_SHOWN_MAX: int = 12
 _PATH_SHOWN: int = 44
-_ERROR_SHOWN: int = 60
+_ERROR_SHOWN: int = 46
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ def doctor(
         typer.Option(
             "--monitor",
             metavar="URL",
-            help="Monitoring page of the server, on this machine. [default: 4000 above the port of --url]",
+            help="Monitoring page of the server, on this machine. (default: 4000 above the port of --url)",
         ),
     ] = None,
     projection: options.ProjectionFile = None,

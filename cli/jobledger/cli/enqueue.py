@@ -39,24 +39,24 @@ def enqueue(
     ] = None,
     app: options.App = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. [default: the task's]")
+        str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. (default: the task's)")
     ] = None,
     priority: Annotated[
-        Literal["high", "normal", "low"] | None, typer.Option("--priority", help="[default: the task's]")
+        Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: the task's)")
     ] = None,
     job_id: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. [default: a new one]"
+            "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. (default: a new one)"
         ),
     ] = None,
     max_attempts: Annotated[
         int | None,
-        typer.Option("--max-attempts", metavar="N", help="Attempts it may have. [default: the task's]"),
+        typer.Option("--max-attempts", metavar="N", help="Attempts it may have. (default: the task's)"),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. [default: the task's]"),
+        typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Show its transitions until it ends; exit 0 only if it completed.")

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from jobledger.cli.text import size
+from jobledger.ledger import LedgerConfig
 from jobledger.ledger.job import JobState
 
 _SERVER = "Server"
@@ -48,7 +50,8 @@ LedgerBytesMax = Annotated[
         "--ledger-bytes-max",
         envvar="JOBLEDGER_LEDGER_BYTES_MAX",
         metavar="BYTES",
-        help="Size at which a ledger that is made by this command counts as full. [default: 8 GiB]",
+        help="Size at which a ledger that is made by this command counts as full. "
+        f"(default: {size(LedgerConfig().ledger_bytes_max)})",
         rich_help_panel=_SERVER,
     ),
 ]
@@ -68,7 +71,7 @@ Queues = Annotated[
         "--queue",
         envvar="JOBLEDGER_QUEUES",
         metavar="QUEUE",
-        help="Queue to serve; repeat it, or separate several by commas. [default: those that the tasks name]",
+        help="Queue to serve; repeat it, or separate several by commas. (default: those that the tasks name)",
     ),
 ]
 Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
@@ -88,7 +91,7 @@ ProjectionFile = Annotated[
         "--projection",
         envvar="JOBLEDGER_PROJECTION",
         metavar="PATH",
-        help="SQLite file of the projection. [default: one per ledger in your data folder]",
+        help="SQLite file of the projection. (default: one per ledger in your data folder)",
     ),
 ]
 Directory = Annotated[

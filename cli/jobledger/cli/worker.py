@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Annotated
@@ -82,9 +83,12 @@ async def _say_ready(output: Output, ledger: Ledger, made: Worker) -> None:
 
 
 async def _stop_at_eof(made: Worker) -> None:
-    while True:
-        await anyio.wait_readable(sys.stdin)
-        if not os.read(sys.stdin.fileno(), 1024):
-            made.stop()
-            made.stop()
-            return
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # nothing that can be waited for, such as /dev/null, has ended
+        while True:
+            await anyio.wait_readable(sys.stdin)
+            if not os.read(sys.stdin.fileno(), 1024):
+                break
+    made.stop()
+    made.stop()
