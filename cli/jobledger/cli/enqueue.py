@@ -22,49 +22,57 @@ from jobledger.ledger.tasks import TaskWithOptions
 _INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
 
 
+_Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Arguments, read by the types of the task's parameters."),
+]
+_Input = Annotated[
+    str | None,
+    typer.Option("--input", metavar="JSON", help="All arguments as one JSON object; - reads it from stdin."),
+]
+_Queue = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. (default: the task's)")
+]
+_Priority = Annotated[
+    Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: the task's)")
+]
+_Id = Annotated[
+    str | None,
+    typer.Option(
+        "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. (default: a new one)"
+    ),
+]
+_MaxAttempts = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="Attempts it may have. (default: the task's)"),
+]
+_Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
+]
+_Wait = Annotated[
+    bool, typer.Option("--wait", help="Show its transitions until it ends; exit 0 only if it completed.")
+]
+_WaitTimeout = Annotated[
+    float | None,
+    typer.Option("--wait-timeout", metavar="SECONDS", min=0, help="Wait no longer (the job goes on)."),
+]
+
+
 def enqueue(
     *,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Arguments, read by the types of the task's parameters."
-        ),
-    ] = None,
-    input_text: Annotated[
-        str | None,
-        typer.Option(
-            "--input", metavar="JSON", help="All arguments as one JSON object; - reads it from stdin."
-        ),
-    ] = None,
+    task: _Task,
+    words: _Words = None,
+    input_text: _Input = None,
     app: options.App = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. (default: the task's)")
-    ] = None,
-    priority: Annotated[
-        Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: the task's)")
-    ] = None,
-    job_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. (default: a new one)"
-        ),
-    ] = None,
-    max_attempts: Annotated[
-        int | None,
-        typer.Option("--max-attempts", metavar="N", help="Attempts it may have. (default: the task's)"),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Show its transitions until it ends; exit 0 only if it completed.")
-    ] = False,
-    wait_timeout: Annotated[
-        float | None,
-        typer.Option("--wait-timeout", metavar="SECONDS", min=0, help="Wait no longer (the job goes on)."),
-    ] = None,
+    queue: _Queue = None,
+    priority: _Priority = None,
+    job_id: _Id = None,
+    max_attempts: _MaxAttempts = None,
+    timeout: _Timeout = None,
+    wait: _Wait = False,
+    wait_timeout: _WaitTimeout = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     ledger_bytes_max: options.LedgerBytesMax = None,

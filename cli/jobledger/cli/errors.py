@@ -63,10 +63,6 @@ class ProjectionDiffersError(LedgerError):
     """`projection verify` found a row that a rebuilt projection does not have."""
 
 
-class DoctorFoundError(LedgerError):
-    """`doctor` found something that has to be mended."""
-
-
 class StoppedBySignalError(Exception):
     """A signal ended a command that has an end of its own; not KeyboardInterrupt, which event loops report."""
 
