@@ -119,15 +119,17 @@ class Connection(Client):
         """
         if self.is_connected:
             return
-        if self.is_closed:
-            raise ConnectionLostError
         try:
             async with asyncio.timeout(timeout_s):
-                await self._up.wait()
+                while not self.is_connected:
+                    if self.is_closed:
+                        raise ConnectionLostError
+                    # nats-py tells of a loss in a task of its own, later than it knows: without this a caller
+                    # that tries again would never let that task run.
+                    self._up.clear()
+                    await self._up.wait()
         except TimeoutError as error:
             raise ConnectionLostError from error
-        if self.is_closed:
-            raise ConnectionLostError
 
     async def on_lost(self) -> None:
         """Tell everybody who waits for an answer that it will not come on this connection."""

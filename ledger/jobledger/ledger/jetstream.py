@@ -145,6 +145,8 @@ class JetStreamLog:
                 error = again
                 if loop.time() >= deadline or self._connection.is_closed:
                     break
+                if not isinstance(again, AppendRefusedError):
+                    await asyncio.sleep(_RETRY_S)
         limit = "before the connection was closed" if self._connection.is_closed else self._limit
         message = (
             f"no answer to an append {limit}, so it is not known whether it was stored: "

@@ -1,0 +1,543 @@
+"""The server is killed, frozen and cut off while jobs are enqueued, run and read; then the ledger is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import pytest
+
+from jobledger.ledger import Context, JobState, Ledger, Task, TaskRegistry, connect, task
+from jobledger.ledger.chain import fold
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import LedgerError, ResultTimeoutError, SequenceGapError
+from jobledger.ledger.streams import api
+from jobledger.workers import Worker, WorkerConfig
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+ServerFactory = Callable[..., "EmbeddedServer"]
+LIMIT_S = 15.0
+SMALL = 64 << 20
+RUNS: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def forget_runs() -> None:
+    RUNS.clear()
+
+
+@task
+async def count(context: Context, n: int) -> int:
+    RUNS[context.job_id] += 1
+    await asyncio.sleep(0)
+    return n
+
+
+def mark(path: str, word: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{word}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def executions(path: str) -> Counter[str]:
+    """How often each job ran, by what the runs themselves left behind."""
+    return Counter(Path(path).read_text(encoding="utf-8").split())
+
+
+@task
+async def sleep(context: Context, path: str, seconds: float) -> int:
+    mark(path, context.job_id)
+    await asyncio.sleep(seconds)
+    return context.attempt
+
+
+@contextlib.asynccontextmanager
+async def working(ledger: Ledger, *tasks: Task[..., Any], **config: Any) -> AsyncGenerator[Worker, None]:
+    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**{"grace_s": 2.0, **config}))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        async with asyncio.timeout(LIMIT_S):
+            await running
+
+
+async def kill_and_restart(server: EmbeddedServer, *, down_s: float = 0.3) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    await server.wait()
+    await asyncio.sleep(down_s)
+    await server.start()
+
+
+async def everything(ledger: Ledger) -> list[Stored]:
+    return [stored async for stored in ledger.events(follow=False)]
+
+
+def types_by_job(events: list[Stored]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for stored in events:
+        found.setdefault(stored.event.job, []).append(msgspec.json.decode(stored.data)["type"])
+    return found
+
+
+def check_ledger(events: list[Stored]) -> None:
+    """What must hold of every ledger, whatever happened: dense, linked, at most one outcome an attempt."""
+    assert [stored.stream_sequence for stored in events] == list(range(1, len(events) + 1))
+    chains: dict[str, list[Stored]] = {}
+    for stored in events:
+        chains.setdefault(stored.event.job, []).append(stored)
+    for chain in chains.values():
+        hashes = ["", *(stored.hash for stored in chain)]
+        assert [stored.event.prev for stored in chain] == hashes[:-1]
+        outcomes = Counter(
+            written["attempt"]
+            for written in (msgspec.json.decode(stored.data) for stored in chain)
+            if written["type"] in {"completed", "failed", "interrupted"}
+        )
+        assert set(outcomes.values()) <= {1}
+
+
+# Killed.
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("commit", ["pipeline", "group", "auto"])
+@pytest.mark.parametrize("durability", ["process", "power"])
+async def test_every_acknowledged_enqueue_survives_a_killed_server(
+    server_factory: ServerFactory, commit: str, durability: str
+) -> None:
+    server = server_factory(durability=durability)
+    await server.start()
+    acknowledged: list[str] = []
+    async with connect(server.url, environment="t_kill", commit=commit, ledger_bytes_max=SMALL) as ledger:
+        numbers = iter(range(1_000))
+
+        async def enqueue() -> None:
+            for number in numbers:
+                job = await ledger.enqueue(count.options(id=f"n-{number}"), number)
+                assert job.created
+                acknowledged.append(job.id)
+
+        async with asyncio.timeout(40), asyncio.TaskGroup() as group:
+            for _ in range(64):
+                group.create_task(enqueue())
+            while len(acknowledged) < 300:
+                await asyncio.sleep(0.001)
+            assert len(acknowledged) < 1_000
+            await kill_and_restart(server)
+        assert len(acknowledged) == 1_000
+        events = await everything(ledger)
+    check_ledger(events)
+    assert sorted(stored.event.job for stored in events) == sorted(acknowledged)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("commit", ["pipeline", "group"])
+async def test_enqueue_many_goes_on_by_itself_after_a_killed_server(
+    server_factory: ServerFactory, commit: str
+) -> None:
+    server = server_factory()
+    await server.start()
+    async with connect(
+        server.url, environment="t_kill", commit=commit, ledger_bytes_max=SMALL, enqueue_in_flight_max=64
+    ) as ledger:
+        half_way = asyncio.Event()
+
+        def on_progress(done: int) -> None:
+            if done >= 300:
+                half_way.set()
+
+        async def enqueue() -> Any:
+            return await ledger.enqueue_many(
+                count,
+                ({"n": n} for n in range(1_000)),
+                ids=lambda values: f"n-{values['n']}",
+                on_progress=on_progress,
+            )
+
+        async with asyncio.timeout(40):
+            bulk = asyncio.create_task(enqueue())
+            await half_way.wait()
+            assert not bulk.done()
+            await kill_and_restart(server)
+            result = await bulk
+        assert (result.created, result.existing) == (1_000, 0)
+        events = await everything(ledger)
+        check_ledger(events)
+        assert {stored.event.job for stored in events} == {f"n-{n}" for n in range(1_000)}
+        assert len(events) == 1_000
+        # In the order of the inputs, but for what was on its way when the server died.
+        assert result.last_sequence == 1_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("commit", ["pipeline", "group"])
+async def test_workers_drain_through_a_killed_server_with_one_outcome_an_attempt(
+    server_factory: ServerFactory, commit: str
+) -> None:
+    server = server_factory()
+    await server.start()
+    settings: dict[str, Any] = {
+        "environment": "t_drain",
+        "commit": commit,
+        "ledger_bytes_max": SMALL,
+        "lease_s": 3.0,
+    }
+    async with (
+        connect(server.url, **settings) as client,
+        connect(server.url, **settings) as one,
+        connect(server.url, **settings) as two,
+        working(one, count, ack_wait_s=2),
+        working(two, count, ack_wait_s=2),
+    ):
+        numbers = iter(range(1_000))
+
+        async def enqueue() -> None:
+            for number in numbers:
+                await client.enqueue(count.options(id=f"n-{number}"), number)
+
+        async def killing() -> None:
+            for target in (200, 500):
+                while len(RUNS) < target:
+                    await asyncio.sleep(0.001)
+                await kill_and_restart(server, down_s=0.1)
+
+        async with asyncio.timeout(50):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(killing())
+                for _ in range(64):
+                    group.create_task(enqueue())
+            for number in range(1_000):
+                job = await client.job(f"n-{number}")
+                assert await job.result() == number
+            events = await everything(client)
+    check_ledger(events)
+    chains = types_by_job(events)
+    assert len(chains) == 1_000
+    assert {types.count("completed") for types in chains.values()} == {1}
+    started = sum(types.count("started") for types in chains.values())
+    assert sum(RUNS.values()) <= started  # no run that the ledger does not know of
+
+
+async def test_a_follower_sees_every_event_once_and_in_order_over_a_restart(
+    server_factory: ServerFactory,
+) -> None:
+    server = server_factory()
+    await server.start()
+    settings: dict[str, Any] = {"environment": "t_follow", "ledger_bytes_max": SMALL}
+    async with connect(server.url, **settings) as ledger, connect(server.url, **settings) as reader:
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for stored in reader.events():
+                seen.append(stored.stream_sequence)
+                if stored.stream_sequence == 600:
+                    return
+
+        following = asyncio.create_task(follow())
+        async with asyncio.timeout(LIMIT_S):
+            for part in range(3):
+                await ledger.enqueue_many(count, ({"n": n} for n in range(200)))
+                while len(seen) < 100 + 200 * part:
+                    await asyncio.sleep(0.002)
+                if part < 2:
+                    await kill_and_restart(server, down_s=0.1)
+            await following
+        assert seen == list(range(1, 601))
+
+
+async def test_a_follower_notices_that_the_stream_was_made_anew(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    await server.start()
+    settings: dict[str, Any] = {"environment": "t_anew", "ledger_bytes_max": SMALL}
+    async with connect(server.url, **settings) as ledger:
+        await ledger.enqueue_many(count, ({"n": n} for n in range(50)))
+        seen = asyncio.Event()
+
+        async def follow() -> None:
+            async for stored in ledger.events():
+                if stored.stream_sequence == 50:
+                    seen.set()
+
+        following = asyncio.create_task(follow())
+        async with asyncio.timeout(LIMIT_S):
+            await seen.wait()
+            stream = ledger.names.ledger_stream
+            config = (await api(ledger.inbox, f"STREAM.INFO.{stream}", {}))["config"]
+            assert (await api(ledger.inbox, f"STREAM.DELETE.{stream}", {}))["success"]
+            assert "error" not in await api(ledger.inbox, f"STREAM.CREATE.{stream}", config)
+            await ledger.enqueue(count, 1)
+            with pytest.raises(SequenceGapError):
+                await following
+
+
+async def test_reading_from_beyond_a_ledger_that_was_made_anew_is_refused(
+    server_factory: ServerFactory,
+) -> None:
+    server = server_factory()
+    await server.start()
+    async with connect(server.url, environment="t_anew", ledger_bytes_max=SMALL) as ledger:
+        await ledger.enqueue(count, 1)
+        with pytest.raises(SequenceGapError, match="ends at stream sequence 1"):
+            _ = [stored async for stored in ledger.events(from_sequence=3)]
+
+
+@pytest.mark.timeout(60)
+async def test_a_worker_without_server_beyond_its_lease_waits_quietly_and_goes_on(
+    server_factory: ServerFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="jobledger")
+    server = server_factory()
+    await server.start()
+    settings: dict[str, Any] = {"environment": "t_down", "ledger_bytes_max": SMALL, "lease_s": 1.0}
+    async with connect(server.url, **settings) as ledger, working(ledger, count) as worker:
+        assert await (await ledger.enqueue(count, 1)).result(timeout_s=LIMIT_S) == 1
+        before = worker.identity
+        caplog.clear()
+        await kill_and_restart(server, down_s=3.0)
+        job = await ledger.enqueue(count, 2)
+        assert await job.result(timeout_s=LIMIT_S) == 2
+        assert worker.identity != before
+    assert len(caplog.records) < 60, "a worker that cannot do anything must not fill the log"
+
+
+async def test_waiting_for_a_result_ends_in_time_without_a_server(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    await server.start()
+    async with connect(server.url, environment="t_wait", ledger_bytes_max=SMALL) as ledger:
+        job = await ledger.enqueue(count, 1)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(ResultTimeoutError):
+            await job.result(timeout_s=0.5)
+        assert loop.time() - began < 3.0
+
+
+async def test_nothing_waits_for_a_connection_that_was_closed(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    await server.start()
+    async with connect(server.url, environment="t_closed", ledger_bytes_max=SMALL) as ledger:
+        job = await ledger.enqueue(count, 1)
+    async with asyncio.timeout(3.0):
+        with pytest.raises(LedgerError):
+            await job.state()
+        with pytest.raises(LedgerError):
+            await ledger.enqueue(count, 1)
+
+
+# Frozen.
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ack_wait_s", [1.0, 10.0])
+async def test_a_server_frozen_for_three_seconds_costs_no_worker_its_jobs(
+    server_factory: ServerFactory, tmp_path: Path, ack_wait_s: float
+) -> None:
+    """With the lease of 15 s that is the default."""
+    server = server_factory()
+    await server.start()
+    trace = str(tmp_path / "trace")
+    settings: dict[str, Any] = {"environment": "t_freeze", "ledger_bytes_max": SMALL}
+    async with (
+        connect(server.url, **settings) as one,
+        connect(server.url, **settings) as two,
+        working(one, sleep, ack_wait_s=ack_wait_s) as first,
+        working(two, sleep, ack_wait_s=ack_wait_s) as second,
+    ):
+        identities = {first.identity, second.identity}
+        jobs = [await one.enqueue(sleep, trace, 1.0 + (n % 5)) for n in range(40)]
+        while first.running + second.running < 40:
+            await asyncio.sleep(0.01)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            on_the_way = [asyncio.create_task(one.enqueue(sleep, trace, 0.1)) for _ in range(20)]
+            await asyncio.sleep(3.0)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        jobs += [await each for each in on_the_way]
+        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [1] * 60
+        assert {first.identity, second.identity} == identities
+        check_ledger(await everything(one))
+    ran = executions(trace)
+    assert set(ran.values()) == {1}
+    assert set(ran) == {job.id for job in jobs}
+
+
+@pytest.mark.timeout(60)
+async def test_claims_whose_answers_come_late_are_not_taken_for_lost(
+    server_factory: ServerFactory, tmp_path: Path
+) -> None:
+    """The server freezes while claims are on their way, longer than the ack wait and than an answer is awaited."""
+    server = server_factory()
+    await server.start()
+    trace = str(tmp_path / "trace")
+    settings: dict[str, Any] = {"environment": "t_late", "ledger_bytes_max": SMALL, "lease_s": 15.0}
+    async with connect(server.url, **settings) as client, connect(server.url, **settings) as ledger:
+        await client.enqueue_many(sleep, ({"path": trace, "seconds": 3.0} for _ in range(300)))
+        async with working(ledger, sleep, ack_wait_s=1, concurrency=300, grace_s=10.0) as worker:
+            assert server.pid is not None
+            while worker.running < 20:
+                await asyncio.sleep(0)
+            os.kill(server.pid, signal.SIGSTOP)
+            await asyncio.sleep(6.5)
+            os.kill(server.pid, signal.SIGCONT)
+            async with asyncio.timeout(30):
+                while True:
+                    states = [fold(chain).job for chain in (await _chains(client)).values()]
+                    if all(job is not None and job.state is JobState.COMPLETED for job in states):
+                        break
+                    await asyncio.sleep(0.1)
+        check_ledger(await everything(client))
+    ran = executions(trace)
+    assert (len(ran), set(ran.values())) == (300, {1})
+
+
+async def _chains(ledger: Ledger) -> dict[str, list[Stored]]:
+    chains: dict[str, list[Stored]] = {}
+    for stored in await everything(ledger):
+        chains.setdefault(stored.event.job, []).append(stored)
+    return chains
+
+
+# Answers that never come.
+
+
+class AnswerThief:
+    """A proxy that lets everything through but the answers to appends, of which it steals each one's first.
+
+    It reads the server's protocol message by message, so that nothing but whole messages is missing.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.to_steal = 0
+        self.stolen = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for each in self._tasks:
+            each.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, to_server))
+                group.create_task(self._filter(from_server, writer))
+        except* (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            to_server.close()
+            writer.close()
+
+    async def _filter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            words = line.split()
+            body = b""
+            if words and words[0] in {b"MSG", b"HMSG"}:
+                body = await reader.readexactly(int(words[-1]) + 2)
+            if self.to_steal and body.startswith(b'{"stream":') and b'"seq":' in body:
+                self.to_steal -= 1
+                self.stolen += 1
+                continue
+            writer.write(line + body)
+            await writer.drain()
+        writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("commit", ["pipeline", "group"])
+async def test_a_stolen_answer_changes_nothing_for_the_caller(
+    server_factory: ServerFactory, commit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.ledger.publisher.REPLY_TIMEOUT_S", 0.5)
+    server = server_factory()
+    await server.start()
+    async with (
+        AnswerThief(server.port) as thief,
+        connect(thief.url, environment="t_thief", commit=commit, ledger_bytes_max=SMALL) as ledger,
+        asyncio.timeout(LIMIT_S),
+    ):
+        thief.to_steal = 30
+        jobs = await asyncio.gather(
+            *(ledger.enqueue(count.options(id=f"n-{n // 2}"), n // 2) for n in range(100))
+        )
+        lone = await ledger.enqueue(count.options(id="alone"), 1)
+        thief.to_steal = 1
+        stolen = await ledger.enqueue(count.options(id="stolen"), 1)
+        assert thief.to_steal == 0
+        assert thief.stolen >= 2
+        events = await everything(ledger)
+        check_ledger(events)
+        assert len(events) == 52
+        assert sum(job.created for job in jobs) == 50  # each is reported as made exactly once
+        assert (lone.created, stolen.created) == (True, True)
+        by_job = {stored.event.job: stored.stream_sequence for stored in events}
+        assert all(job.sequence == by_job[job.id] for job in (*jobs, lone, stolen))
+
+
+@pytest.mark.timeout(60)
+async def test_a_worker_whose_answers_are_stolen_runs_each_job_once(
+    server_factory: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.ledger.publisher.REPLY_TIMEOUT_S", 0.5)
+    server = server_factory()
+    await server.start()
+    settings: dict[str, Any] = {"environment": "t_thief", "ledger_bytes_max": SMALL}
+    async with (
+        AnswerThief(server.port) as thief,
+        connect(server.url, **settings) as client,
+        connect(thief.url, **settings) as ledger,
+        working(ledger, count, ack_wait_s=1),
+    ):
+        thief.to_steal = 40
+        jobs = [await client.enqueue(count, n) for n in range(100)]
+        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == list(range(100))
+        assert thief.to_steal == 0
+        events = await everything(client)
+    check_ledger(events)
+    assert set(RUNS.values()) == {1}
+    assert {tuple(types) for types in types_by_job(events).values()} == {("queued", "started", "completed")}
