@@ -106,11 +106,8 @@ async def _enqueue(
 ) -> None:
     async with opened(target) as ledger:
         handle = await ledger.enqueue(task, **values)
-        first = (
-            handle.sequence if handle.created else (await ledger.job(handle.id, queue=handle.queue)).sequence
-        )
         # The same line for people and programs: it is short, and it is what gets pasted into the next command.
-        output.object({"id": handle.id, "created": handle.created, "sequence": first})
+        output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
         if wait:
             await _wait(output, handle, wait_timeout_s)
 
