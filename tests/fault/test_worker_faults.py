@@ -1,0 +1,235 @@
+"""Worker processes are killed, frozen and stopped; the ledger and the trace of real executions tell what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from jobledger.ledger import JobHandle, JobState, Ledger, Task, TaskRegistry, connect
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+APPS = Path(__file__).parents[1] / "integration" / "apps"
+LIMIT_S = 15.0
+WorkerProcess = asyncio.subprocess.Process
+StartWorker = Callable[..., Awaitable[WorkerProcess]]
+Tasks = dict[str, Task[..., Any]]
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Tasks:
+    return {each.name: each for each in TaskRegistry.load([str(APPS / "work.py")])}
+
+
+@pytest.fixture
+def environment() -> str:
+    return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def lease_s() -> float:
+    """Overridden where the defaults are what is tested."""
+    return 2.0
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer, environment: str, lease_s: float) -> AsyncIterator[Ledger]:
+    async with connect(
+        nats_server.url, environment=environment, ledger_bytes_max=16 << 20, lease_s=lease_s
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+async def start_worker(
+    nats_server: EmbeddedServer, environment: str, ledger: Ledger
+) -> AsyncIterator[StartWorker]:
+    """Start worker processes; every one is gone at the end of the test, whatever state it is in."""
+    made: list[WorkerProcess] = []
+
+    async def start(**options: Any) -> WorkerProcess:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(APPS / "run_worker.py"),
+            nats_server.url,
+            environment,
+            msgspec.json.encode(options).decode(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        made.append(process)
+        assert process.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            assert await process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+    for process in made:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def lines(trace: Path) -> list[list[str]]:
+    """What the runs left behind: word, job, attempt, pid."""
+    if not trace.exists():
+        return []
+    return [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
+
+
+async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def types(job: JobHandle[Any]) -> list[str]:
+    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
+
+
+async def attempts(job: JobHandle[Any]) -> list[str]:
+    return [attempt.state for attempt in (await job.snapshot()).attempts]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("lease_s", [15.0], ids=["default"])
+async def test_a_job_whose_worker_was_killed_completes_elsewhere_within_twenty_seconds(
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    first = await start_worker()
+    jobs = [await ledger.enqueue(tasks["until_there"], str(trace), str(gate)) for _ in range(5)]
+    await until(lambda: len(lines(trace)) == 5)
+    await start_worker()
+    first.kill()
+    loop = asyncio.get_running_loop()
+    killed_at = loop.time()
+    gate.touch()  # the first worker is gone before it can see it
+    assert [await job.result(timeout_s=20.0) for job in jobs] == ["attempt 2"] * 5
+    assert loop.time() - killed_at < 20.0
+    for job in jobs:
+        assert await attempts(job) == ["lost", "completed"]
+        assert await types(job) == ["queued", "started", "started", "completed"]
+    assert Counter(job for word, job, *_ in lines(trace) if word == "end") == {job.id: 1 for job in jobs}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["until_there", "until_there_in_thread"])
+async def test_a_worker_frozen_beyond_its_lease_cannot_record_its_outcome(
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path, name: str
+) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    frozen = await start_worker(ack_wait_s=1)
+    job = await ledger.enqueue(tasks[name], str(trace), str(gate))
+    await until(lambda: len(lines(trace)) == 1)
+    frozen.send_signal(signal.SIGSTOP)
+    await start_worker(ack_wait_s=1)
+    await until(lambda: len(lines(trace)) == 2)  # taken over
+    gate.touch()
+    assert await job.result(timeout_s=LIMIT_S) == "attempt 2"
+    frozen.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(LIMIT_S):
+        while "fenced" not in await types(job):
+            await asyncio.sleep(0.02)
+    assert await types(job) == ["queued", "started", "started", "completed", "fenced"]
+    assert await attempts(job) == ["lost", "completed"]
+    assert await job.result(timeout_s=1.0) == "attempt 2"
+    history = await job.history()
+    fenced = msgspec.json.decode(history[-1].data)
+    started = msgspec.json.decode(history[1].data)
+    assert (fenced["attempt"], fenced["worker"]) == (1, started["worker"])
+    assert fenced["held_epoch"] == history[1].stream_sequence
+    # The one that was frozen goes on, under another name.
+    again = await ledger.enqueue(tasks["quick"], str(trace), 7)
+    assert await again.result(timeout_s=LIMIT_S) == 7
+
+
+@pytest.mark.timeout(60)
+async def test_a_worker_frozen_for_less_than_its_lease_keeps_its_jobs(
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    frozen = await start_worker(ack_wait_s=1)
+    jobs = [await ledger.enqueue(tasks["nap"], str(trace), 1.5) for _ in range(5)]
+    await until(lambda: len(lines(trace)) == 5)
+    await start_worker(ack_wait_s=1)
+    frozen.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.0)
+    frozen.send_signal(signal.SIGCONT)
+    assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == ["attempt 1"] * 5
+
+
+@pytest.mark.timeout(60)
+async def test_a_term_signal_lets_jobs_end_or_gives_them_back(
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    stopped = await start_worker(grace_s=1.0)
+    short = await ledger.enqueue(tasks["nap"], str(trace), 0.3)
+    long = await ledger.enqueue(tasks["until_there"].options(max_attempts=1), str(trace), str(gate))
+    await until(lambda: len(lines(trace)) == 2)
+    await start_worker()
+    stopped.terminate()
+    async with asyncio.timeout(LIMIT_S):
+        assert await stopped.wait() == 0
+    gate.touch()
+    assert await short.result(timeout_s=LIMIT_S) == "attempt 1"
+    assert await long.result(timeout_s=LIMIT_S) == "attempt 2"
+    assert await attempts(long) == ["interrupted", "completed"]
+    assert await types(long) == ["queued", "started", "interrupted", "queued", "started", "completed"]
+
+
+@pytest.mark.timeout(60)
+async def test_a_second_term_signal_stops_at_once(
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    stopped = await start_worker(grace_s=60.0)
+    job = await ledger.enqueue(tasks["until_there"], str(trace), str(tmp_path / "never"))
+    await until(lambda: len(lines(trace)) == 1)
+    stopped.terminate()
+    await asyncio.sleep(0.3)
+    assert stopped.returncode is None
+    stopped.terminate()
+    async with asyncio.timeout(5.0):
+        assert await stopped.wait() == 0
+    assert await types(job) == ["queued", "started", "interrupted", "queued"]
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(300)
+async def test_workers_killed_again_and_again_lose_nothing(
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    quick = tasks["nap"].options(max_attempts=50)
+    jobs = [await ledger.enqueue(quick, str(trace), 0.05) for _ in range(500)]
+    workers = [await start_worker(concurrency=10, ack_wait_s=1) for _ in range(2)]
+    for turn in range(10):
+        await asyncio.sleep(0.4)
+        workers[turn % 2].kill()
+        workers[turn % 2] = await start_worker(concurrency=10, ack_wait_s=1)
+    async with asyncio.timeout(120):
+        for job in jobs:
+            await job.wait()
+    for job in jobs:
+        assert await job.state() is JobState.COMPLETED
+        assert (await attempts(job)).count("completed") == 1
+    runs = Counter(job for word, job, *_ in lines(trace) if word == "start")
+    for job in jobs:
+        assert runs[job.id] <= len(await attempts(job))  # no run that the ledger does not know of
