@@ -12,7 +12,6 @@ import logging
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -175,11 +174,10 @@ async def _unused(_: object) -> None:
 
 
 def redact(url: str) -> str:
-    """Return `url` without user, password or token."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+    """Return `url` without user, password or token, whether or not it is well-formed."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}***@{host}" if at and credentials else url
 
 
 async def open_connection(
@@ -210,7 +208,7 @@ async def open_connection(
                 closed_cb=connection.on_closed,
                 connect_timeout=max(1, int(timeout_s)),
                 allow_reconnect=False,
-                max_reconnect_attempts=-1,
+                max_reconnect_attempts=1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type] # seconds, and a float works
                 inbox_prefix=inbox_prefix,
                 pending_size=PENDING_BYTES_MAX,
@@ -219,7 +217,8 @@ async def open_connection(
             )
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
-        raise ServerUnreachableError(_unreachable(shown, error)) from error
+        cause = connection.last_error or error
+        raise ServerUnreachableError(_unreachable(shown, cause)) from error
     connection.options["allow_reconnect"] = (
         True  # only now: the first attempt must fail at once, the later ones never
     )
@@ -245,6 +244,8 @@ def _unreachable(shown: str, error: BaseException) -> str:
         return f"no server answers at {shown}: start one with `jobledger server`, or name another with --url"
     if isinstance(error, TimeoutError | nats.errors.TimeoutError):
         return f"{shown} did not answer in time: is it a nats-server, and is it well? (`jobledger doctor`)"
+    if isinstance(error, ValueError):  # its text may quote a part of the password
+        return f"{shown} is not the address of a server: nats://host:port, special characters of a password as %XX"
     return f"cannot connect to {shown}: {str(error) or type(error).__name__}"
 
 
