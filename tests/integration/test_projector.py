@@ -764,3 +764,20 @@ async def test_the_histories_have_every_kind_of_event() -> None:
     log = await memory_history(seed=5, jobs=120, steps=1_500)
     seen = {event_type(stored.event) async for batch in log.read() for stored in batch}
     assert seen == set(EVENT_TYPES)
+
+
+async def test_a_file_that_never_was_a_projection_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk\n", encoding="utf-8")
+    log = MemoryLog()
+    for attempt in range(
+        2
+    ):  # the first refusal must leave nothing that makes the second one believe it is ours
+        with pytest.raises(NotAProjectionError):
+            await rebuild(log, notes)
+        with pytest.raises(NotAProjectionError), Projector(log, notes) as projector:
+            await projector.catch_up()
+        with pytest.raises(NotAProjectionError):
+            Store.open(notes)
+        assert notes.read_text(encoding="utf-8") == "remember the milk\n", attempt
+    assert os.listdir(tmp_path) == ["notes.txt"]  # noqa: PTH208 - names are what is asked for

@@ -52,7 +52,7 @@ class NotAProjectionError(ProjectionFileError):
 
     def __init__(self, path: Path) -> None:
         sentence = (
-            f"{path} is an SQLite database of something else and is left alone: "
+            f"{path} belongs to something else and is left alone: "
             "name another file, or move it away and run `jobledger projection rebuild`"
         )
         super().__init__(path, sentence)

@@ -38,6 +38,7 @@ from jobledger.projections.errors import (
 
 Identity = tuple[int, int]  # (device, inode)
 
+_SQLITE_HEADER: Final = b"SQLite format 3\0"
 _LOCK_POLL_S: Final = 0.01
 _WAL_PAGES_MAX: Final = 4_000  # 16 MB, then SQLite copies the log into the file
 _CACHE_KIB: Final = 65_536
@@ -237,9 +238,10 @@ def replace(draft: Path, path: Path, *, busy_timeout_s: float) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise NotAProjectionError if `path` is a readable SQLite database with another application's tables."""
+    """Raise NotAProjectionError if `path` is another application's database, or no database and never was ours."""
     if not path.exists():
         return
+    _refuse_never_ours(path)
     connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
     try:
         ours = connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
@@ -250,6 +252,23 @@ def refuse_foreign(path: Path) -> None:
         connection.close()
     if tables and not ours:
         raise NotAProjectionError(path)
+
+
+def _refuse_never_ours(path: Path) -> None:
+    """Raise NotAProjectionError for a file that is no database and has no lock of ours beside it.
+
+    Whoever opens a projection leaves the lock there, so one that was damaged beyond its first bytes is still known.
+    """
+    if _lock(path).exists() or not path.exists():
+        return
+    with path.open("rb") as file:
+        first = file.read(len(_SQLITE_HEADER))
+    if first and first != _SQLITE_HEADER:
+        raise NotAProjectionError(path)
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def _ready(path: Path) -> Path:
@@ -288,10 +307,9 @@ def _opening(path: Path, busy_timeout_s: float) -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, kind: int, busy_timeout_s: float) -> Generator[None, None, None]:
+    _refuse_never_ours(path)
     try:
-        descriptor = os.open(
-            path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        descriptor = os.open(_lock(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except (PermissionError, FileNotFoundError):
         if kind != fcntl.LOCK_SH:
             raise
