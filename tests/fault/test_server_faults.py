@@ -432,6 +432,7 @@ class AnswerThief:
         self._port = port
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         self.to_steal = 0
         self.stolen = 0
 
@@ -442,9 +443,10 @@ class AnswerThief:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for each in self._tasks:
-            each.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*self._tasks)
 
     @property
     def url(self) -> str:
@@ -456,6 +458,7 @@ class AnswerThief:
         assert task is not None
         self._tasks.add(task)
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, to_server]
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pump(reader, to_server))
@@ -533,6 +536,7 @@ async def test_a_worker_whose_answers_are_stolen_runs_each_job_once(
         connect(thief.url, **settings) as ledger,
         working(ledger, count, ack_wait_s=1),
     ):
+        assert await (await client.enqueue(count, 0)).result(timeout_s=LIMIT_S) == 0
         thief.to_steal = 40
         jobs = [await client.enqueue(count, n) for n in range(100)]
         assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == list(range(100))

@@ -53,6 +53,7 @@ def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
             "retention": "limits",
             "storage": "file",
             "discard": "new",  # full means refused, never forgotten
+            "no_ack": False,
             "max_age": 0,
             "max_msgs": -1,
             "max_msgs_per_subject": -1,
@@ -67,6 +68,7 @@ def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
             "retention",
             "storage",
             "discard",
+            "no_ack",
             "max_age",
             "max_msgs",
             "max_msgs_per_subject",

@@ -1,0 +1,251 @@
+"""Streams that exist already, and servers that cannot hold them: refused with a sentence, never changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import nats
+import pytest
+from nats.js.api import ConsumerConfig, StreamConfig
+
+from jobledger.ledger import TaskRegistry, connect, task
+from jobledger.ledger.connection import redact
+from jobledger.ledger.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    LedgerFullError,
+    ServerUnreachableError,
+    StreamMismatchError,
+)
+from jobledger.ledger.streams import api
+from jobledger.workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from nats.aio.client import Client
+
+    from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+SMALL = 1 << 20
+
+
+@task
+async def add(a: int, b: str = "") -> int:
+    return a
+
+
+@pytest.fixture
+def environment() -> str:
+    return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+async def raw(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
+    client = await nats.connect(nats_server.url)
+    yield client
+    await client.close()
+
+
+async def ask(raw: Client, subject: str, body: bytes = b"") -> bytes:
+    return (await raw.request(f"$JS.API.{subject}", body, timeout=5)).data
+
+
+_RIGHT: dict[str, Any] = {"allow_direct": True, "deny_delete": True, "discard": "new", "allow_atomic": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"discard": "old"}, ["discard"]),
+        ({"deny_delete": False}, ["deny_delete"]),
+        ({"allow_direct": False}, ["allow_direct"]),
+        ({"allow_atomic": False}, ["allow_atomic"]),
+        ({"retention": "workqueue"}, ["retention"]),
+        ({"storage": "memory"}, ["storage"]),
+        ({"max_age": 3_600_000_000_000}, ["max_age"]),
+        ({"max_msgs": 1_000}, ["max_msgs"]),
+        ({"max_msgs_per_subject": 1}, ["max_msgs_per_subject"]),
+        ({"no_ack": True}, ["no_ack"]),
+        ({"discard": "old", "max_age": 3_600_000_000_000}, ["discard", "max_age"]),
+    ],
+)
+async def test_a_ledger_with_wrong_settings_is_refused_and_left_as_it_is(
+    nats_server: EmbeddedServer, raw: Client, environment: str, settings: dict[str, Any], named: list[str]
+) -> None:
+    name = f"{environment.upper()}_LEDGER"
+    config = {"name": name, "subjects": [f"{environment}_ledger.>"], "max_bytes": SMALL, **_RIGHT, **settings}
+    created = msgspec.json.decode(await ask(raw, f"STREAM.CREATE.{name}", msgspec.json.encode(config)))
+    assert "error" not in created
+    with pytest.raises(StreamMismatchError) as caught:
+        async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL):
+            pass
+    assert caught.value.name == name
+    assert [difference.partition(" ")[0] for difference in caught.value.differences] == named
+    assert all(each in str(caught.value) for each in named)
+    after = msgspec.json.decode(await ask(raw, f"STREAM.INFO.{name}"))
+    assert after["config"] == created["config"]
+
+
+async def test_a_ledger_of_other_subjects_is_refused(
+    nats_server: EmbeddedServer, raw: Client, environment: str
+) -> None:
+    await raw.jetstream().add_stream(
+        StreamConfig(name=f"{environment.upper()}_LEDGER", subjects=[f"{environment}.x"])
+    )
+    with pytest.raises(StreamMismatchError, match="subjects"):
+        async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL):
+            pass
+
+
+async def test_subjects_that_another_stream_holds_are_refused_with_a_sentence(
+    nats_server: EmbeddedServer, raw: Client, environment: str
+) -> None:
+    await raw.jetstream().add_stream(
+        StreamConfig(name=f"{environment}_other", subjects=[f"{environment}_ledger.>"])
+    )
+    with pytest.raises(LedgerError, match=r"LEDGER: .*overlap"):
+        async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL):
+            pass
+
+
+async def test_many_clients_that_connect_at_once_make_one_set_of_streams(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    async def use() -> int:
+        async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL) as ledger:
+            return (await ledger.enqueue(add, 1)).sequence
+
+    async with asyncio.timeout(10):
+        assert sorted(await asyncio.gather(*(use() for _ in range(10)))) == list(range(1, 11))
+
+
+async def test_a_client_with_other_limits_takes_the_streams_as_they_are(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL, lease_s=3) as ledger:
+        await ledger.enqueue(add, 1)
+    async with connect(
+        nats_server.url, environment=environment, ledger_bytes_max=2 * SMALL, lease_s=9
+    ) as ledger:
+        assert await ledger.leases.duration_s() == 3
+        config = (await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {}))["config"]
+        assert config["max_bytes"] == SMALL
+
+
+async def test_a_consumer_with_another_filter_is_refused_by_the_worker(
+    nats_server: EmbeddedServer, raw: Client, environment: str
+) -> None:
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL) as ledger:
+        await raw.jetstream().add_consumer(
+            ledger.names.ledger_stream,
+            ConsumerConfig(
+                durable_name="work_default_high", filter_subject=f"{environment}_ledger.job.other.>"
+            ),
+        )
+        with pytest.raises(StreamMismatchError, match=r"work_default_high.*filter_subject"):
+            await Worker(ledger, TaskRegistry([add])).run()
+
+
+async def test_a_full_ledger_refuses_and_holds_exactly_what_it_accepted(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 16) as ledger:
+        accepted = refused = 0
+        for results in [
+            await asyncio.gather(
+                *(ledger.enqueue(add, n, "x" * 500) for n in range(50)), return_exceptions=True
+            )
+            for _ in range(4)
+        ]:
+            for result in results:
+                if isinstance(result, LedgerFullError):
+                    refused += 1
+                else:
+                    assert not isinstance(result, BaseException), result
+                    accepted += 1
+        assert refused > 0
+        with pytest.raises(LedgerFullError, match="max_bytes"):
+            await ledger.enqueue_many(add, ({"a": n, "b": "x" * 500} for n in range(200)))
+        events = [stored async for stored in ledger.events(follow=False)]
+        assert len(events) == (await ledger.log.head()).last_sequence >= accepted > 0
+        assert (await ledger.log.head()).stored_bytes <= 1 << 16
+
+
+async def test_no_room_for_the_ledger_at_all_is_a_sentence(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    with pytest.raises(LedgerFullError, match="max_file_store"):
+        async with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 44):
+            pass
+
+
+async def test_a_server_without_jetstream_is_a_sentence(tmp_path: Path, nats_server_binary: str) -> None:
+    async with _plain_server(nats_server_binary, tmp_path, "") as url:
+        with pytest.raises(JetStreamDisabledError, match="JetStream"):
+            async with connect(url):
+                pass
+
+
+@pytest.mark.parametrize(
+    "form", ["nats://me:{word}@{host}", "me:{word}@{host}", "{word}@{host}", "nats://{word}@{host}"]
+)
+@pytest.mark.parametrize("word", ["s3cret", "s3/cret", "s3#cret", "s3?cret"])
+async def test_a_wrong_password_is_told_without_it(
+    tmp_path: Path, nats_server_binary: str, caplog: pytest.LogCaptureFixture, form: str, word: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    accounts = "authorization { user: me, password: right }"
+    async with _plain_server(nats_server_binary, tmp_path, accounts) as url:
+        with pytest.raises(ServerUnreachableError) as caught:
+            async with connect(
+                form.format(word=word, host=url.removeprefix("nats://")), connect_timeout_s=1.0
+            ):
+                pass
+    assert "s3" not in str(caught.value)
+    assert "cret" not in str(caught.value)
+    assert "cret" not in caplog.text
+    if word == "s3cret":
+        assert "refused the credentials" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://host:4222", "nats://host:4222"),
+        ("nats://a:b@host:4222", "nats://***@host:4222"),
+        ("a:b@host:4222", "***@host:4222"),
+        ("nats://a:b/c@host", "nats://***@host"),
+        ("nats://a:b@c@host", "nats://***@host"),
+        ("tls://token@host", "tls://***@host"),
+    ],
+)
+def test_an_address_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert redact(url) == shown
+
+
+@contextlib.asynccontextmanager
+async def _plain_server(binary: str, directory: Path, more: str) -> AsyncGenerator[str, None]:
+    """Run nats-server with a configuration of the test's own; gives its address."""
+    configuration = directory / "plain.conf"
+    configuration.write_text(f'listen: "127.0.0.1:-1"\n{more}\n', encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        binary, "-c", str(configuration), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(10):
+            while b"Listening for client connections on " not in (line := await process.stderr.readline()):
+                assert line
+        yield f"nats://{line.rsplit(b' ', 1)[1].strip().decode()}"
+    finally:
+        process.kill()
+        await process.wait()
