@@ -142,6 +142,8 @@ class _Show:
                 waiting_for_lease = bool(killed_at) and counts["queued"] == 0 and done < total
                 meter.update(done, "waiting for the dead worker's lease" if waiting_for_lease else "indexing")
                 if done == total:
+                    if not killed_at:
+                        raise DemoFailedError("every job ended before a worker could be killed: raise --files")
                     return killed_at
                 if not killed_at and done >= total // 2:
                     self._before_kill = (done, time.monotonic() - started)
