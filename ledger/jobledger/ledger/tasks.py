@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
+import msgspec.inspect
 
 from jobledger.ledger.context import Context
 from jobledger.ledger.errors import (
@@ -146,6 +147,12 @@ class TaskSignature:
             message = f"task {task.name}: a parameter's type cannot be read from JSON: {error}"
             raise TaskDefinitionError(message) from error
         self._names = tuple(p.name for p in self._parameters)
+        for name, wanted in self._types.items():
+            if isinstance(msgspec.inspect.type_info(wanted), msgspec.inspect.CustomType):
+                message = (
+                    f"task {task.name}: parameter {name} is a {_type_name(wanted)}, which JSON cannot hold"
+                )
+                raise TaskDefinitionError(message)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -393,6 +400,10 @@ def _import(name: str) -> ModuleType:
             raise ConfigurationError(message)
         sys.path.insert(0, str(path.parent.resolve()))
         name = path.stem
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigurationError(
+            f"{name!r} is not the name of a module: give one as package.module or a .py file"
+        )
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,0 +1,270 @@
+"""`@task`: names, options, the typed input, and finding tasks in modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from jobledger.ledger import Context, Task, TaskRegistry, task
+from jobledger.ledger.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    InvalidTokenError,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Address:
+    street: str
+    number: int = 1
+
+
+def no_input() -> None: ...
+
+
+def plain(a: int, b: str = "x", *, c: float | None = None) -> None: ...
+
+
+def rich(when: datetime, colour: Colour, address: Address, names: list[str], raw: bytes) -> None: ...
+
+
+def with_context(context: Context, a: int) -> None: ...
+
+
+def with_late_context(a: int, *, ctx: Annotated[Context, "mine"]) -> None: ...
+
+
+def with_optional_context(a: int, context: Context | None = None) -> None: ...
+
+
+def without_annotations(a, b=2):  # type: ignore[no-untyped-def] # pyright: ignore[reportMissingParameterType, reportUnknownParameterType]
+    ...
+
+
+def mutable(a: list[int] = [], b: dict[str, int] = {}) -> None: ...  # noqa: B006
+
+
+def many(*args: int) -> None: ...
+
+
+def anything(**kwargs: int) -> None: ...
+
+
+def positional(a: int, /) -> None: ...
+
+
+def unreadable(a: Path) -> None: ...
+
+
+def unresolved(a: "NoSuchType") -> None: ...  # type: ignore[name-defined] # noqa: F821, UP037 # pyright: ignore[reportUndefinedVariable, reportUnknownParameterType]
+
+
+def made(function: Any, **options: Any) -> Task[..., Any]:
+    result: Task[..., Any] = task(**options)(function)
+    return result
+
+
+def test_a_task_keeps_name_doc_and_kind() -> None:
+    async def waits() -> None:
+        """Wait."""
+
+    one, two = task(waits), task(name="other-name")(plain)
+    assert (one.name, one.is_async, one.__doc__) == ("waits", True, "Wait.")
+    assert (two.name, two.is_async) == ("other-name", False)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((1,), {}, b'{"a":1}'),
+        ((1, "y"), {}, b'{"a":1,"b":"y"}'),
+        ((), {"a": 1, "c": 2.5}, b'{"a":1,"c":2.5}'),
+        ((1,), {"c": None}, b'{"a":1,"c":null}'),
+    ],
+)
+def test_an_input_is_an_object_of_its_parameters(args: Any, kwargs: Any, text: bytes) -> None:
+    assert made(plain).signature.encode(args, kwargs) == text
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "a"),
+        ((1, 2), {}, "str"),
+        ((1, "y", 2.0), {}, "takes 2 positional arguments, got 3"),
+        ((1,), {"a": 2}, "'a' is given twice"),
+        ((1,), {"d": 2}, "d"),
+        (("1",), {}, "int"),
+    ],
+)
+def test_a_wrong_input_names_task_and_reason(args: Any, kwargs: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match="task plain") as caught:
+        made(plain).signature.encode(args, kwargs)
+    assert words in str(caught.value)
+
+
+def test_rich_types_come_to_the_task_as_what_they_are() -> None:
+    signature = made(rich).signature
+    given = {
+        "when": datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        "colour": Colour.RED,
+        "address": Address("Main"),
+        "names": ["a"],
+        "raw": b"\x00\xff",
+    }
+    assert signature.decode(signature.encode((), given)) == given
+
+
+@pytest.mark.parametrize("function", [with_context, with_late_context, with_optional_context])
+def test_the_context_is_no_part_of_the_input(function: Any) -> None:
+    signature = made(function).signature
+    assert signature.parameter_names == ("a",)
+    assert signature.context_parameter in {"context", "ctx"}
+    assert signature.encode((1,), {}) == b'{"a":1}'
+    with pytest.raises(InvalidInputError):
+        signature.encode((1,), {signature.context_parameter: None})
+
+
+def test_defaults_are_applied_anew_at_each_run() -> None:
+    signature = made(mutable).signature
+    first = signature.decode(b"{}")
+    first["a"].append(1)
+    first["b"]["x"] = 1
+    assert signature.decode(b"{}") == {"a": [], "b": {}}
+    assert mutable.__defaults__ == ([], {})
+
+
+def test_parameters_without_annotation_take_any_json() -> None:
+    signature = made(without_annotations).signature
+    assert signature.decode(signature.encode(({"x": [1, None]},), {})) == {"a": {"x": [1, None]}, "b": 2}
+
+
+@pytest.mark.parametrize("function", [many, anything, positional, unreadable, unresolved])
+def test_a_function_that_cannot_be_a_task_is_told_when_it_is_registered(function: Any) -> None:
+    with pytest.raises(TaskDefinitionError, match=f"task {function.__name__}"):
+        TaskRegistry([made(function)])
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "x" * 65, "ä"])
+def test_a_name_must_be_a_token(name: str) -> None:
+    with pytest.raises(InvalidTokenError):
+        Task(plain, name, made(plain).defaults)
+
+
+def test_options_are_for_one_job_and_leave_the_task_alone() -> None:
+    mine = made(plain, queue="mail", max_attempts=2)
+    chosen = mine.options(priority="high", timeout_s=3, id="x").chosen
+    assert (chosen.queue, chosen.max_attempts, chosen.priority, chosen.timeout_s, chosen.id) == (
+        "mail",
+        2,
+        "high",
+        3,
+        "x",
+    )
+    assert (mine.defaults.priority, mine.defaults.id) == ("normal", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "parsed"),
+    [
+        ({"a": "1"}, {"a": 1}),
+        ({"a": "1", "b": "2"}, {"a": 1, "b": "2"}),
+        ({"a": "-1", "c": "1.5"}, {"a": -1, "c": 1.5}),
+        ({"a": "1", "c": "null"}, {"a": 1, "c": None}),
+        ({"a": "1", "b": "null"}, {"a": 1, "b": "null"}),
+        ({"a": "1", "b": ""}, {"a": 1, "b": ""}),
+    ],
+)
+def test_words_are_read_by_the_parameters_types(words: dict[str, str], parsed: dict[str, Any]) -> None:
+    assert made(plain).signature.parse_words(words) == parsed
+
+
+@pytest.mark.parametrize("words", [{"a": "one"}, {"a": ""}, {"a": "1.5"}, {"d": "1"}, {"c": "[" * 100_000}])
+def test_words_that_do_not_fit_are_refused(words: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        made(plain).signature.parse_words(words)
+    assert len(str(caught.value)) < 300
+
+
+def test_words_for_rich_types() -> None:
+    parsed = made(rich).signature.parse_words(
+        {
+            "when": "2026-01-02T03:04:05Z",
+            "colour": "red",
+            "address": '{"street": "Main"}',
+            "names": '["a"]',
+            "raw": "AAE=",
+        }
+    )
+    text = msgspec.json.encode(parsed)
+    assert made(rich).signature.decode(text)["address"] == Address("Main")
+
+
+def test_two_tasks_of_one_name_are_refused_and_one_task_twice_is_not() -> None:
+    first, second = made(plain), made(rich, name="plain")
+    assert len(TaskRegistry([first, first])) == 1
+    with pytest.raises(ConfigurationError, match="two tasks are called 'plain'"):
+        TaskRegistry([first, second])
+
+
+def test_an_unknown_task_lists_what_is_known() -> None:
+    with pytest.raises(UnknownTaskError, match="no_input, plain"):
+        TaskRegistry([made(plain), made(no_input)]).get("nothing")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
+
+
+SOURCE = "from jobledger.ledger import task\n@task(queue='q1')\ndef found(a: int) -> int:\n    return a\n"
+
+
+def test_tasks_are_found_in_a_module_and_in_a_file(folder: Path) -> None:
+    (folder / "found_by_name.py").write_text(SOURCE, encoding="utf-8")
+    (folder / "found_by_path.py").write_text(SOURCE.replace("found", "other"), encoding="utf-8")
+    registry = TaskRegistry.load(["found_by_name", str(folder / "found_by_path.py")])
+    assert sorted(each.name for each in registry) == ["found", "other"]
+    assert registry.queues == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [(None, "no module"), ("x = 1\n", "holds no task")],
+)
+def test_a_module_without_tasks_is_a_sentence(folder: Path, source: str | None, words: str) -> None:
+    if source is not None:
+        (folder / "some_tasks.py").write_text(source, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=words):
+        TaskRegistry.load(["some_tasks"])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..x", "a..b", "no/such/file.py", "x y"])
+def test_a_name_that_is_no_module_is_a_sentence(name: str) -> None:
+    with pytest.raises(ConfigurationError):
+        TaskRegistry.load([name])
+
+
+@pytest.mark.parametrize(
+    "source", ["def broken(:\n", "raise RuntimeError('no')\n", "import no_such_thing_at_all\n"]
+)
+def test_a_broken_module_shows_its_own_error(folder: Path, source: str) -> None:
+    # Their traceback is what the author needs; it must not be taken for a missing module.
+    (folder / "broken_tasks.py").write_text(source, encoding="utf-8")
+    with pytest.raises((SyntaxError, RuntimeError, ModuleNotFoundError)):
+        TaskRegistry.load(["broken_tasks"])
