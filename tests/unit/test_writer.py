@@ -1,0 +1,221 @@
+"""The group-commit writer against a publisher that does as it is told: what goes together, and who gets which answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from jobledger.ledger.connection import ConnectionLostError
+from jobledger.ledger.log import Entry
+from jobledger.ledger.publisher import Answered, AppendRefusedError, Publisher
+from jobledger.ledger.writer import Commit, Writer
+
+pytestmark = pytest.mark.anyio
+
+REFUSED = AppendRefusedError(10071, "wrong last sequence: 7")
+
+
+class ScriptedPublisher:
+    """Keeps what was sent; the test answers."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[list[str], Answered]] = []
+        self.in_flight = 0
+
+    def send(self, entries: Sequence[Entry], answered: Answered) -> None:
+        self.in_flight += 1
+        self.sent.append(([entry.data.decode() for entry in entries], answered))
+
+    def take(self) -> list[str]:
+        """What the oldest message or batch holds, without answering it."""
+        return self.sent[0][0]
+
+    def answer(self, result: int | Exception) -> None:
+        self.in_flight -= 1
+        self.sent.pop(0)[1](result)
+
+
+class Bench:
+    """A writer, its publisher, and the answers that came, by the name of the append."""
+
+    def __init__(self, commit: Commit) -> None:
+        self.publisher = ScriptedPublisher()
+        self.writer = Writer(cast("Publisher", self.publisher), commit=commit)
+        self.answers: dict[str, list[int | Exception]] = {}
+
+    def append(self, name: str, *, chain: str = "", events: int = 1, size: int = 0) -> None:
+        padded = name.ljust(size)
+        entries = [
+            Entry(
+                "s",
+                padded.encode() if number == 0 else f"{name}+{number}".encode(),
+                chain or name,
+                0 if number == 0 else None,
+            )
+            for number in range(events)
+        ]
+        self.writer.append(entries, lambda result: self.answers.setdefault(name, []).append(result))
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_pipelined_appends_go_out_at_once_and_alone() -> None:
+    bench = Bench("pipeline")
+    bench.append("a")
+    bench.append("b", events=2)
+    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b", "b+1"]]
+    bench.publisher.answer(5)
+    bench.publisher.answer(7)  # of a batch: the sequence of its last
+    assert bench.answers == {"a": [5], "b": [6]}
+
+
+async def test_appends_of_one_turn_go_together_and_each_gets_its_own_sequence() -> None:
+    bench = Bench("group")
+    bench.append("a")
+    bench.append("b", events=3)
+    bench.append("c")
+    await turn()
+    assert [data for data, _ in bench.publisher.sent] == [["a", "b", "b+1", "b+2", "c"]]
+    bench.publisher.answer(14)
+    assert bench.answers == {"a": [10], "b": [11], "c": [14]}
+
+
+async def test_a_lone_append_goes_out_plainly() -> None:
+    bench = Bench("group")
+    bench.append("a")
+    await turn()
+    assert bench.publisher.take() == ["a"]
+    bench.publisher.answer(1)
+    assert bench.answers == {"a": [1]}
+
+
+async def test_what_comes_while_groups_are_in_flight_waits_for_the_next() -> None:
+    bench = Bench("group")
+    for name in "ab":
+        bench.append(name)
+        await turn()
+    for name in "cde":
+        bench.append(name)
+        await turn()
+    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b"]]
+    bench.publisher.answer(1)
+    assert [data for data, _ in bench.publisher.sent] == [["b"], ["c", "d", "e"]]
+
+
+async def test_two_appends_of_one_chain_never_share_a_batch_and_keep_their_order() -> None:
+    bench = Bench("group")
+    bench.append("a1", chain="a")
+    bench.append("b1", chain="b")
+    bench.append("a2", chain="a")
+    bench.append("c1", chain="c")
+    bench.append("a3", chain="a")
+    await turn()
+    batches = [data for data, _ in bench.publisher.sent]
+    assert batches[0] == ["a1", "b1", "c1"]
+    while bench.publisher.sent:
+        bench.publisher.answer(100)
+        batches += [data for data, _ in bench.publisher.sent[len(batches) :]]
+    order = [name for answered in bench.answers for name in [answered] if name.startswith("a")]
+    assert order == ["a1", "a2", "a3"]
+
+
+async def test_a_refused_batch_is_sent_again_member_by_member() -> None:
+    bench = Bench("group")
+    bench.append("a")
+    bench.append("b", events=2)
+    bench.append("c")
+    await turn()
+    bench.publisher.answer(REFUSED)
+    assert bench.answers == {}
+    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b", "b+1"], ["c"]]
+    bench.publisher.answer(1)
+    bench.publisher.answer(REFUSED)
+    bench.publisher.answer(2)
+    assert bench.answers == {"a": [1], "b": [REFUSED], "c": [2]}
+
+
+async def test_a_lone_refusal_is_not_sent_again() -> None:
+    bench = Bench("group")
+    bench.append("a", events=2)
+    await turn()
+    bench.publisher.answer(REFUSED)
+    assert (bench.answers, bench.publisher.sent) == ({"a": [REFUSED]}, [])
+
+
+async def test_a_lost_answer_is_told_to_every_member_and_nothing_is_sent_again() -> None:
+    bench = Bench("group")
+    bench.append("a")
+    bench.append("b")
+    await turn()
+    lost = ConnectionLostError()
+    bench.publisher.answer(lost)
+    assert (bench.answers, bench.publisher.sent) == ({"a": [lost], "b": [lost]}, [])
+    bench.append("c")
+    await turn()
+    assert bench.publisher.take() == ["c"]
+
+
+async def test_a_batch_holds_neither_too_many_messages_nor_too_many_bytes() -> None:
+    bench = Bench("group")
+    for number in range(1_200):
+        bench.append(f"n{number}")
+    await turn()
+    while bench.publisher.sent:
+        assert len(bench.publisher.take()) <= 1_000
+        bench.publisher.answer(10_000)
+    for number in range(12):
+        bench.append(f"large{number}", size=900_000)
+    await turn()
+    while bench.publisher.sent:
+        assert sum(map(len, bench.publisher.take())) <= 4 << 20
+        bench.publisher.answer(20_000)
+    assert len(bench.answers) == 1_212
+    assert all(len(answers) == 1 for answers in bench.answers.values())
+
+
+async def test_an_append_larger_than_a_group_may_be_still_goes_out() -> None:
+    bench = Bench("group")
+    bench.append("a", events=1_000)
+    bench.append("b", size=5 << 20)
+    bench.append("c")
+    await turn()
+    while bench.publisher.sent:
+        bench.publisher.answer(9_999)
+    assert set(bench.answers) == {"a", "b", "c"}
+
+
+async def test_an_answer_that_appends_again_loses_nothing() -> None:
+    bench = Bench("group")
+    made = 0
+
+    def again(_: int | Exception) -> None:
+        nonlocal made
+        made += 1
+        if made < 50:
+            bench.writer.append([Entry("s", b"x", f"chain{made}", 0)], again)
+
+    bench.writer.append([Entry("s", b"x", "chain", 0)], again)
+    for _ in range(200):
+        await turn()
+        if bench.publisher.sent:
+            bench.publisher.answer(1)
+    assert made == 50
+
+
+async def test_what_waits_when_grouping_ends_is_still_sent() -> None:
+    bench = Bench("group")
+    for name in "abcd":
+        bench.append(name)
+        await turn()
+    bench.writer._grouping = False
+    bench.append("e")
+    while bench.publisher.sent:
+        bench.publisher.answer(1)
+        await turn()
+    assert set(bench.answers) == set("abcde")
