@@ -67,7 +67,8 @@ async def sleep(context: Context, path: str, seconds: float) -> int:
 
 @contextlib.asynccontextmanager
 async def working(ledger: Ledger, *tasks: Task[..., Any], **config: Any) -> AsyncGenerator[Worker, None]:
-    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**{"grace_s": 2.0, **config}))
+    settings: dict[str, Any] = {"grace_s": 2.0, **config}
+    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**settings))
     running = asyncio.create_task(worker.run())
     try:
         yield worker

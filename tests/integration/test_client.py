@@ -62,7 +62,8 @@ def connected(nats_server: EmbeddedServer, environment: str) -> Connect:
 
     def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
         # Each ledger reserves its bytes at the server, which has 10 GB for all tests of the module.
-        return connect(nats_server.url, environment=environment, **{"ledger_bytes_max": 16 << 20, **settings})
+        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, **settings}
+        return connect(nats_server.url, environment=environment, **given)
 
     return make
 
@@ -234,16 +235,16 @@ async def test_the_same_id_within_one_enqueue_many_is_one_job(ledger: Ledger) ->
     assert len(await everything(ledger)) == 1
 
 
-@pytest.mark.parametrize(
-    ("bad", "ids", "words"),
-    [
-        ({"a": "one"}, None, "int"),
-        ({}, None, "a"),
-        ({"a": 1, "c": 2}, None, "c"),
-        ([1], None, "object"),
-        ({"a": 1}, lambda _: "not.a.token", "job id"),  # pyright: ignore[reportUnknownLambdaType]
-    ],
-)
+_BAD_ITEMS: list[tuple[Any, Callable[[Any], str] | None, str]] = [
+    ({"a": "one"}, None, "int"),
+    ({}, None, "a"),
+    ({"a": 1, "c": 2}, None, "c"),
+    ([1], None, "object"),
+    ({"a": 1}, lambda _: "not.a.token", "job id"),
+]
+
+
+@pytest.mark.parametrize(("bad", "ids", "words"), _BAD_ITEMS)
 async def test_a_bad_input_names_its_index_and_nothing_after_it_is_sent(
     ledger: Ledger, bad: Any, ids: Any, words: str
 ) -> None:

@@ -58,7 +58,7 @@ def connected(nats_server: EmbeddedServer) -> Connect:
     environment = f"t_{secrets.token_hex(6)}"
 
     def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        given = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
+        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
         return connect(nats_server.url, environment=environment, **given)
 
     return make
@@ -73,7 +73,8 @@ async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
 @contextlib.asynccontextmanager
 async def working(ledger: Ledger, *tasks: Task[..., Any], **config: Any) -> AsyncGenerator[Worker, None]:
     """Run a worker for the length of the block; what still runs at its end gets a moment."""
-    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**{"grace_s": 2.0, **config}))
+    settings: dict[str, Any] = {"grace_s": 2.0, **config}
+    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**settings))
     running = asyncio.create_task(worker.run())
     try:
         yield worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -56,22 +57,22 @@ def test_json_values_come_back_as_they_were(value: Any) -> None:
     assert check_text(text, what=WHAT) == text
 
 
+_WRAPS: list[Callable[[Any], Any]] = [
+    lambda bad: bad,
+    lambda bad: [1, bad],
+    lambda bad: (bad,),
+    lambda bad: {"a": {"b": [None, bad]}},
+    lambda bad: {bad},
+    lambda bad: frozenset([bad]),
+    Struct,
+    lambda bad: Data([bad]),
+    lambda bad: Slots({"a": bad}),
+    lambda bad: [Struct(Data(bad))],
+]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda bad: bad,
-        lambda bad: [1, bad],
-        lambda bad: (bad,),
-        lambda bad: {"a": {"b": [None, bad]}},
-        lambda bad: {bad},
-        lambda bad: frozenset([bad]),
-        Struct,
-        lambda bad: Data([bad]),
-        lambda bad: Slots({"a": bad}),
-        lambda bad: [Struct(Data(bad))],
-    ],
-)
+@pytest.mark.parametrize("wrap", _WRAPS)
 def test_numbers_that_json_cannot_say_are_refused_wherever_they_are(bad: float, wrap: Any) -> None:
     with pytest.raises(InvalidInputError, match="JSON cannot say"):
         encode_value(wrap(bad), what=WHAT)

@@ -144,7 +144,8 @@ def test_defaults_are_applied_anew_at_each_run() -> None:
     first["a"].append(1)
     first["b"]["x"] = 1
     assert signature.decode(b"{}") == {"a": [], "b": {}}
-    assert mutable.__defaults__ == ([], {})
+    defaults: Any = mutable.__defaults__
+    assert defaults == ([], {})
 
 
 def test_parameters_without_annotation_take_any_json() -> None:
@@ -152,7 +153,10 @@ def test_parameters_without_annotation_take_any_json() -> None:
     assert signature.decode(signature.encode(({"x": [1, None]},), {})) == {"a": {"x": [1, None]}, "b": 2}
 
 
-@pytest.mark.parametrize("function", [many, anything, positional, unreadable, unresolved])
+_UNFIT: list[Any] = [many, anything, positional, unreadable, unresolved]
+
+
+@pytest.mark.parametrize("function", _UNFIT)
 def test_a_function_that_cannot_be_a_task_is_told_when_it_is_registered(function: Any) -> None:
     with pytest.raises(TaskDefinitionError, match=f"task {function.__name__}"):
         TaskRegistry([made(function)])
