@@ -219,9 +219,9 @@ async def open_connection(
         await _abandon(connection)
         cause = connection.last_error or error
         raise ServerUnreachableError(_unreachable(shown, cause)) from error
-    connection.options["allow_reconnect"] = (
-        True  # only now: the first attempt must fail at once, the later ones never
-    )
+    # Only now: the first attempt must fail at once, the later ones never.
+    connection.options["allow_reconnect"] = True
+    connection.options["max_reconnect_attempts"] = -1
     connection.mark_up()
     try:
         _check_server(connection, shown)
