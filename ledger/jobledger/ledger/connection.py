@@ -46,6 +46,8 @@ class Connection(Client):
 
     def __init__(self) -> None:
         super().__init__()
+        #: Kept, for on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
+        self.loop = asyncio.get_running_loop()
         self._handlers: dict[int, Handler] = {}
         self._up = asyncio.Event()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
@@ -72,7 +74,7 @@ class Connection(Client):
         self._pending_data_size += len(command)
         queue = self._flush_queue
         if queue is not None and queue.empty():
-            queue.put_nowait(self._loop.create_future())
+            queue.put_nowait(self.loop.create_future())
 
     @property
     def outbound_bytes(self) -> int:
@@ -83,10 +85,6 @@ class Connection(Client):
     def has_jetstream(self) -> bool:
         """Whether the server said at the handshake that it runs JetStream; nats-py keeps that to itself."""
         return bool(self._server_info.get("jetstream", False))
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
 
     async def listen(self, subject: str, handler: Handler) -> Subscription:
         """Subscribe; `handler` is called for every message, straight from the reader."""

@@ -56,6 +56,7 @@ class JetStreamLog:
         self.names = names
         self._connection = connection
         self._inbox = inbox
+        self._loop = connection.loop
         self._stream = names.ledger_stream
         self._append_timeout_s = append_timeout_s
         self._looking: set[asyncio.Task[None]] = set()
@@ -74,7 +75,7 @@ class JetStreamLog:
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Start an append and return its outcome to come; see `Log.submit`."""
         self._check_sizes(entries)
-        outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[int] = self._loop.create_future()
 
         def answered(result: int | Exception) -> None:
             if isinstance(result, int):
@@ -99,13 +100,13 @@ class JetStreamLog:
                 if not outcome.done():
                     outcome.set_result(sequence)
 
-        task = asyncio.get_running_loop().create_task(find_out())
+        task = self._loop.create_task(find_out())
         self._looking.add(task)
         task.add_done_callback(self._looking.discard)
 
     async def _send(self, entries: Sequence[Entry]) -> int:
         """Send once more and wait for the plain answer."""
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[int] = self._loop.create_future()
 
         def answered(result: int | Exception) -> None:
             if answer.done():
@@ -126,7 +127,7 @@ class JetStreamLog:
 
     async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:
         """Bring an append that was not plainly accepted to a definite end."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         deadline = loop.time() + self._append_timeout_s
         while True:
             if isinstance(error, AppendRefusedError):
@@ -202,7 +203,7 @@ class JetStreamLog:
 
         Raises: ServerUnreachableError when the limit is over.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         deadline = loop.time() + self._append_timeout_s
         while True:
             try:
@@ -220,7 +221,7 @@ class JetStreamLog:
     async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[Stored]:
         """Ask the stream for messages directly; the answer to a batch is ended by a status."""
         found: list[Stored] = []
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[None] = self._loop.create_future()
 
         def finish(error: Exception | None = None) -> None:
             if done.done():

@@ -54,6 +54,7 @@ class Publisher:
     def __init__(self, connection: Connection, inbox: Inbox) -> None:
         self._connection = connection
         self._inbox = inbox
+        self._loop = connection.loop
         self._pending: dict[
             str, tuple[float, Answered]
         ] = {}  # reply subject -> (deadline, answer), oldest first
@@ -73,7 +74,7 @@ class Publisher:
             else:
                 self._send_batch(entries, answered)
         except ConnectionLostError as error:
-            asyncio.get_running_loop().call_soon(answered, error)
+            self._loop.call_soon(answered, error)
 
     def _send(self, entry: Entry, headers: bytes, answered: Answered) -> None:
         reply = ""
@@ -84,7 +85,7 @@ class Publisher:
             answered(data if isinstance(data, Exception) else _read_answer(data, block))
 
         reply = self._inbox.expect(entry.subject, on_reply)
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._pending[reply] = (loop.time() + REPLY_TIMEOUT_S, answered)
         if self._sweeping is None:
             self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
@@ -108,7 +109,7 @@ class Publisher:
 
     def _sweep(self) -> None:
         """Answer what is overdue; all limits are equal, so the oldest is first."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         now = loop.time()
         for reply, (deadline, answered) in list(self._pending.items()):
             if deadline > now:

@@ -6,7 +6,6 @@ It decides nothing: who uses it says how much to ask for, and what a delivery me
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -80,6 +79,7 @@ class PullConsumer:
         on_ended: Callable[[Ended], None],
     ) -> None:
         self._connection = connection
+        self._loop = connection.loop
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._prefix = f"{connection.new_inbox()}."
         self._on_delivery = on_delivery
@@ -129,10 +129,10 @@ class PullConsumer:
         self._connection.send(self._subject, self._prefix + token, b"", msgspec.json.encode(body))
         self._requests[token.encode()] = batch
         self.asked += batch
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._loop.time()
 
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._loop.time()
         if reply.startswith(b"$JS.ACK."):
             self._count_delivery()
             self.delivered += 1

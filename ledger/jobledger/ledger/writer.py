@@ -46,6 +46,7 @@ class Writer:
 
     def __init__(self, publisher: Publisher, *, commit: Commit = "auto") -> None:
         self._publisher = publisher
+        self._loop = asyncio.get_running_loop()
         self._told = commit
         self._grouping = commit == "group"
         self._waiting: deque[_Unit] = deque()
@@ -69,7 +70,7 @@ class Writer:
         self._waiting.append(unit)
         if self._draining is None and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
             # At the end of this turn of the loop, so that what the same turn appends goes along.
-            self._draining = asyncio.get_running_loop().call_soon(self._drain)
+            self._draining = self._loop.call_soon(self._drain)
 
     def forget_observations(self) -> None:
         """Observe anew, after a reconnect: it may be another server."""
@@ -89,7 +90,7 @@ class Writer:
     def _observe(self, messages: int, result: int | Exception) -> None:
         if self._told == "auto" and isinstance(result, int):
             in_flight = self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
-            now = asyncio.get_running_loop().time()
+            now = self._loop.time()
             self._grouping = self._observed.answered(messages, in_flight, now, grouping=self._grouping)
 
     def _drain(self) -> None:

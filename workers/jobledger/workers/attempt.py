@@ -146,7 +146,7 @@ class Attempts:
         job = _job(claimed.chain)
         ref = JobRef(queue=job.queue, job_id=job.id)
         task = self._tasks.get(job.task)
-        own_task = asyncio.current_task()
+        own_task = asyncio.current_task(self._ledger.connection.loop)
         assert own_task is not None
         running = Running(ref=ref, task=own_task, is_async=task.is_async, identity=identity)
         self.running[ref] = running

@@ -62,7 +62,7 @@ class Execution:
         except _AttemptTimeoutError as error:
             return Fail(epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=str(error)))
         except BaseException as error:
-            own_task = asyncio.current_task()
+            own_task = asyncio.current_task(self._ledger.connection.loop)
             if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
                 raise  # we are told to stop; one that the task awaited or raised itself is its own failure
             # Whatever user code raises is this attempt's failure: a task must not end the worker.

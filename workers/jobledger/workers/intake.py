@@ -1,7 +1,7 @@
 """Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
 
 Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
-could do. Strictly high, then normal, then low, with a guard: every sixteenth round begins at the low end, for an
+could do. Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an
 eighth of the free slots. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
 """
 
@@ -26,7 +26,6 @@ from jobledger.workers.config import WorkerConfig
 logger = logging.getLogger("jobledger.workers.intake")
 
 _PROBE_MAX: Final = 512  # messages asked for in one probe
-_PROBE_TIMEOUT_S: Final = 5.0
 _WAIT_EXPIRES_S: Final = 30.0
 _WAIT_HEARTBEAT_S: Final = 2.0
 _SILENCE_MAX_S: Final = 3 * _WAIT_HEARTBEAT_S
@@ -43,6 +42,7 @@ class Lane:
         self.queue = queue
         self.priority: Priority = priority
         self.consumer = consumer
+        self.empty = False  # it had nothing when it was last asked
         self.waiting = False  # a request stands that the server answers when something comes
         self.lost = True  # the consumer has to be looked for
 
@@ -57,7 +57,7 @@ class Held(msgspec.Struct, gc=False):
 class Intake:
     """Asks the consumers of some queues for work and settles what was delivered.
 
-    `on_work` gets each delivery, from the connection's reader: it must only note it. `free` says how many more
+    `on_work` gets each delivery, from the connection's reader: it starts it or gives it back. `free` says how many more
     could start now.
     """
 
@@ -68,15 +68,17 @@ class Intake:
         queues: tuple[str, ...],
         *,
         free: Callable[[], int],
-        on_work: Callable[[Delivery, Priority], None],
+        on_work: Callable[[Delivery], None],
     ) -> None:
         self._ledger = ledger
         self._connection = ledger.connection
+        self._loop = ledger.connection.loop
         self._config = config
         self._free = free
         self._on_work = on_work
         self._wake = asyncio.Event()
         self._round = 0
+        self._portion = max(1, config.concurrency // 4)
         self._held: dict[str, Held] = {}  # ack subject -> delivery
         self._lanes: list[Lane] = []
         for priority in PRIORITIES:
@@ -87,12 +89,13 @@ class Intake:
 
         def on_delivery(delivery: Delivery) -> None:
             lane.waiting = bool(lane.consumer.asked) and lane.waiting
-            self._held[delivery.reply] = Held(delivery, asyncio.get_running_loop().time())
-            self._on_work(delivery, priority)
+            self._held[delivery.reply] = Held(delivery, self._loop.time())
+            self._on_work(delivery)
             self._wake.set()
 
         def on_ended(ended: Ended) -> None:
             lane.waiting = False
+            lane.empty = ended == "empty"
             lane.lost = lane.lost or ended == "lost"
             self._wake.set()
 
@@ -157,51 +160,45 @@ class Intake:
         for lane in self._lanes:
             if lane.lost:
                 lane.consumer.forget()
-                lane.waiting = False
+                lane.waiting = lane.empty = False
                 await self._find(lane)
 
     async def _one_round(self) -> None:
         self._wake.clear()
-        if self._free() <= 0:
+        if not self._ask():
             await self._sleep()
-            return
+            self._notice_silence()
+
+    def _ask(self) -> bool:
+        """Send the next request if one is due; return whether one was.
+
+        Requests overlap: while one is served, slots that became free meanwhile are asked for by the next, in
+        portions worth a message. A lane that had nothing is left waiting at the server, so it need not be asked
+        again to know that it comes first.
+        """
+        on_the_way = sum(lane.consumer.asked for lane in self._lanes if not lane.waiting)
+        wanted = self._free() - on_the_way
+        if wanted <= 0 or (on_the_way and wanted < self._portion):
+            return False
+        candidates = [lane for lane in self._lanes if not lane.waiting and not lane.lost]
+        if not candidates:
+            return False
+        lane = candidates[0]
+        if lane.empty:
+            lane.empty, lane.waiting = False, True
+            lane.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
+            return True
         self._round += 1
         if self._round % _FAIR_EVERY == 0:
-            for lane in reversed(self._lanes):
-                await self._probe(lane, max(1, self._free() // _FAIR_SHARE))
-        got = False
-        for lane in self._lanes:
-            got = await self._probe(lane, self._free()) or got
-        if not got:
-            await self._wait_for_any()
+            lane, wanted = candidates[-1], max(1, wanted // _FAIR_SHARE)
+        lane.consumer.request(min(wanted, _PROBE_MAX))
+        return True
 
-    async def _probe(self, lane: Lane, batch: int) -> bool:
-        """Ask for what is there now; return whether anything was."""
-        if batch <= 0 or lane.lost:
-            return False
-        if lane.waiting:  # it would have been delivered
-            return False
-        before = lane.consumer.delivered
-        lane.consumer.request(min(batch, _PROBE_MAX))
-        try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                while lane.consumer.asked and not lane.lost:
-                    await self._wake.wait()
-                    self._wake.clear()
-        except TimeoutError:
-            lane.lost = True
-        return lane.consumer.delivered > before
-
-    async def _wait_for_any(self) -> None:
-        """Let every lane wait at the server for one message, until something comes or a slot changes."""
+    def _notice_silence(self) -> None:
+        """Give up on consumers that owe an answer for too long; they are looked for in the next round."""
+        now = self._loop.time()
         for lane in self._lanes:
-            if not lane.waiting and not lane.lost:
-                lane.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
-                lane.waiting = True
-        await self._sleep()
-        now = asyncio.get_running_loop().time()
-        for lane in self._lanes:
-            if lane.waiting and now - lane.consumer.heard_at > _SILENCE_MAX_S:
+            if lane.consumer.asked and now - lane.consumer.heard_at > _SILENCE_MAX_S:
                 logger.warning("consumer of %s (%s) is silent: looking for it", lane.queue, lane.priority)
                 lane.lost = True
 
@@ -214,10 +211,9 @@ class Intake:
 
     async def keep_alive(self) -> None:
         """Tell the broker, until cancelled, that what is on hand is still on hand."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._config.ack_wait_s / 3)
-            now = loop.time()
+            now = self._loop.time()
             for held in list(self._held.values()):
                 with contextlib.suppress(ConnectionLostError):
                     self._connection.send(held.delivery.reply, "", b"", b"+WPI")
@@ -228,7 +224,7 @@ class Intake:
         held = self._held.get(delivery.reply)
         if held is None:
             return False
-        return asyncio.get_running_loop().time() - held.alive_at < self._config.ack_wait_s
+        return self._loop.time() - held.alive_at < self._config.ack_wait_s
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery for good: its dispatch has come to an end that is in the ledger."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from typing import Any, Final
 
 import anyio
@@ -13,7 +12,6 @@ import anyio
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
-from jobledger.ledger.events import PRIORITIES, Priority
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt import Attempts
@@ -41,7 +39,6 @@ class Worker:
         self.queues = self._config.queues or tuple(tasks.queues)
         if not len(tasks):
             raise ConfigurationError("the worker has no task: load a module that holds some")
-        self._ready: dict[Priority, deque[Delivery]] = {priority: deque() for priority in PRIORITIES}
         self._active: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._stopping_at_once = asyncio.Event()
@@ -91,7 +88,6 @@ class Worker:
             await self._until_stopped([*keepers, pulling])
             await _end(pulling)
             await self._intake.close()
-            self._give_back_ready()
             await self._drain()
         finally:
             await _end(pulling, *keepers)
@@ -112,26 +108,19 @@ class Worker:
             if error is not None:
                 raise error
 
-    # Deliveries: noted by the reader, started when a slot is free, the highest priority first.
+    # Deliveries: started by the reader's call, or given back at once.
 
     def _free(self) -> int:
-        return self._config.concurrency - len(self._active) - sum(map(len, self._ready.values()))
+        return self._config.concurrency - len(self._active)
 
-    def _on_work(self, delivery: Delivery, priority: Priority) -> None:
-        self._ready[priority].append(delivery)
-        self._start_ready()
-        if not self._stopping.is_set():
+    def _on_work(self, delivery: Delivery) -> None:
+        if self._stopping.is_set() or self._free() <= 0:
             # Without a slot it came by a request that was waiting before the slots filled: for an idle worker.
-            self._give_back_ready()
-
-    def _start_ready(self) -> None:
-        while len(self._active) < self._config.concurrency and not self._stopping.is_set():
-            delivery = next((self._ready[each].popleft() for each in PRIORITIES if self._ready[each]), None)
-            if delivery is None:
-                return
-            task = asyncio.get_running_loop().create_task(self._attempts.carry(delivery))
-            self._active.add(task)
-            task.add_done_callback(self._on_done)
+            self._intake.nak(delivery)
+            return
+        task = self._ledger.connection.loop.create_task(self._attempts.carry(delivery))
+        self._active.add(task)
+        task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._active.discard(task)
@@ -139,7 +128,6 @@ class Worker:
             logger.error("a delivery could not be carried through", exc_info=task.exception())
         if not self._active:
             self._idle.set()
-        self._start_ready()
         self._intake.wake()
 
     def _on_lease_lost(self, identity: str) -> None:
@@ -149,11 +137,6 @@ class Worker:
                 running.stop("the worker lost its lease")
 
     # The end.
-
-    def _give_back_ready(self) -> None:
-        for waiting in self._ready.values():
-            while waiting:
-                self._intake.nak(waiting.popleft())
 
     async def _drain(self) -> None:
         """Let what runs come to its end within the grace, then make it give its jobs back."""
