@@ -24,6 +24,7 @@ SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "project
 LIMIT_S = 15.0
 TASKS = """
 import asyncio
+import threading
 from jobledger.ledger import task
 
 @task(queue="math")
@@ -37,6 +38,10 @@ def fail(why: str) -> None:
 @task(queue="math")
 async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+@task(queue="stuck")
+def never_returns() -> None:
+    threading.Event().wait()
 """
 
 
@@ -221,6 +226,19 @@ def test_a_second_signal_gives_running_jobs_back_at_once(start: Start, nats_serv
     worker.child.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         worker.child.wait(0.5)
+    assert worker.end(signal.SIGTERM) == 0
+    assert waiting.line()["type"] == "interrupted"
+
+
+def test_a_thread_that_never_returns_does_not_keep_the_worker(
+    start: Start, nats_server: EmbeddedServer
+) -> None:
+    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    worker = start("worker", *there, "--queue", "stuck", "--grace", "0.2", "--json")
+    worker.line()
+    waiting = start("enqueue", "never_returns", "--wait", "--json", *there)
+    waiting.line()
+    assert [waiting.line()["type"] for _ in range(2)] == ["queued", "started"]
     assert worker.end(signal.SIGTERM) == 0
     assert waiting.line()["type"] == "interrupted"
 

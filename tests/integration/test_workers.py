@@ -44,6 +44,7 @@ pytestmark = pytest.mark.anyio
 Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
 LIMIT_S = 10.0
 RUNS: Counter[str] = Counter()
+FULL = asyncio.Event()
 BEGAN: list[str] = []
 
 
@@ -652,12 +653,48 @@ async def test_a_full_ledger_loses_no_job_once_there_is_room(
         async with working(ledger, double):
             await asyncio.sleep(0.5)
             assert not RUNS
-            stream = ledger.names.ledger_stream
-            config = (await api(ledger.inbox, f"STREAM.INFO.{stream}", {}))["config"]
-            answer = await api(ledger.inbox, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 16 << 20})
-            assert "error" not in answer
+            await _make_room(ledger)
             assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [2 * n for n in range(len(jobs))]
     assert set(RUNS.values()) == {1}
+
+
+async def _make_room(ledger: Ledger) -> None:
+    stream = ledger.names.ledger_stream
+    config = (await api(ledger.inbox, f"STREAM.INFO.{stream}", {}))["config"]
+    answer = await api(ledger.inbox, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 16 << 20})
+    assert "error" not in answer
+
+
+@task(queue="work")
+async def waits_for_the_ledger_to_be_full(context: Context) -> str:
+    RUNS[context.job_id] += 1
+    await FULL.wait()
+    return "y" * 4_000  # needs more room than is left
+
+
+async def _fill(ledger: Ledger) -> None:
+    for n in range(10_000):
+        await ledger.enqueue(double.options(queue="elsewhere"), n)
+
+
+async def test_an_outcome_is_kept_until_a_full_ledger_has_room(
+    connected: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    FULL.clear()
+    async with connected(ledger_bytes_max=1 << 16) as ledger:
+        job = await ledger.enqueue(waits_for_the_ledger_to_be_full)
+        async with working(ledger, waits_for_the_ledger_to_be_full) as worker:
+            await until(lambda: RUNS[job.id] == 1)
+            with pytest.raises(LedgerFullError):
+                await _fill(ledger)
+            FULL.set()
+            await until(lambda: "is held back" in caplog.text)
+            assert await job.state() is JobState.RUNNING
+            assert worker.running == 1
+            await _make_room(ledger)
+            assert len(await job.result(timeout_s=LIMIT_S)) == 4_000
+        assert RUNS[job.id] == 1
+        assert await types(job) == ["queued", "started", "completed"]
 
 
 async def test_payloads_never_reach_the_log(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

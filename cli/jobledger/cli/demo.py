@@ -143,7 +143,9 @@ class _Show:
                 meter.update(done, "waiting for the dead worker's lease" if waiting_for_lease else "indexing")
                 if done == total:
                     if not killed_at:
-                        raise DemoFailedError("every job ended before a worker could be killed: raise --files")
+                        raise DemoFailedError(
+                            "every job ended before a worker could be killed: raise --files"
+                        )
                     return killed_at
                 if not killed_at and done >= total // 2:
                     self._before_kill = (done, time.monotonic() - started)

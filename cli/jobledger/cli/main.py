@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +21,7 @@ from jobledger.cli.session import set_up_logs
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
+_IDLE_THREADS_END_S: Final = 0.5
 
 app = typer.Typer(
     name="jobledger",
@@ -68,7 +72,25 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    _leave_threads_behind(code)
+    sys.exit(code)
+
+
+def _leave_threads_behind(code: int) -> None:
+    """Exit at once when a task's thread is still busy: the interpreter would wait for it for ever.
+
+    Its job was given back or is taken over, so nothing that it still does will be recorded.
+    """
+    deadline = time.monotonic() + _IDLE_THREADS_END_S
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logging.shutdown()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector
 from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.process import settle
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,7 @@ def up(
 
 async def _up(output: Output, plan: _Plan) -> None:
     """Start in the order server, connection, projector, worker; stop in the opposite one."""
+    settle()
     async with _server(plan) as server:
         url = server.url if server is not None else plan.url or ""
         target = Target(url=url, environment=plan.environment, ledger_bytes_max=plan.ledger_bytes_max)

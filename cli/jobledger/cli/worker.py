@@ -17,6 +17,7 @@ from jobledger.cli.session import Target, load_tasks, opened, run, until_closed,
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.process import settle
 
 _READY_POLL_S = 0.05
 
@@ -48,6 +49,7 @@ def worker(
 async def _worker(
     output: Output, target: Target, registry: TaskRegistry, config: WorkerConfig, *, until_eof: bool
 ) -> None:
+    settle()
     async with opened(target) as ledger:
         await _run(output, ledger, Worker(ledger, registry, config), until_eof=until_eof)
 

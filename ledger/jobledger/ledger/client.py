@@ -45,7 +45,7 @@ from jobledger.ledger.job import Job
 from jobledger.ledger.leases import JetStreamLeases
 from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher
-from jobledger.ledger.streams import ensure_streams, specifications
+from jobledger.ledger.streams import RESULTS_LIFE_S, ensure_streams, specifications
 from jobledger.ledger.subjects import JobRef, Names, check_token
 from jobledger.ledger.tasks import Options, Task, TaskWithOptions
 
@@ -424,7 +424,7 @@ async def _assemble(  # noqa: PLR0917 - the parts of one client
         leases=JetStreamLeases(inbox, publisher, names),
         hints=hints,
         inputs=Payloads(connection, names.payloads_bucket, **limits),
-        results=Payloads(connection, names.results_bucket, **limits),
+        results=Payloads(connection, names.results_bucket, life_s=RESULTS_LIFE_S, **limits),
         config=config,
         clock=clock,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -30,12 +31,19 @@ class Payloads:
     """
 
     def __init__(
-        self, connection: Connection, bucket: str, *, inline_bytes_max: int, payload_bytes_max: int
+        self,
+        connection: Connection,
+        bucket: str,
+        *,
+        inline_bytes_max: int,
+        payload_bytes_max: int,
+        life_s: float | None = None,
     ) -> None:
         self._connection = connection
         self._bucket = bucket
         self._inline_bytes_max = inline_bytes_max
         self._payload_bytes_max = payload_bytes_max
+        self._life_s = life_s  #: how long the bucket keeps a value; None: as long as the ledger
         self._store: ObjectStore | None = None
 
     def fits_inline(self, text: bytes, *, what: str) -> bool:
@@ -60,7 +68,7 @@ class Payloads:
         try:
             async with asyncio.timeout(_TRANSFER_S):
                 store = await self._open()
-                if not await _holds(store, name):
+                if not await self._holds(store, name):
                     await store.put(name, text)
         except nats.js.errors.ServerError as error:
             message = f"the server has no room for the {what}: raise max_file_store in its configuration"
@@ -99,10 +107,14 @@ class Payloads:
             self._store = await self._connection.jetstream().object_store(self._bucket)
         return self._store
 
-
-async def _holds(store: ObjectStore, name: str) -> bool:
-    try:
-        await store.get_info(name)
-    except nats.js.errors.NotFoundError:
-        return False
-    return True
+    async def _holds(self, store: ObjectStore, name: str) -> bool:
+        """Return whether the value is there and will be for a while: an old one is written again for its new owner."""
+        try:
+            info = await store.get_info(name)
+        except nats.js.errors.NotFoundError:
+            return False
+        written_at: str | None = info.mtime
+        if self._life_s is None or written_at is None:
+            return True
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(written_at)).total_seconds()
+        return age_s < self._life_s / 2

@@ -24,7 +24,7 @@ _NAME_IN_USE: Final = frozenset({10058, 10148})
 _NO_ROOM: Final = frozenset({10023, 10028, 10047})
 _NANOSECONDS: Final = 1_000_000_000
 _DUPLICATE_WINDOW_S: Final = 120.0
-_OBJECT_LIFE_OF_RESULTS_S: Final = 7 * 24 * 3600.0
+RESULTS_LIFE_S: Final = 7 * 24 * 3600.0
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ def specifications(names: Names, *, ledger_bytes_max: int, lease_s: float, repli
         _ledger(names, ledger_bytes_max, replicas),
         _workers(names, lease_s, replicas),
         _objects(names.payloads_bucket, 0.0, replicas),
-        _objects(names.results_bucket, _OBJECT_LIFE_OF_RESULTS_S, replicas),
+        _objects(names.results_bucket, RESULTS_LIFE_S, replicas),
     ]
 
 

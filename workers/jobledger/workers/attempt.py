@@ -33,6 +33,7 @@ from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
 from jobledger.workers.intake import Intake
 from jobledger.workers.lease import LeaseKeeper
+from jobledger.workers.patience import patiently
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
@@ -41,6 +42,7 @@ _UNREADABLE_DELAY_S: Final = 30.0
 _UNKNOWN_TASK_DELIVERIES_MAX: Final = 10
 _UNKNOWN_TASK_DELAY_S: Final = 2.0
 _FULL_DELAY_S: Final = 10.0
+_NOBODY_DELAY_S: Final = 0.5
 
 
 class Running(msgspec.Struct, eq=False):
@@ -116,8 +118,11 @@ class Attempts:
             await self._pass_on(delivery, queued)
             return
         identity = self._lease.identity
-        if not self._intake.is_fresh(delivery) or not self._lease.holds(identity):
-            self._intake.drop(delivery)  # it may be somebody else's by now, or we may be nobody
+        if not self._intake.is_fresh(delivery):
+            self._intake.drop(delivery)  # it may be somebody else's by now
+            return
+        if not self._lease.holds(identity):
+            self._intake.nak(delivery, _NOBODY_DELAY_S)  # we are nobody, until the next lease
             return
         verdict = await self._claimer.claim(delivery, queued)
         if isinstance(verdict, NotOurs):
@@ -169,8 +174,8 @@ class Attempts:
         job = _job(chain)
         ref = JobRef(queue=job.queue, job_id=job.id)
         try:
-            after = await transact(
-                self._ledger.log, ref, outcome, lambda: self._ledger.stamp(identity), known=chain
+            after = await patiently(
+                f"the outcome of job {job.id}", lambda: self._append(ref, outcome, identity, chain)
             )
         except (StaleClaimError, IllegalTransitionError):
             await self._fence(job, outcome, identity)
@@ -178,6 +183,11 @@ class Attempts:
         if after.job is not None and after.job.is_final and job.notify:
             self._ledger.hints.tell(job.notify, ref)
         return True
+
+    async def _append(self, ref: JobRef, outcome: Outcome, identity: str, known: Chain) -> Chain:
+        return await transact(
+            self._ledger.log, ref, outcome, lambda: self._ledger.stamp(identity), known=known
+        )
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)

@@ -21,6 +21,7 @@ from jobledger.ledger.job import Job
 from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.outcome import Cancel, Retry
 from jobledger.ledger.tasks import Task
+from jobledger.workers.patience import patiently
 
 _logger = logging.getLogger("jobledger.task")
 
@@ -121,7 +122,9 @@ class Execution:
             # Checked as text, too: a msgspec.Raw is written as it is, and what is no JSON would make the event,
             # and with it the whole chain, unreadable.
             text = check_text(encode_value(value, what=what), what=what)
-            result, reference = await self._ledger.results.put(text, what=what)
+            result, reference = await patiently(
+                f"the {what}", lambda: self._ledger.results.put(text, what=what)
+            )
         except InvalidError as error:
             return Fail(epoch=epoch, error=_error("invalid_result", error, ""))
         return Complete(epoch=epoch, result=result, result_ref=reference)
