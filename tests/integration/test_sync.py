@@ -9,7 +9,7 @@ import pytest
 from jobledger.ledger import JobState, task
 from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, ResultTimeoutError
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.sync import connect
+from jobledger.ledger.sync import JobHandle, connect
 
 
 @task(queue="sync")
@@ -33,11 +33,14 @@ def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: Emb
 
 
 def test_threads_share_one_connection(nats_server: EmbeddedServer) -> None:
+    def begin(number: int) -> JobHandle[int]:
+        return ledger.enqueue(double.options(id=f"job-{number % 10}"), number)
+
     with (
         connect(nats_server.url, environment="t_sync2", ledger_bytes_max=1 << 24) as ledger,
         ThreadPoolExecutor(8) as pool,
     ):
-        made = list(pool.map(lambda n: ledger.enqueue(double.options(id=f"job-{n % 10}"), n), range(80)))
+        made = list(pool.map(begin, range(80)))
         assert sum(job.created for job in made) == 10
         done = ledger.enqueue_many(double, ({"number": n} for n in range(100)))
         assert done.created == 100
