@@ -94,7 +94,6 @@ class Ledger:
         self.connection = connection  #: for intake and doctor; applications have no use for it
         self.inbox = inbox
         self.log: Log = log
-        self.commit_writer = log.writer
         self.leases = leases
         self.hints = hints
         self.inputs = inputs

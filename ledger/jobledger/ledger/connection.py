@@ -77,11 +77,6 @@ class Connection(Client):
             queue.put_nowait(self.loop.create_future())
 
     @property
-    def outbound_bytes(self) -> int:
-        """How much waits to be written to the socket."""
-        return int(self._pending_data_size)
-
-    @property
     def has_jetstream(self) -> bool:
         """Whether the server said at the handshake that it runs JetStream; nats-py keeps that to itself."""
         return bool(self._server_info.get("jetstream", False))

@@ -24,8 +24,7 @@ R = TypeVar("R")
 #: Without a hint the chain is looked at again after these times: a hint may be lost, never the event.
 _LOOK_AGAIN_FIRST_S: Final = 0.02
 _LOOK_AGAIN_MAX_S: Final = 1.0
-_LOOK_S_MIN: Final = 1.0
-_LOOK_AGAIN_HINTED_S: Final = 2.0
+_LOOK_S_MIN: Final = 1.0  # that one look may take, however little of the limit is left
 
 
 class JobHandle(Generic[R]):

@@ -25,12 +25,11 @@ from jobledger.ledger.errors import (
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, status_of
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
-from jobledger.ledger.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
 from jobledger.ledger.writer import Commit, Writer
 
-_WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 _FULL: Final = frozenset({10023, 10047, 10077})
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 _TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
@@ -316,7 +315,7 @@ def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None
 
 def _raise_final(error: AppendRefusedError) -> None:
     """Translate a refusal that no second look can change; return for those it can."""
-    if error.code in _WRONG_SEQUENCE or error.code in _TRY_AGAIN:
+    if error.code in WRONG_SEQUENCE_CODES or error.code in _TRY_AGAIN:
         return
     if error.code in _FULL:
         message = (

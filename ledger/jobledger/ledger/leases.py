@@ -1,7 +1,7 @@
 """Worker leases: one key per worker process that expires unless renewed.
 
 Each renewal is conditional on the revision the last one got, so a worker that was away finds out. The key is
-judged by the server's clock alone: it is there, or the lease is over. Source: DESIGN 6.3 and ADR 006.
+judged by the server's clock alone: it is there, or the lease is over. Source: ADR 006.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import LedgerError, RefusedError, ServerUnreachableError
 from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, header, status_of
 from jobledger.ledger.log import Entry
-from jobledger.ledger.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
 
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
 _LISTED_MAX: Final = 1_000
-_WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 
 
 class LeaseLostError(RefusedError):
@@ -91,7 +90,7 @@ class JetStreamLeases:
         try:
             return await self._put(entry)
         except AppendRefusedError as error:
-            if error.code not in _WRONG_SEQUENCE:
+            if error.code not in WRONG_SEQUENCE_CODES:
                 raise
             own_revision = await self._own_newer(entry)
             if own_revision is not None:

@@ -19,6 +19,8 @@ from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, status_of
 from jobledger.ledger.log import Entry
 
 REPLY_TIMEOUT_S: Final = 5.0
+#: Codes of a refusal by the condition; ADR 001 says when which of them comes.
+WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 _SWEEP_S: Final = 0.25
 
 
@@ -29,7 +31,6 @@ class _Error(msgspec.Struct):
 
 class _PubAck(msgspec.Struct):
     seq: int = 0
-    duplicate: bool = False
     error: _Error | None = None
 
 

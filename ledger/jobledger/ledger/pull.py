@@ -89,7 +89,6 @@ class PullConsumer:
         self._subscription: Subscription | None = None
         self.heard_at = 0.0  #: loop time of the last sign of life
         self.asked = 0
-        self.delivered = 0  #: messages handed on since the beginning
 
     async def open(self) -> None:
         """Subscribe to the inbox of this consumer."""
@@ -135,7 +134,6 @@ class PullConsumer:
         self.heard_at = self._loop.time()
         if reply.startswith(b"$JS.ACK."):
             self._count_delivery()
-            self.delivered += 1
             self._on_delivery(parse_delivery(reply, data))
             return
         status = status_of(headers)

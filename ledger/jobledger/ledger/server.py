@@ -112,7 +112,6 @@ class EmbeddedServer:
         self.durability: Final[Durability] = durability
         self.log_path: Final = self.directory / "nats-server.log"
         self.configuration_path: Final = self.directory / "nats-server.conf"
-        self.store_path: Final = self.directory / "jetstream"  #: nats-server chooses this name itself
         self._max_file_store_bytes = max_file_store_bytes
         self._binary = binary
         self._ready_timeout_s = ready_timeout_s

@@ -16,7 +16,6 @@ from jobledger.ledger.errors import ConfigurationError, InvalidTokenError, Malfo
 from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, event_type
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
-TOKEN_LENGTH_MAX: Final = 64
 
 
 def check_token(field: str, value: object) -> str:

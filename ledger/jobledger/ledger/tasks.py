@@ -154,11 +154,6 @@ class TaskSignature:
                 )
                 raise TaskDefinitionError(message)
 
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """The input's keys, in the order of the function's parameters."""
-        return self._names
-
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the input's JSON text after checking it against the signature.
 

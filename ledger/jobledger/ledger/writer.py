@@ -54,7 +54,6 @@ class Writer:
         self._grouped_in_flight = 0  # messages in groups
         self._draining: asyncio.Handle | None = None
         self._observed = _Observation()
-        self.group_sizes = GroupSizes()
 
     @property
     def grouping(self) -> bool:
@@ -133,7 +132,6 @@ class Writer:
         entries = [entry for unit in group for entry in unit.entries]
         self._groups_in_flight += 1
         self._grouped_in_flight += len(entries)
-        self.group_sizes.add(len(entries))
 
         def answered(result: int | Exception) -> None:
             self._groups_in_flight -= 1
@@ -153,19 +151,6 @@ class Writer:
             self._drain()
 
         self._publisher.send(entries, answered)
-
-
-class GroupSizes:
-    """How large the groups were, for metrics and benchmarks."""
-
-    def __init__(self) -> None:
-        self.groups = 0
-        self.messages = 0
-
-    def add(self, messages: int) -> None:
-        """Count one group."""
-        self.groups += 1
-        self.messages += messages
 
 
 class _Observation:
