@@ -73,7 +73,10 @@ class InvalidTokenError(InvalidError):
 
 
 class TaskDefinitionError(InvalidError):
-    """A function cannot become a task as it is written; raised by `@task` at import time."""
+    """A function's parameters cannot be an input as they are written.
+
+    Raised when a worker or command loads the task, and by the first enqueue; `@task` itself only takes the function.
+    """
 
 
 class UnknownTaskError(InvalidError):

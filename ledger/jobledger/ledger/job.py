@@ -1,6 +1,6 @@
 """The lifecycle of a job: its states, and `evolve`, the one fold that computes them.
 
-Pure: worker, projection, CLI and audit all call this `evolve`; there is no second way to compute a state.
+Pure: worker, projection, client and CLI all call this `evolve`; there is no second way to compute a state.
 It never refuses (that is `commands.decide`'s work), so it gives an answer for any sequence of events.
 """
 

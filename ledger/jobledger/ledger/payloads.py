@@ -89,7 +89,8 @@ class Payloads:
             async with asyncio.timeout(_TRANSFER_S):
                 found = await (await self._open()).get(reference.sha256)
         except nats.js.errors.NotFoundError as error:
-            message = f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: results expire after a week"
+            why = "somebody deleted it" if self._life_s is None else "results expire after a week"
+            message = f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: {why}"
             raise PayloadMissingError(message) from error
         except (TimeoutError, OSError, nats.errors.Error) as error:
             message = (

@@ -1,7 +1,7 @@
 """Which event may follow in which state: the transition table of a job, and what breaks it.
 
-`decide` never produces a violation; the audit looks for them in what is stored, whoever stored it. Pure; the
-state is `job.evolve`'s, and there is no second way to compute it.
+`decide` never produces a violation, and the tests look for one in whatever it makes; `evolve` takes any event.
+Pure; the state is `job.evolve`'s, and there is no second way to compute it.
 """
 
 from __future__ import annotations

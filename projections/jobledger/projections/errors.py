@@ -142,5 +142,5 @@ class EventGapError(ProjectionError):
         self.found = found
         super().__init__(
             f"stream sequence {expected} is missing, the ledger went on with {found}: events were lost, so the "
-            "projection stops; run `jobledger audit verify` to see what is gone",
+            "projection stops; see what `jobledger doctor` finds, and bring the store back from a back-up",
         )
