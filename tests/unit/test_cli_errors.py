@@ -98,3 +98,8 @@ def test_switches_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("jobledger ")
+
+
+def test_a_wrong_choice_is_told_in_our_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["jobs", "list", "--state", "done"]) == 2
+    assert "'--state': 'done' is not one of 'scheduled', " in capsys.readouterr().err

@@ -7,7 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from jobledger.cli.events import event_line
+from jobledger.cli.output import Output
 from jobledger.cli.text import age, duration, iso, json_safe, plain, plain_lines, shortened, size
+from jobledger.ledger.codec import Stored, encode
+from jobledger.ledger.events import Started
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
@@ -68,3 +72,28 @@ def test_times_in_json_are_utc_with_microseconds() -> None:
 )
 def test_sizes_have_the_unit_that_fits(count: int, shown: str) -> None:
     assert size(count) == shown
+
+
+def test_a_table_cuts_only_what_may_be_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    id_, queue = "0197" * 9, "a-very-long-queue-name-that-somebody-chose"
+    Output().table(
+        ("id!", "queue", "task", "status!", "age>"), [(id_, queue, "send", "dead lettered", "3 min")]
+    )
+    head, _, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["id", "queue", "task", "status", "age"]
+    assert row.split() == [id_, "a-very-lo…", "send", "dead", "lettered", "3", "min"]
+    assert len(row) == 80
+
+
+def test_on_a_narrow_terminal_an_event_still_says_what_happened() -> None:
+    job = "019aa1c6-62ef-7a43-9d0c-5b16a8f0f7a5"
+    event = Started(
+        job=job, queue="email", task="send", at=NOW, by="w", attempt=2, worker="web1-42", lease_s=15.0
+    )
+    stored = Stored(event=event, data=encode(event), stream_sequence=7, stored_at=NOW)
+    narrow = event_line(stored, narrow=True).plain
+    assert narrow.split()[-6:] == ["019aa1c6-62ef-7a43", "send", "attempt", "2", "on", "web1-42"]
+    assert f" {job} email/send " in event_line(stored).plain

@@ -95,7 +95,9 @@ def sentence(error: BaseException) -> str:
         return str(error)
     if isinstance(error, TyperException):
         command = getattr(getattr(error, "ctx", None), "command_path", "jobledger")
-        return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
+        # The words before the colon are those of the library that checks choices, and say nothing.
+        text = error.format_message().replace("Value error, ", "").rstrip(".")
+        return f"{text} (see `{command} --help`)"
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"the system refused{where}: {error.strerror or error}"

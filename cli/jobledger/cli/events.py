@@ -15,7 +15,7 @@ from jobledger.cli import options
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
-from jobledger.cli.text import clock_time, colored, iso, shortened
+from jobledger.cli.text import clock_time, colored, iso, plain, shortened
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.events import (
@@ -39,6 +39,7 @@ app = typer.Typer(help="Read the ledger's events.", no_args_is_help=True)
 
 _TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
 _DETAIL_MAX: Final = 300
+_ID_NARROW: Final = 18
 
 
 @app.callback()
@@ -110,7 +111,7 @@ async def _tail(
                 if output.as_json:
                     output.raw(event_json(stored))
                 else:
-                    output.line(event_line(stored))
+                    output.line(event_line(stored, narrow=output.is_narrow))
                 left = None if left is None else left - 1
                 if left == 0:
                     return
@@ -150,13 +151,17 @@ def event_json(stored: Stored) -> str:
     return head + data[1:].decode()
 
 
-def event_line(stored: Stored, *, with_job: bool = True) -> Text:
-    """Return a stored event as one line for a person."""
+def event_line(stored: Stored, *, with_job: bool = True, narrow: bool = False) -> Text:
+    """Return a stored event as one line for a person; a `narrow` one has room for what happened, not for whole ids."""
     event = stored.event
     name = event_type(event)
     line = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
     line.append_text(_unstyled(colored(name), name))
-    if with_job:
+    if with_job and narrow:
+        # What is left of an id is a prefix, which `jobs show` takes, and a UUIDv7's is unique to its millisecond.
+        line.append(f" {plain(event.job)[:_ID_NARROW]}", style="")
+        line.append(f" {shortened(event.task, 16)}", style="dim")
+    elif with_job:
         line.append(f" {shortened(event.job, 36)}", style="")
         line.append(f" {shortened(event.queue, 20)}/{shortened(event.task, 24)}", style="dim")
     detail = event_detail(stored)

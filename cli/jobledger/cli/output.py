@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import msgspec
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +24,9 @@ from jobledger.cli.text import iso, json_safe, plain
 
 _PROGRESS_AFTER_S: Final = 1.0
 _LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on
+_WIDE: Final = 120  # columns that an event with its ids and details takes
+_COLUMN_GAP: Final = 3  # as SIMPLE_HEAD draws it
+_COLUMN_MIN: Final = 4  #: of a column that may be cut
 
 Cell = str | Text | int | None
 
@@ -42,6 +45,11 @@ class Output:
         # Job data is put in as Text, so that square brackets in it are not read as rich's markup.
         self.console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.notes = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether lines go to a terminal that cuts off the end of a long one."""
+        return self.console.is_terminal and self.console.width < _WIDE
 
     def object(self, value: Any) -> None:
         """Write one JSON object on a line of its own; datetimes become UTC with microseconds."""
@@ -77,20 +85,19 @@ class Output:
         if title:
             self.say()
             self.say(title, style="bold")
+        names = [column.rstrip(">!") for column in columns]
+        cells = [[_cell(value) for value in row] for row in rows]
+        widths = [
+            max(cell.cell_len for cell in column) for column in zip(map(Text, names), *cells, strict=True)
+        ]
+        flexible = [not column.endswith((">", "!")) for column in columns]
+        widths = _fitted(widths, flexible, self.console.width - _COLUMN_GAP * (len(columns) - 1))
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-        for column in columns:
-            name = column.rstrip(">!")
-            keep = column.endswith((">", "!"))
-            table.add_column(
-                name,
-                justify="right" if column.endswith(">") else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                min_width=None,
-                ratio=None if keep else 1,
-            )
-        for row in rows:
-            table.add_row(*map(_cell, row))
+        for name, column, width in zip(names, columns, widths, strict=True):
+            justify: JustifyMethod = "right" if column.endswith(">") else "left"
+            table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+        for row in cells:
+            table.add_row(*row)
         self.console.print(table)
 
     def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
@@ -173,6 +180,17 @@ def _wrapped(body: Text, width: int) -> list[Text]:
         found.append(body[at : at + len(line)])
         at += len(line)
     return found or [Text()]
+
+
+def _fitted(widths: Sequence[int], flexible: Sequence[bool], room: int) -> list[int]:
+    """Take what is too much from the widest flexible column, again and again: rich would take from every one."""
+    found = list(widths)
+    while sum(found) > room:
+        candidates = [at for at, width in enumerate(found) if flexible[at] and width > _COLUMN_MIN]
+        if not candidates:
+            break
+        found[max(candidates, key=found.__getitem__)] -= 1
+    return found
 
 
 def _cell(value: Cell) -> Text:

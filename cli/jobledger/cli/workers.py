@@ -45,7 +45,7 @@ async def _list(output: Output, target: Target, limit: int) -> None:
     elif not found:
         output.say("no worker runs; start one with `jobledger worker --app MODULE`")
     else:
-        columns = ("worker!", "state!", "queues", "running>", "started!", "renewed!")
+        columns = ("worker!", "state!", "queues", "running>", "age>", "renewed!")
         output.table(columns, [_row(info, now) for info in found])
 
 
@@ -55,6 +55,6 @@ def _row(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
         colored("stopped" if info.stopped else "running"),
         ", ".join(info.queues),
         info.running,
-        age(info.started_at, now),
+        age(info.started_at, now).removesuffix(" ago"),
         age(info.renewed_at, now),
     )
