@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from jobledger.cli.events import event_line
 from jobledger.cli.output import Output
+from jobledger.cli.session import set_up_logs
 from jobledger.cli.text import age, duration, iso, json_safe, plain, plain_lines, shortened, size
 from jobledger.ledger.codec import Stored, encode
 from jobledger.ledger.events import Started
@@ -97,3 +99,10 @@ def test_on_a_narrow_terminal_an_event_still_says_what_happened() -> None:
     narrow = event_line(stored, narrow=True).plain
     assert narrow.split()[-6:] == ["019aa1c6-62ef-7a43", "send", "attempt", "2", "on", "web1-42"]
     assert f" {job} email/send " in event_line(stored).plain
+
+
+def test_what_a_task_logs_names_its_job(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(verbose=True, debug=False)
+    logging.getLogger("jobledger.task").info("half-way", extra={"job": "report-1", "attempt": 2})
+    assert capsys.readouterr().err.endswith(" INFO jobledger.task: half-way (job report-1, attempt 2)\n")
+    set_up_logs(verbose=False, debug=False)

@@ -52,7 +52,10 @@ _Timeout = Annotated[
     typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
 ]
 _Wait = Annotated[
-    bool, typer.Option("--wait", help="Show its transitions until it ends; exit 0 only if it completed.")
+    bool,
+    typer.Option(
+        "--wait", metavar="", help="Show its transitions until it ends; exit 0 only if it completed."
+    ),
 ]
 _WaitTimeout = Annotated[
     float | None,

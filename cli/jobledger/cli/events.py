@@ -61,7 +61,7 @@ def tail(
     ] = None,
     queue: options.Queue = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new events until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", metavar="", help="Go on with new events until Ctrl-C.")
     ] = False,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="End after this many events.")

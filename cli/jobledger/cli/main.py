@@ -57,14 +57,20 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's 
 @app.callback()
 def _root(
     *,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log what goes on, to stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", metavar="", help="Log what goes on, to stderr.")
+    ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", envvar="JOBLEDGER_DEBUG", help="Log more, and show tracebacks of errors."),
+        typer.Option(
+            "--debug", metavar="", envvar="JOBLEDGER_DEBUG", help="Log more, and show tracebacks of errors."
+        ),
     ] = False,
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        typer.Option(
+            "--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     set_up_logs(verbose=verbose, debug=debug)

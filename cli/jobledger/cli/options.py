@@ -55,7 +55,9 @@ LedgerBytesMax = Annotated[
         rich_help_panel=_SERVER,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON: one object, or one a line for lists.")]
+Json = Annotated[
+    bool, typer.Option("--json", metavar="", help="Answer in JSON: one object, or one a line for lists.")
+]
 App = Annotated[
     list[str] | None,
     typer.Option(

@@ -33,6 +33,7 @@ from jobledger.projections import Position, Projector
 T = TypeVar("T")
 _NAME_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME_LENGTH_MAX: Final = 60
+_TASK_LOGGER: Final = "jobledger.task"  #: behind `Context.logger`
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,15 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     """Run a command's coroutine to its end, on uvloop where it is installed."""
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
     return anyio.run(function, backend="asyncio", backend_options=options)
+
+
+class _Format(logging.Formatter):
+    """Adds to what a task logs through its context which job and attempt said it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        text = super().formatMessage(record)
+        job, attempt = getattr(record, "job", None), getattr(record, "attempt", None)
+        return f"{text} (job {job}, attempt {attempt})" if record.name == _TASK_LOGGER and job else text
 
 
 class _ToStderr(logging.Handler):
@@ -67,7 +77,7 @@ def set_up_logs(*, verbose: bool, debug: bool) -> None:
         if verbose or debug
         else "%(levelname)s: %(message)s"
     )
-    handler.setFormatter(logging.Formatter(form))
+    handler.setFormatter(_Format(form))
     root.addHandler(handler)
     logging.getLogger("jobledger").setLevel(
         logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING

@@ -34,7 +34,9 @@ def worker(
     until_eof: Annotated[
         bool,
         typer.Option(
-            "--until-eof", help="Stop at once when stdin ends: for a parent that must leave nobody behind."
+            "--until-eof",
+            metavar="",
+            help="Stop at once when stdin ends: for a parent that must leave nobody behind.",
         ),
     ] = False,
     as_json: options.Json = False,
