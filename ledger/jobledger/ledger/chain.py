@@ -1,7 +1,8 @@
 """One job's chain: the fold with the position and hash the next append must build on.
 
-`transact` is the one way a decision becomes facts: read (unless known), decide, append on condition, and
-again from the newest view when somebody else was faster.
+`transact` makes a decision facts: read (unless known), decide, append on condition, and again from the newest
+view when somebody else was faster. Enqueueing and claiming, to which a lost race means something else, stand on
+`seal` and `commit`.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def seal(chain: Chain, events: Sequence[JobEvent], names: Names) -> Sealed:
         data = encode(link)
         entries.append(Entry(names.event(link), data, filter_subject, expected))
         linked.append(link)
-        expected = None
-        previous = digest(data)
+        if len(linked) < len(events):  # the last one's is computed where the chain goes on
+            expected, previous = None, digest(data)
     return Sealed(tuple(linked), tuple(entries))
 
 

@@ -139,6 +139,8 @@ class Feed:
             await self._delete(name)
 
     def _on_delivery(self, delivery: Delivery) -> None:
+        if self._lost:
+            return  # what was on its way when the connection broke is missing before this one
         self._held.append(delivery)
         self._wake.set()
 

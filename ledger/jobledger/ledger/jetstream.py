@@ -39,6 +39,23 @@ _READ_TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
 
+class _Submitted:
+    """An append whose caller waits: told at once when it was plainly accepted, else after another look."""
+
+    __slots__ = ("entries", "log", "outcome")
+
+    def __init__(self, log: JetStreamLog, entries: Sequence[Entry], outcome: asyncio.Future[int]) -> None:
+        self.log = log
+        self.entries = entries
+        self.outcome = outcome
+
+    def __call__(self, result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            self.log.look_again(self.entries, result, self.outcome)
+        elif not self.outcome.done():  # its waiter may have been cancelled
+            self.outcome.set_result(result)
+
+
 class JetStreamLog:
     """The ledger's stream behind the Log protocol."""
 
@@ -75,18 +92,10 @@ class JetStreamLog:
         """Start an append and return its outcome to come; see `Log.submit`."""
         self._check_sizes(entries)
         outcome: asyncio.Future[int] = self._loop.create_future()
-
-        def answered(result: int | Exception) -> None:
-            if isinstance(result, int):
-                if not outcome.done():
-                    outcome.set_result(result)
-            else:
-                self._look_again(entries, result, outcome)
-
-        self.writer.append(entries, answered)
+        self.writer.append(entries, _Submitted(self, entries, outcome))
         return outcome
 
-    def _look_again(self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]) -> None:
+    def look_again(self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]) -> None:
         """Find an append's outcome in a task of its own: only lost races and lost answers pay for one."""
 
         async def find_out() -> None:

@@ -156,7 +156,13 @@ class JetStreamLeases:
             raise ServerUnreachableError(message) from error
         finally:
             self._inbox.forget(reply)
-        return None if status_of(headers) else (data, _sequence(headers))
+        status = status_of(headers)
+        if status == "404":
+            return None
+        if status:  # nobody answers, or something else: that says nothing about the lease
+            message = f"the workers' bucket gave no answer but status {status}"
+            raise ServerUnreachableError(message)
+        return data, _sequence(headers)
 
     async def all(self) -> list[WorkerInfo]:
         """Return every worker whose key lives, stopped ones included, by name.

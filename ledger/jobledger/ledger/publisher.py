@@ -49,6 +49,22 @@ class AppendRefusedError(LedgerError):
 Answered = Callable[[int | Exception], None]
 
 
+class _Awaited:
+    """One answer on its way; an object with slots, since thousands of closures at once keep the collector busy."""
+
+    __slots__ = ("answered", "deadline", "publisher", "reply")
+
+    def __init__(self, publisher: Publisher, answered: Answered, deadline: float) -> None:
+        self.publisher = publisher
+        self.answered = answered
+        self.deadline = deadline
+        self.reply = ""
+
+    def __call__(self, data: bytes | Exception, headers: bytes) -> None:
+        self.publisher.forget(self.reply)
+        self.answered(data if isinstance(data, Exception) else _read_answer(data, headers))
+
+
 class Publisher:
     """Sends entries and routes their answers; every one is answered, by the limit at the latest."""
 
@@ -56,9 +72,7 @@ class Publisher:
         self._connection = connection
         self._inbox = inbox
         self._loop = connection.loop
-        self._pending: dict[
-            str, tuple[float, Answered]
-        ] = {}  # reply subject -> (deadline, answer), oldest first
+        self._pending: dict[str, _Awaited] = {}  # by reply subject, oldest first
         self._sweeping: asyncio.TimerHandle | None = None
 
     @property
@@ -78,24 +92,21 @@ class Publisher:
             self._loop.call_soon(answered, error)
 
     def _send(self, entry: Entry, headers: bytes, answered: Answered) -> None:
-        reply = ""
-
-        def on_reply(data: bytes | Exception, block: bytes) -> None:
-            self._pending.pop(reply, None)
-            self._inbox.forget(reply)
-            answered(data if isinstance(data, Exception) else _read_answer(data, block))
-
-        reply = self._inbox.expect(entry.subject, on_reply)
-        loop = self._loop
-        self._pending[reply] = (loop.time() + REPLY_TIMEOUT_S, answered)
+        awaited = _Awaited(self, answered, self._loop.time() + REPLY_TIMEOUT_S)
+        reply = awaited.reply = self._inbox.expect(entry.subject, awaited)
+        self._pending[reply] = awaited
         if self._sweeping is None:
-            self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
+            self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
         try:
             self._connection.send(entry.subject, reply, headers, entry.data)
         except ConnectionLostError:
-            self._pending.pop(reply, None)
-            self._inbox.forget(reply)
+            self.forget(reply)
             raise
+
+    def forget(self, reply: str) -> None:
+        """Wait no more for the answer at `reply`."""
+        self._pending.pop(reply, None)
+        self._inbox.forget(reply)
 
     def _send_batch(self, entries: Sequence[Entry], answered: Answered) -> None:
         """Stage all but the last without reply; the commit is answered for all, refusals of earlier ones included."""
@@ -112,12 +123,11 @@ class Publisher:
         """Answer what is overdue; all limits are equal, so the oldest is first."""
         loop = self._loop
         now = loop.time()
-        for reply, (deadline, answered) in list(self._pending.items()):
-            if deadline > now:
+        for awaited in list(self._pending.values()):
+            if awaited.deadline > now:
                 break
-            del self._pending[reply]
-            self._inbox.forget(reply)
-            answered(ReplyTimeoutError(f"no answer to an append within {REPLY_TIMEOUT_S:g} s"))
+            self.forget(awaited.reply)
+            awaited.answered(ReplyTimeoutError(f"no answer to an append within {REPLY_TIMEOUT_S:g} s"))
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._pending else None
 
     def close(self) -> None:

@@ -124,8 +124,8 @@ def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: 
         "ack_policy": "explicit",
         "deliver_policy": "all",
         "ack_wait": int(ack_wait_s * _NANOSECONDS),
-        # Deliveries are not attempts: the ledger counts attempts, and a job must not vanish from the
-        # consumer before somebody reads the advisory that says so.
+        # Deliveries are not attempts: the ledger counts attempts, and a dispatch that the consumer gave up would
+        # strand its job.
         "max_deliver": -1,
         "max_ack_pending": ack_pending_max,
     }

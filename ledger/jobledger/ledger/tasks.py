@@ -162,7 +162,7 @@ class TaskSignature:
         if args:
             kwargs = self._named(args, kwargs)
         text = encode_value(kwargs, what=f"input of task {self._task_name}")
-        self.decode(text)
+        self._read(text)
         return text
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,13 +183,16 @@ class TaskSignature:
 
         Raises: InvalidInputError.
         """
+        value = self._read(text)
+        return {name: getattr(value, name) for name in self._names}
+
+    def _read(self, text: bytes | msgspec.Raw) -> Any:
         try:
-            value = self._decoder.decode(text)
+            return self._decoder.decode(text)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             expected = ", ".join(self._names) or "no arguments"
             message = f"task {self._task_name} ({expected}): {error}"
             raise InvalidInputError(message) from error
-        return {name: getattr(value, name) for name in self._names}
 
     def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]:
         """Read key=value words by the parameters' types: a str stays as it is, the rest is read as JSON would be.

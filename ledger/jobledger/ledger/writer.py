@@ -1,4 +1,4 @@
-"""Group commit: appends that arrive while one is in flight go out together as one atomic batch.
+"""Group commit: appends that arrive while two batches are in flight go out together as the next one.
 
 Where the server fsyncs each write, a batch costs one fsync, so grouping multiplies the rate; where it does not,
 a batch costs more than its parts, so the writer pipelines. It does what it was told, or what it observes. No
@@ -41,6 +41,21 @@ class _Unit(msgspec.Struct, frozen=True):
     answered: Answered
 
 
+class _Alone:
+    """The answer of a unit that was sent by itself."""
+
+    __slots__ = ("answered", "count", "writer")
+
+    def __init__(self, writer: Writer, count: int, answered: Answered) -> None:
+        self.writer = writer
+        self.count = count
+        self.answered = answered
+
+    def __call__(self, result: int | Exception) -> None:
+        self.writer.observe(self.count, result)
+        self.answered(result if isinstance(result, Exception) else result - self.count + 1)
+
+
 class Writer:
     """Orders appends into plain messages or groups; every append gets its own answer."""
 
@@ -62,11 +77,10 @@ class Writer:
 
     def append(self, entries: Sequence[Entry], answered: Answered) -> None:
         """Send `entries` as one; `answered` gets the first one's stream sequence or the error, never from here."""
-        unit = _Unit(entries, answered)
         if not self._grouping:
-            self._send_alone(unit)
+            self._send_alone(entries, answered)
             return
-        self._waiting.append(unit)
+        self._waiting.append(_Unit(entries, answered))
         if self._draining is None and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
             # At the end of this turn of the loop, so that what the same turn appends goes along.
             self._draining = self._loop.call_soon(self._drain)
@@ -77,16 +91,11 @@ class Writer:
             self._grouping = False
             self._observed = _Observation()
 
-    def _send_alone(self, unit: _Unit) -> None:
-        count = len(unit.entries)
+    def _send_alone(self, entries: Sequence[Entry], answered: Answered) -> None:
+        self._publisher.send(entries, _Alone(self, len(entries), answered))
 
-        def answered(result: int | Exception) -> None:
-            self._observe(count, result)
-            unit.answered(result if isinstance(result, Exception) else result - count + 1)
-
-        self._publisher.send(unit.entries, answered)
-
-    def _observe(self, messages: int, result: int | Exception) -> None:
+    def observe(self, messages: int, result: int | Exception) -> None:
+        """Learn from an answer which way of sending is faster here."""
         if self._told == "auto" and isinstance(result, int):
             in_flight = self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
             now = self._loop.time()
@@ -136,7 +145,7 @@ class Writer:
         def answered(result: int | Exception) -> None:
             self._groups_in_flight -= 1
             self._grouped_in_flight -= len(entries)
-            self._observe(len(entries), result)
+            self.observe(len(entries), result)
             if isinstance(result, int):
                 first = result - len(entries) + 1
                 for unit in group:
@@ -144,7 +153,7 @@ class Writer:
                     first += len(unit.entries)
             elif isinstance(result, AppendRefusedError) and len(group) > 1:
                 for unit in group:  # one of them lost its race or is too large: each gets its own answer
-                    self._send_alone(unit)
+                    self._send_alone(unit.entries, unit.answered)
             else:
                 for unit in group:
                     unit.answered(result)
