@@ -131,7 +131,7 @@ def cancel(
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
-    """End a job that waits; ask one that runs to end."""
+    """End a job that waits; keep one that runs from running again."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     run(lambda: _cancel(output, target, projection, job_id, queue, reason))
 
@@ -148,7 +148,7 @@ async def _cancel(  # noqa: PLR0917 - what the command was told
     elif job.state is JobState.CANCELLED:
         output.say(f"job {job.id} is cancelled")
     else:
-        output.say(f"job {job.id} is {job.state.value} and was asked to end")
+        output.say(f"job {job.id} runs: this attempt goes on, and if it does not complete the job is cancelled")
 
 
 async def find_job(

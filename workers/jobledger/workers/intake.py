@@ -1,8 +1,9 @@
 """Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
 
 Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
-could do. Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an
-eighth of the free slots. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
+could do; only an empty lane is left waiting for one message, which goes back if the slots filled meanwhile.
+Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an eighth of
+the free slots. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
 """
 
 from __future__ import annotations
