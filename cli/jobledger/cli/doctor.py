@@ -120,8 +120,10 @@ async def _look_at_ledger(found: list[Check], target: Target, chosen: Path | Non
         body, _ = await projection_status(ledger, await projection_path(ledger, chosen))
     if not body["exists"]:
         seen = "none yet; `jobledger jobs list` makes it"
-    else:
+    elif body["lag_events"]:
         seen = f"{body['lag_events']:,} events behind, of {body['head']:,}; lists catch up by themselves"
+    else:
+        seen = f"up to date, at stream sequence {body['head']:,}"
     found.append(Check(check="projection", status="ok", found=seen))
 
 

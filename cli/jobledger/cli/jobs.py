@@ -148,7 +148,9 @@ async def _cancel(  # noqa: PLR0917 - what the command was told
     elif job.state is JobState.CANCELLED:
         output.say(f"job {job.id} is cancelled")
     else:
-        output.say(f"job {job.id} runs: this attempt goes on, and if it does not complete the job is cancelled")
+        output.say(
+            f"job {job.id} runs: this attempt goes on, and if it does not complete the job is cancelled"
+        )
 
 
 async def find_job(
