@@ -37,7 +37,7 @@ from jobledger.ledger.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.events import EVENT_TYPES
-from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.handle import JobHandle, Sources
 from jobledger.ledger.hints import Hints
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.jetstream import JetStreamLog
@@ -98,6 +98,7 @@ class Ledger:
         self.hints = hints
         self.inputs = inputs
         self.results = results
+        self._sources = Sources(self.log, hints, results)
         self.config = config
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
@@ -153,8 +154,8 @@ class Ledger:
             sequence = await self.log.append(sealed.entries)
         except WrongSequenceError:
             existing = await self.log.read_chain(self.names.chain(command.ref))
-            return JobHandle(self, command.ref, created=False, sequence=existing[0].stream_sequence)
-        return JobHandle(self, command.ref, created=True, sequence=sequence)
+            return JobHandle(self._sources, command.ref, created=False, sequence=existing[0].stream_sequence)
+        return JobHandle(self._sources, command.ref, created=True, sequence=sequence)
 
     def _seal_first(self, command: Enqueue) -> Sealed:
         return seal(EMPTY_CHAIN, decide(None, command, self.stamp()), self.names)
@@ -223,7 +224,9 @@ class Ledger:
             raise JobNotFoundError(job_id)
         if len(queues) > 1:
             raise AmbiguousIdError(job_id, [f"{each}/{job_id}" for each in queues])
-        return JobHandle(self, JobRef(queue=queues[0], job_id=job_id), sequence=events[0].stream_sequence)
+        return JobHandle(
+            self._sources, JobRef(queue=queues[0], job_id=job_id), sequence=events[0].stream_sequence
+        )
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on the newest view of a job, record what follows, and return the job after it.

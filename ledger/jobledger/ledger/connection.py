@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -206,7 +207,7 @@ async def open_connection(
                 inbox_prefix=inbox_prefix,
                 pending_size=PENDING_BYTES_MAX,
                 skip_subject_validation=True,  # every token was checked at the entry, see subjects.check_token
-                **(options or {}),
+                **{**_decoded_credentials(servers), **(options or {})},
             )
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
@@ -222,6 +223,22 @@ async def open_connection(
         await _abandon(connection)
         raise
     return connection
+
+
+def _decoded_credentials(servers: list[str]) -> dict[str, str]:
+    """Return what `%XX` in the credentials of an address stands for: nats-py would send them as they are spelled.
+
+    Nothing where there is no `%`. Several servers with such credentials must have the same.
+    """
+    for server in servers:
+        with contextlib.suppress(ValueError):  # an address that is none is nats-py's to refuse
+            parts = urlsplit(server if "://" in server else f"nats://{server}")
+            user, password = parts.username or "", parts.password
+            if "%" in f"{user}{password}":
+                if password is None:
+                    return {"token": unquote(user)}
+                return {"user": unquote(user), "password": unquote(password)}
+    return {}
 
 
 async def _abandon(connection: Connection) -> None:

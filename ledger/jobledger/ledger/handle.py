@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,13 +12,11 @@ from jobledger.ledger.chain import EMPTY_CHAIN, extend, fold
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import JobCancelledError, JobFailedError, JobNotFoundError, ResultTimeoutError
 from jobledger.ledger.events import ErrorInfo
+from jobledger.ledger.hints import Hints
 from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.log import Log
+from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.subjects import JobRef
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from jobledger.ledger.client import Ledger
 
 R = TypeVar("R")
 
@@ -27,11 +26,19 @@ _LOOK_AGAIN_MAX_S: Final = 1.0
 _LOOK_S_MIN: Final = 1.0  # that one look may take, however little of the limit is left
 
 
+class Sources(NamedTuple):
+    """What a handle reads from: the log, who is told early, and where large results lie."""
+
+    log: Log
+    hints: Hints
+    results: Payloads
+
+
 class JobHandle(Generic[R]):
     """A job by its name; `created` says whether this very call made it."""
 
-    def __init__(self, ledger: Ledger, ref: JobRef, *, created: bool = False, sequence: int = 0) -> None:
-        self._ledger = ledger
+    def __init__(self, sources: Sources, ref: JobRef, *, created: bool = False, sequence: int = 0) -> None:
+        self._log, self._hints, self._results = sources
         self.ref = ref
         self.created = created
         self.sequence = sequence  #: stream sequence of the event that made the job; 0 when not known
@@ -55,8 +62,7 @@ class JobHandle(Generic[R]):
 
         Raises: JobNotFoundError, UnreachableError.
         """
-        log = self._ledger.log
-        events = await log.read_chain(log.names.chain(self.ref))
+        events = await self._log.read_chain(self._log.names.chain(self.ref))
         if not events:
             raise JobNotFoundError(self.id)
         return events
@@ -86,7 +92,7 @@ class JobHandle(Generic[R]):
         deadline = None if timeout_s is None else loop.time() + timeout_s
         seen = 0
         pause = _LOOK_AGAIN_FIRST_S
-        with self._ledger.hints.watch(self.ref) as hinted:
+        with self._hints.watch(self.ref) as hinted:
             while True:
                 hinted.clear()
                 events = await self._look(deadline)
@@ -149,7 +155,7 @@ class JobHandle(Generic[R]):
         """
         job = await self.wait(timeout_s=timeout_s)
         if job.state is JobState.COMPLETED:
-            text = await self._ledger.results.get(job.result, job.result_ref)
+            text = await self._results.get(job.result, job.result_ref)
             value: Any = msgspec.json.decode(text)
             return value  # type: ignore[no-any-return]
         if job.state is JobState.DEAD_LETTERED:
