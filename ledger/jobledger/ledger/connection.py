@@ -225,7 +225,7 @@ async def open_connection(
     return connection
 
 
-def _decoded_credentials(servers: list[str]) -> dict[str, str]:
+def _decoded_credentials(servers: list[str]) -> dict[str, Any]:
     """Return what `%XX` in the credentials of an address stands for: nats-py would send them as they are spelled.
 
     Nothing where there is no `%`. Several servers with such credentials must have the same.
