@@ -218,6 +218,24 @@ async def test_a_wrong_password_is_told_without_it(
 
 
 @pytest.mark.parametrize(
+    ("accounts", "credentials"),
+    [
+        ('user: "m@e", password: "p/w%:"', "m%40e:p%2Fw%25%3A"),
+        ('user: me, password: "a+b"', "me:a+b"),
+        ('token: "t/k#"', "t%2Fk%23"),
+    ],
+)
+async def test_special_characters_of_credentials_are_written_as_in_any_url(
+    tmp_path: Path, nats_server_binary: str, accounts: str, credentials: str
+) -> None:
+    settings = f'authorization {{ {accounts} }}\njetstream {{ store_dir: "{tmp_path}" }}'
+    async with _plain_server(nats_server_binary, tmp_path, settings) as url:
+        address = url.replace("nats://", f"nats://{credentials}@")
+        async with connect(address, ledger_bytes_max=1 << 20) as ledger:
+            assert (await ledger.log.head()).last_sequence == 0
+
+
+@pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("nats://host:4222", "nats://host:4222"),

@@ -156,6 +156,12 @@ def test_the_pins_name_no_index_and_hash_everything() -> None:
     assert not any(word in text for word in ("://", "--index", "--find-links", " @ "))
 
 
+def test_workers_tell_the_version_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lease = (ROOT / "workers/jobledger/workers/lease.py").read_text(encoding="utf-8")
+    assert f'_VERSION: Final = "{project["version"]}"' in lease
+
+
 def test_every_requirement_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
