@@ -265,6 +265,44 @@ async def test_a_follower_sees_every_event_once_and_in_order_over_a_restart(
         assert seen == list(range(1, 601))
 
 
+@pytest.mark.parametrize("queue", ["default", None])
+async def test_a_follower_skips_nothing_that_was_on_its_way_when_the_connection_broke(
+    server_factory: ServerFactory, queue: str | None
+) -> None:
+    """The reader is busy meanwhile, and the consumer's standing request outlives the break."""
+    server = server_factory()
+    await server.start()
+    settings: dict[str, Any] = {"environment": "t_break", "ledger_bytes_max": SMALL}
+    async with (
+        connect(server.url, **settings) as ledger,
+        AnswerThief(server.port) as thief,
+        connect(thief.url, **settings) as reader,
+        contextlib.aclosing(reader.events(queue=queue)) as events,
+        asyncio.timeout(LIMIT_S),
+    ):
+        for n in range(2):
+            await ledger.enqueue(count.options(queue="default"), n)
+            assert (await anext(events)).stream_sequence == n + 1
+        thief.deaf = True
+        await ledger.enqueue(count.options(queue="default"), 2)
+        while thief.deaf_to == 0:
+            await asyncio.sleep(0.01)
+        lost = asyncio.Event()
+        reader.connection.lost_listeners.append(lost.set)
+        thief.cut()
+        await lost.wait()
+        await reader.connection.wait_connected(LIMIT_S)
+        thief.deaf = False
+        await ledger.enqueue(count.options(queue="default"), 3)
+        # The server may have noticed the break and dropped the old request: then there is nothing to wait for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while thief.deliveries < 3:
+                    await asyncio.sleep(0.01)
+        await reader.log.head()  # what the old request brought has been read by now
+        assert [(await anext(events)).stream_sequence for _ in range(2)] == [3, 4]
+
+
 async def test_a_follower_notices_that_the_stream_was_made_anew(server_factory: ServerFactory) -> None:
     server = server_factory()
     await server.start()
@@ -438,6 +476,9 @@ class AnswerThief:
         self._writers: list[asyncio.StreamWriter] = []
         self.to_steal = 0
         self.stolen = 0
+        self.deliveries = 0  #: messages of consumers that were let through
+        self.deaf = False  #: consumers' messages are swallowed
+        self.deaf_to = 0
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -455,6 +496,11 @@ class AnswerThief:
     def url(self) -> str:
         assert self._server is not None
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -482,6 +528,11 @@ class AnswerThief:
                 self.to_steal -= 1
                 self.stolen += 1
                 continue
+            if b" $JS.ACK." in line:
+                self.deaf_to += self.deaf
+                self.deliveries += not self.deaf
+                if self.deaf:
+                    continue
             writer.write(line + body)
             await writer.drain()
         writer.close()
