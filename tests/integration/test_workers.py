@@ -30,13 +30,14 @@ from jobledger.ledger import (
     connect,
     task,
 )
-from jobledger.ledger.commands import CancelJob, Claim, Enqueue, Requeue
-from jobledger.ledger.errors import JobFailedError, LedgerFullError
+from jobledger.ledger.commands import CancelJob, Claim, DeadLetter, Enqueue, Requeue
+from jobledger.ledger.errors import JobFailedError, LedgerFullError, ServerUnreachableError
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import JobRef
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:
+    from jobledger.ledger.codec import Stored
     from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -543,7 +544,35 @@ async def test_the_last_attempt_of_a_dead_worker_makes_a_dead_letter(ledger: Led
     assert done.error.kind == "lost"
 
 
+async def test_a_view_older_than_the_delivery_settles_nothing(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that lags behind may answer the read: an ack on its word would strand the job."""
+    async with connected() as client, connected() as served:
+        job = await client.enqueue(double.options(max_attempts=1), 3)
+        read = served.log.read_chain
+        stale = await read(served.names.chain(job.ref))
+        await client.execute(job.ref, DeadLetter(reason="rejected"))
+        await client.execute(job.ref, Requeue())
+        answers = [stale, []]
+
+        async def lagging(chain: str) -> list[Stored]:
+            return answers.pop() if answers else await read(chain)
+
+        monkeypatch.setattr(served.log, "read_chain", lagging)
+        async with working(served, double):
+            assert await job.result(timeout_s=LIMIT_S) == 6
+        assert not answers
+
+
 # Leases.
+
+
+async def test_a_lease_bucket_that_does_not_answer_is_no_lease_that_is_over(ledger: Ledger) -> None:
+    assert await ledger.leases.find("nobody") is None
+    await api(ledger.inbox, f"STREAM.DELETE.KV_{ledger.names.workers_bucket}", {})
+    with pytest.raises(ServerUnreachableError):
+        await ledger.leases.find("nobody")
 
 
 async def test_a_live_lease_is_never_taken_over_however_often_the_job_is_delivered(

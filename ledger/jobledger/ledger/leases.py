@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -15,7 +16,7 @@ import msgspec
 
 from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import LedgerError, RefusedError, ServerUnreachableError
-from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, header, status_of
+from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
 from jobledger.ledger.log import Entry
 from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
@@ -101,16 +102,7 @@ class JetStreamLeases:
 
     async def _put(self, entry: Entry) -> int:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def answered(result: int | Exception) -> None:
-            if answer.done():
-                return
-            if isinstance(result, Exception):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
-
-        self._publisher.send((entry,), answered)
+        self._publisher.send((entry,), functools.partial(settle, answer))
         try:
             return await answer
         except (ConnectionLostError, ReplyTimeoutError) as error:
@@ -135,27 +127,14 @@ class JetStreamLeases:
         return None if info.stopped else info
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
-        answer: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
-
-        def on_reply(data: bytes | Exception, headers: bytes) -> None:
-            if answer.done():
-                return
-            if isinstance(data, Exception):
-                answer.set_exception(data)
-            else:
-                answer.set_result((data, headers))
-
-        api_subject = f"$JS.API.DIRECT.GET.{self._stream}"
-        reply = self._inbox.expect(api_subject, on_reply)
+        request = {"last_by_subj": subject}
         try:
-            self._inbox.send(api_subject, reply, msgspec.json.encode({"last_by_subj": subject}))
-            async with asyncio.timeout(_READ_TIMEOUT_S):
-                data, headers = await answer
-        except (ConnectionLostError, TimeoutError) as error:
-            message = "the workers' bucket gave no answer"
-            raise ServerUnreachableError(message) from error
-        finally:
-            self._inbox.forget(reply)
+            data, headers = await self._inbox.ask(
+                f"$JS.API.DIRECT.GET.{self._stream}", request, timeout_s=_READ_TIMEOUT_S
+            )
+        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
+            # That says nothing about the lease.
+            raise ServerUnreachableError("the workers' bucket gave no answer") from error
         status = status_of(headers)
         if status == "404":
             return None

@@ -71,8 +71,11 @@ class Claimer:
 
     async def _judge(self, chain: Chain, ref: JobRef, delivery: Delivery) -> Verdict:
         job = chain.job
-        if job is None or job.dispatch_sequence != delivery.stream_sequence:
-            return _DONE  # gone, or dispatched anew: the newer message is the work item
+        if job is None or job.dispatch_sequence < delivery.stream_sequence:
+            # The view lacks the very event that was delivered: it came from a replica that lags behind.
+            return NotOurs("nak", _WAIT_STEP_S_MIN)
+        if job.dispatch_sequence > delivery.stream_sequence:
+            return _DONE  # dispatched anew: the newer message is the work item
         if job.state is JobState.QUEUED:
             return await self._start(chain, job)
         if job.state is JobState.RUNNING:
