@@ -67,7 +67,10 @@ class _ToStderr(logging.Handler):
 
 
 def set_up_logs(*, verbose: bool, debug: bool) -> None:
-    """Send logs to stderr: warnings, with `verbose` also what goes on. They never hold inputs or passwords."""
+    """Send logs to stderr: warnings and what tasks log, with `verbose` also what goes on, the application's too.
+
+    Ours never hold inputs or passwords.
+    """
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each, _ToStderr)]:
         root.removeHandler(handler)
@@ -79,9 +82,11 @@ def set_up_logs(*, verbose: bool, debug: bool) -> None:
     )
     handler.setFormatter(_Format(form))
     root.addHandler(handler)
+    root.setLevel(logging.INFO if verbose or debug else logging.WARNING)
     logging.getLogger("jobledger").setLevel(
         logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     )
+    logging.getLogger("jobledger.task").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
 @contextlib.asynccontextmanager

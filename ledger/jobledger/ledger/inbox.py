@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import LedgerError, PermissionRefusedError, UnreachableError
+
+T = TypeVar("T")
 
 #: Called with data and raw headers, or with an error and b"" when no answer will come.
 ReplyHandler = Callable[[bytes | Exception, bytes], None]
@@ -48,10 +50,6 @@ class Inbox:
         self._waiting[token.encode()] = (handler, subject)
         return self._prefix + token
 
-    def send(self, subject: str, reply: str, data: bytes) -> None:
-        """Send a request whose answers `expect` was told of. Raises: ConnectionLostError."""
-        self._connection.send(subject, reply, b"", data)
-
     def forget(self, reply: str) -> None:
         """Stop waiting; later answers are dropped."""
         self._waiting.pop(reply[self._prefix_length :].encode(), None)
@@ -72,22 +70,20 @@ class Inbox:
         for token in refused:
             self._waiting.pop(token)[0](error, b"")
 
-    async def request(self, subject: str, payload: object, *, timeout_s: float) -> bytes:
-        """Send one request as JSON and return the first answer.
+    async def ask(self, subject: str, payload: object, *, timeout_s: float) -> tuple[bytes, bytes]:
+        """Send one request as JSON and return the first answer's data and header block.
 
-        Raises: ReplyTimeoutError, ConnectionLostError, PermissionRefusedError, and LedgerError when nobody listens.
+        Raises: ReplyTimeoutError, ConnectionLostError, PermissionRefusedError, NoRespondersError.
         """
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[bytes, bytes]] = self._connection.loop.create_future()
 
         def on_reply(data: bytes | Exception, headers: bytes) -> None:
-            if answer.done():
-                return
             if isinstance(data, Exception):
-                answer.set_exception(data)
+                settle(answer, data)
             elif status_of(headers) == "503":
-                answer.set_exception(NoRespondersError(f"nobody answers {subject}"))
+                settle(answer, NoRespondersError(f"nobody answers {subject}"))
             else:
-                answer.set_result(data)
+                settle(answer, (data, headers))
 
         reply = self.expect(subject, on_reply)
         try:
@@ -102,12 +98,22 @@ class Inbox:
 
     async def api(self, subject: str, payload: object, *, timeout_s: float) -> dict[str, Any]:
         """Ask JetStream's API; return the answer's object, errors included under "error"."""
-        answer: dict[str, Any] = json.loads(await self.request(subject, payload, timeout_s=timeout_s))
+        answer: dict[str, Any] = json.loads((await self.ask(subject, payload, timeout_s=timeout_s))[0])
         return answer
 
 
 class NoRespondersError(LedgerError):
     """Nobody listens on a request's subject: the stream, consumer or API is not there."""
+
+
+def settle(future: asyncio.Future[T], outcome: T | Exception) -> None:
+    """Give a future its result or error, unless its waiter was cancelled meanwhile."""
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def status_of(headers: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
@@ -23,7 +24,7 @@ from jobledger.ledger.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.feed import Feed
-from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, status_of
+from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
 from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
@@ -52,8 +53,8 @@ class _Submitted:
     def __call__(self, result: int | Exception) -> None:
         if isinstance(result, Exception):
             self.log.look_again(self.entries, result, self.outcome)
-        elif not self.outcome.done():  # its waiter may have been cancelled
-            self.outcome.set_result(result)
+        else:
+            settle(self.outcome, result)
 
 
 class JetStreamLog:
@@ -100,13 +101,9 @@ class JetStreamLog:
 
         async def find_out() -> None:
             try:
-                sequence = await self._find_out(entries, error)
+                settle(outcome, await self._find_out(entries, error))
             except Exception as final:  # noqa: BLE001 - handed to whoever awaits the append
-                if not outcome.done():
-                    outcome.set_exception(final)
-            else:
-                if not outcome.done():
-                    outcome.set_result(sequence)
+                settle(outcome, final)
 
         task = self._loop.create_task(find_out())
         self._looking.add(task)
@@ -115,16 +112,7 @@ class JetStreamLog:
     async def _send(self, entries: Sequence[Entry]) -> int:
         """Send once more and wait for the plain answer."""
         answer: asyncio.Future[int] = self._loop.create_future()
-
-        def answered(result: int | Exception) -> None:
-            if answer.done():
-                return
-            if isinstance(result, Exception):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
-
-        self.writer.append(entries, answered)
+        self.writer.append(entries, functools.partial(settle, answer))
         return await answer
 
     def _check_sizes(self, entries: Sequence[Entry]) -> None:
@@ -228,33 +216,20 @@ class JetStreamLog:
 
     async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[Stored]:
         """Ask the stream for messages directly; the answer to a batch is ended by a status."""
-        found: list[Stored] = []
+        found: list[tuple[bytes, bytes]] = []
         done: asyncio.Future[None] = self._loop.create_future()
-
-        def finish(error: Exception | None = None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
 
         def on_reply(data: bytes | Exception, headers: bytes) -> None:
             if isinstance(data, Exception):
-                finish(data)
+                settle(done, data)
                 return
             status = status_of(headers)
-            if status == "503":
-                finish(ConnectionLostError())  # the stream is not there yet, or moving: the caller asks again
-            elif status:
-                finish()  # 204 end of batch, 404 nothing
-            else:
-                try:
-                    found.append(_stored(data, headers))
-                except LedgerError as error:
-                    finish(error)
-                if not batch:
-                    finish()
+            if not status:
+                found.append((data, headers))
+            if status == "503":  # the stream is not there yet, or moving: the caller asks again
+                settle(done, ConnectionLostError())
+            elif status or not batch:  # 204 ends a batch, 404 says that there is nothing
+                settle(done, None)
 
         subject = f"$JS.API.DIRECT.GET.{self._stream}"
         reply = self._inbox.expect(subject, on_reply)
@@ -267,7 +242,7 @@ class JetStreamLog:
             raise ReplyTimeoutError(message) from error
         finally:
             self._inbox.forget(reply)
-        return found
+        return [_stored(data, headers) for data, headers in found]
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
