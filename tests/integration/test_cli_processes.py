@@ -42,6 +42,14 @@ async def sleep(seconds: float) -> None:
 @task(queue="stuck")
 def never_returns() -> None:
     threading.Event().wait()
+
+@task(queue="stubborn")
+async def swallows() -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
 """
 
 
@@ -241,6 +249,28 @@ def test_a_thread_that_never_returns_does_not_keep_the_worker(
     assert [waiting.line()["type"] for _ in range(2)] == ["queued", "started"]
     assert worker.end(signal.SIGTERM) == 0
     assert waiting.line()["type"] == "interrupted"
+
+
+def test_a_task_that_swallows_its_cancellation_does_not_keep_the_worker(
+    start: Start, nats_server: EmbeddedServer
+) -> None:
+    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    worker = start("worker", *there, "--queue", "stubborn", "--grace", "0.1", "--json")
+    worker.line()
+    waiting = start("enqueue", "swallows", "--wait", "--json", *there)
+    waiting.line()
+    assert [waiting.line()["type"] for _ in range(2)] == ["queued", "started"]
+    assert worker.end(signal.SIGTERM, limit_s=20) == 0
+
+
+def test_up_does_not_take_another_server_than_the_one_it_is_told_to_start(
+    start: Start, tmp_path: Path
+) -> None:
+    up = start("up", "--dir", "d2", "--port", "0", "--url", "nats://user:secret@127.0.0.1:1")
+    assert up.end() == 2
+    assert "leave one of them out" in up.errors
+    assert "secret" not in up.errors
+    assert not (tmp_path / "d2").exists()
 
 
 def test_waiting_ends_at_its_limit_and_the_job_goes_on(start: Start, nats_server: EmbeddedServer) -> None:

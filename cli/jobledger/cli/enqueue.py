@@ -20,6 +20,7 @@ from jobledger.ledger.json_text import check_text
 from jobledger.ledger.tasks import TaskWithOptions
 
 _INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
+_RESULT_SHOWN_MAX: Final = 2_000
 
 
 _Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
@@ -132,7 +133,7 @@ async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None)
         raise JobNotCompletedError(f"job {job.id} ended as {ended}{why} (`jobledger jobs show {job.id}`)")
     if not output.as_json:
         result = await handle.result(timeout_s=1)
-        output.say(f"result: {msgspec.json.encode(result).decode()}")
+        output.say(f"result: {_shown(msgspec.json.encode(result).decode(), handle.id)}")
 
 
 def _values(task: Task[..., Any], words: list[str], input_text: str | None) -> dict[str, Any]:
@@ -179,3 +180,10 @@ def _read_stdin() -> bytes:
             f"the input on stdin is larger than {limit}: store it elsewhere and pass a reference"
         )
     return text
+
+
+def _shown(text: str, job_id: str) -> str:
+    """Cut a result that would fill screens; the whole of it is one command away."""
+    if len(text) <= _RESULT_SHOWN_MAX:
+        return text
+    return f"{text[:_RESULT_SHOWN_MAX]}... ({len(text):,} characters; whole: jobledger jobs show {job_id} --json)"

@@ -40,6 +40,8 @@ app = typer.Typer(help="Read the ledger's events.", no_args_is_help=True)
 _TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
 _DETAIL_MAX: Final = 300
 _ID_NARROW: Final = 18
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SERVER_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
 
 
 @app.callback()
@@ -136,10 +138,13 @@ def parse_time(option: str, text: str, before: str = "") -> datetime:
     """
     try:
         found = datetime.fromisoformat(text)
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+        found = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         wanted = f"{before}a time such as 2025-01-31T08:00:00Z"
         raise UsageError(f"{option} {text[:60]!r} is not {wanted}") from error
+    if not _EPOCH <= found < _SERVER_TIME_END:  # the server counts nanoseconds since 1970 in 64 bits
+        raise UsageError(f"{option} {text[:60]!r} is not a time from 1970 to 2261")
+    return found
 
 
 def event_json(stored: Stored) -> str:

@@ -21,7 +21,7 @@ from jobledger.cli.session import set_up_logs
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
-_IDLE_THREADS_END_S: Final = 0.5
+_IDLE_THREADS_END_S: Final = 0.1
 
 app = typer.Typer(
     name="jobledger",

@@ -103,6 +103,24 @@ Port = Annotated[
     int,
     typer.Option("--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0 takes a free one."),
 ]
+OptionalDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="DIR",
+        help="Where the embedded server keeps its store between runs; .jobledger when not given.",
+    ),
+]
+OptionalPort = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Port to listen on, 4222 when not given; 0 takes a free one.",
+    ),
+]
 Durability = Annotated[
     Literal["power", "process"],
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import getpass
 import hashlib
@@ -31,6 +32,7 @@ from jobledger.ledger.streams import api
 from jobledger.projections import Position, Projector
 
 T = TypeVar("T")
+_LAST_TASKS_END_S: Final = 1.0
 _NAME_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME_LENGTH_MAX: Final = 60
 _TASK_LOGGER: Final = "jobledger.task"  #: behind `Context.logger`
@@ -47,7 +49,28 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 def run(function: Callable[[], Awaitable[T]]) -> T:
     """Run a command's coroutine to its end, on uvloop where it is installed."""
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
-    return anyio.run(function, backend="asyncio", backend_options=options)
+
+    async def to_the_end() -> T:
+        result = await function()
+        await _leave_tasks_behind()
+        return result
+
+    return anyio.run(to_the_end, backend="asyncio", backend_options=options)
+
+
+async def _leave_tasks_behind() -> None:
+    """Exit at once when a job's task swallows every cancellation: the loop would wait for it for ever.
+
+    Everything of ours was closed before; the job was given back or is taken over.
+    """
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left and (await asyncio.wait(left, timeout=_LAST_TASKS_END_S))[1]:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class _Format(logging.Formatter):

@@ -12,6 +12,7 @@ import msgspec
 
 from jobledger.cli import options
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
+from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import (
     Target,
@@ -23,6 +24,7 @@ from jobledger.cli.session import (
     watch_signals,
 )
 from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.connection import redact
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector
 from jobledger.workers import Worker, WorkerConfig
@@ -45,8 +47,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 def up(
     *,
     app: options.App = None,
-    directory: options.Directory = Path(".jobledger"),
-    port: options.Port = 4222,
+    directory: options.OptionalDirectory = None,
+    port: options.OptionalPort = None,
     durability: options.Durability = "power",
     url: options.OptionalUrl = None,
     environment: options.Environment = "",
@@ -58,9 +60,14 @@ def up(
     as_json: options.Json = False,
 ) -> None:
     """Run the embedded server (or use --url), a worker for --app and a projector, until Ctrl-C."""
+    if url is not None and (directory is not None or port is not None):
+        raise UsageError(
+            f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {redact(url)}: "
+            "leave one of them out"
+        )
     plan = _Plan(
-        directory=directory,
-        port=port,
+        directory=directory or Path(".jobledger"),
+        port=4222 if port is None else port,
         durability=durability,
         url=url,
         environment=environment,

@@ -33,6 +33,7 @@ SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
 _RECONNECT_WAIT_S: Final = 0.25
+_NEXT_ADDRESS: Final = re.compile(r",\s*(?=\w+://)")
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
 )
@@ -190,7 +191,8 @@ async def open_connection(
     """
     connection = Connection()
     servers = [server.strip() for server in url.split(",")]
-    shown = ", ".join(redact(server) for server in servers)
+    # A comma may also stand in a password: what is shown is cut only where an address surely begins.
+    shown = ", ".join(redact(part) for part in _NEXT_ADDRESS.split(url))
     try:
         async with asyncio.timeout(timeout_s):
             await connection.connect(

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Generator
 
 from jobledger.ledger.connection import Connection, ConnectionLostError
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.subjects import JobRef, Names, is_token
 
 
 class Hints:
@@ -43,7 +43,12 @@ class Hints:
                 self._watching.pop(key, None)
 
     def tell(self, inbox: str, ref: JobRef) -> None:
-        """Tell another process that a job has ended; lost without a trace when nobody listens."""
+        """Tell another process that a job has ended; lost without a trace when nobody listens.
+
+        The inbox comes out of a stored event, so it is checked: one that is no token would end our connection.
+        """
+        if not is_token(inbox):
+            return
         with contextlib.suppress(ConnectionLostError):
             self._connection.send(
                 self._names.ended_hint(inbox), "", b"", f"{ref.queue}.{ref.job_id}".encode()

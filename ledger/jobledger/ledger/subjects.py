@@ -28,6 +28,11 @@ def check_token(field: str, value: object) -> str:
     return value
 
 
+def is_token(value: str) -> bool:
+    """Return whether `value` can be one token of a subject."""
+    return _TOKEN.fullmatch(value) is not None
+
+
 class JobRef(msgspec.Struct, frozen=True, kw_only=True):
     """The name of one job's chain."""
 

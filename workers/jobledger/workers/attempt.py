@@ -39,8 +39,10 @@ logger = logging.getLogger("jobledger.workers.attempt")
 
 _UNREADABLE_DELAY_S: Final = 30.0
 #: A task that no worker here knows is offered to others this often before it is given up as rejected.
-_UNKNOWN_TASK_DELIVERIES_MAX: Final = 10
+_UNKNOWN_TASK_DELIVERIES_MAX: Final = 100
+#: Times the deliveries so far, up to the limit: 85 minutes in all, for the worker that knows it may be busy.
 _UNKNOWN_TASK_DELAY_S: Final = 2.0
+_UNKNOWN_TASK_DELAY_S_MAX: Final = 60.0
 _FULL_DELAY_S: Final = 10.0
 _NOBODY_DELAY_S: Final = 0.5
 
@@ -214,7 +216,8 @@ class Attempts:
         """Offer a task that we do not have to other workers, and give it up when nobody has it."""
         if delivery.delivered < _UNKNOWN_TASK_DELIVERIES_MAX:
             logger.warning("task %r of job %s is not loaded here: passed on", queued.task, queued.job)
-            self._intake.nak(delivery, _UNKNOWN_TASK_DELAY_S)
+            delay_s = min(delivery.delivered * _UNKNOWN_TASK_DELAY_S, _UNKNOWN_TASK_DELAY_S_MAX)
+            self._intake.nak(delivery, delay_s)
             return
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         message = (

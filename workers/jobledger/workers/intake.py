@@ -150,19 +150,23 @@ class Intake:
         while True:
             try:
                 await self._connection.wait_connected(_WAIT_EXPIRES_S)
-                await self._find_lost()
+                if await self._find_lost():
+                    await asyncio.sleep(
+                        _RETRY_S
+                    )  # one that is lost again and again must not be asked in a spin
                 await self._one_round()
             except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
                 if self._connection.is_closed:
                     raise ConnectionLostError from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _find_lost(self) -> None:
-        for lane in self._lanes:
-            if lane.lost:
-                lane.consumer.forget()
-                lane.waiting = lane.empty = False
-                await self._find(lane)
+    async def _find_lost(self) -> bool:
+        lost = [lane for lane in self._lanes if lane.lost]
+        for lane in lost:
+            lane.consumer.forget()
+            lane.waiting = lane.empty = False
+            await self._find(lane)
+        return bool(lost)
 
     async def _one_round(self) -> None:
         self._wake.clear()

@@ -162,7 +162,10 @@ class Worker:
     async def _farewell(self) -> None:
         """Cut off what is left, and end the lease only if nothing of ours can still be running."""
         left = len(self._active)
-        await _end(*self._active)
+        for task in self._active:
+            task.cancel()
+        if self._active:  # a task that swallows its cancellation is left behind, whatever that is worth to it
+            await asyncio.wait(self._active, timeout=_FAREWELL_S / 5)
         if left:
             logger.warning("%d attempts were cut off: others take them over when the lease is over", left)
             return

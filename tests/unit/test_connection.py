@@ -1,0 +1,29 @@
+"""What is shown of an address never holds a secret; what comes out of a stored event never ends a connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobledger.ledger.connection import open_connection
+from jobledger.ledger.errors import ServerUnreachableError
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://user:s3cr3t@127.0.0.1:1", "nats://***@127.0.0.1:1"),
+        ("nats://user:s3cr3t,pass@127.0.0.1:1", "nats://***@127.0.0.1:1"),
+        (
+            "nats://a:s3cr3t@127.0.0.1:1,nats://b:s3cr3t@127.0.0.1:2",
+            "nats://***@127.0.0.1:1, nats://***@127.0.0.1:2",
+        ),
+        ("127.0.0.1:1,127.0.0.1:2", "127.0.0.1:1,127.0.0.1:2"),
+    ],
+)
+async def test_no_secret_is_shown_of_an_address(url: str, shown: str) -> None:
+    with pytest.raises(ServerUnreachableError) as caught:
+        await open_connection(url, name="test", timeout_s=5)
+    assert shown in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
