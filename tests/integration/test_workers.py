@@ -370,7 +370,8 @@ async def test_an_input_that_no_longer_fits_is_given_up_without_running(ledger: 
 async def test_a_task_that_no_worker_knows_is_given_up_after_some_deliveries(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELAY_S", 0.02)
+    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELAY_S", 0.01)
+    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELIVERIES_MAX", 10)
     async with working(ledger, double):
         job = await ended(await _order(ledger, "gone", "{}", max_attempts=5))
         assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "rejected")
