@@ -28,7 +28,12 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
     job: Job | None = None
     last_sequence: int = 0
-    last_hash: str = ""
+    last_data: bytes = b""  #: the newest event as stored
+
+    @property
+    def last_hash(self) -> str:
+        """What the next event's `prev` must be; worked out only where a chain goes on."""
+        return digest(self.last_data) if self.last_data else ""
 
 
 EMPTY_CHAIN = Chain()
@@ -36,7 +41,7 @@ EMPTY_CHAIN = Chain()
 
 def extend(chain: Chain, stored: Stored) -> Chain:
     """Return the chain after one more stored event."""
-    return Chain(evolve(chain.job, stored.event, stored.stream_sequence), stored.stream_sequence, stored.hash)
+    return Chain(evolve(chain.job, stored.event, stored.stream_sequence), stored.stream_sequence, stored.data)
 
 
 def fold(stored: Iterable[Stored], chain: Chain = EMPTY_CHAIN) -> Chain:
@@ -44,7 +49,7 @@ def fold(stored: Iterable[Stored], chain: Chain = EMPTY_CHAIN) -> Chain:
     job, last = chain.job, None
     for last in stored:
         job = evolve(job, last.event, last.stream_sequence)
-    return chain if last is None else Chain(job, last.stream_sequence, last.hash)
+    return chain if last is None else Chain(job, last.stream_sequence, last.data)
 
 
 class Sealed(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +81,7 @@ def advance(chain: Chain, sealed: Sealed, first_sequence: int) -> Chain:
     job = chain.job
     for offset, event in enumerate(sealed.events):
         job = evolve(job, event, first_sequence + offset)
-    return Chain(job, first_sequence + len(sealed.events) - 1, digest(sealed.entries[-1].data))
+    return Chain(job, first_sequence + len(sealed.events) - 1, sealed.entries[-1].data)
 
 
 async def load(log: Log, ref: JobRef) -> Chain:

@@ -177,7 +177,10 @@ class Attempts:
         ref = JobRef(queue=job.queue, job_id=job.id)
         try:
             after = await patiently(
-                f"the outcome of job {job.id}", lambda: self._append(ref, outcome, identity, chain)
+                f"the outcome of job {job.id}",
+                lambda: transact(
+                    self._ledger.log, ref, outcome, lambda: self._ledger.stamp(identity), known=chain
+                ),
             )
         except (StaleClaimError, IllegalTransitionError):
             await self._fence(job, outcome, identity)
@@ -185,11 +188,6 @@ class Attempts:
         if after.job is not None and after.job.is_final and job.notify:
             self._ledger.hints.tell(job.notify, ref)
         return True
-
-    async def _append(self, ref: JobRef, outcome: Outcome, identity: str, known: Chain) -> Chain:
-        return await transact(
-            self._ledger.log, ref, outcome, lambda: self._ledger.stamp(identity), known=known
-        )
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)

@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.chain import Chain, commit, load
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.codec import decode, digest
+from jobledger.ledger.codec import decode
 from jobledger.ledger.commands import Claim, DeadLetter, Stamp, TakeOver, decide
 from jobledger.ledger.errors import MalformedEventError, WrongSequenceError
 from jobledger.ledger.events import Queued
@@ -127,4 +127,4 @@ def read_dispatch(delivery: Delivery) -> Queued:
 def _only(delivery: Delivery, queued: Queued) -> Chain:
     """The chain as it is if the delivered first event is still its only one; the claim's condition proves it."""
     sequence = delivery.stream_sequence
-    return Chain(evolve(None, queued, sequence), sequence, digest(delivery.data))
+    return Chain(evolve(None, queued, sequence), sequence, delivery.data)
