@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,6 +15,10 @@ import anyio
 import pytest
 
 from jobledger.ledger.server import EmbeddedServer
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs with SIGINT ignored, and every process of a test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ServerFactory = Callable[..., EmbeddedServer]
 

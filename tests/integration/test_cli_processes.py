@@ -342,11 +342,12 @@ def test_a_projection_follows_until_it_is_stopped(start: Start, nats_server: Emb
 
 @pytest.mark.timeout(120)
 def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
-    demo = start("demo", "--files", "120", "--json")
-    report = json.loads(demo.rest()[-1])
+    demo = start("demo", "--files", "300", "--json")
+    lines = demo.rest()
     assert demo.end(limit_s=60) == 0, demo.errors
-    assert (report["ok"], report["faults"], report["files"]) == (True, [], 120)
-    assert sum(report["states"].values()) == 120
+    report = json.loads(lines[-1])
+    assert (report["ok"], report["faults"], report["files"]) == (True, [], 300)
+    assert sum(report["states"].values()) == 300
     assert report["interrupted_jobs"]
     assert report["recovery_s"] < 20
     assert "killed worker" in demo.errors

@@ -30,6 +30,7 @@ from jobledger.projections import Projector, Store
 
 _WORKERS: Final = 2
 _LIMIT_S: Final = 300.0
+_FEW_FILES: Final = 1_000
 _LOOK_EVERY_S: Final = 0.1
 _LINES: Final = 10  #: progress lines where there is no terminal to draw a bar on
 _ELSEWHERE: Final = frozenset({"site-packages", "dist-packages", "__pycache__"})
@@ -147,7 +148,7 @@ class _Show:
                             "every job ended before a worker could be killed: raise --files"
                         )
                     return killed_at
-                if not killed_at and done >= total // 2:
+                if not killed_at and done >= _kill_after(total):
                     self._before_kill = (done, time.monotonic() - started)
                     killed_at = await self._kill(projector, workers)
                 workers.check()
@@ -199,6 +200,11 @@ class _Show:
             self._output.note(text)
         else:
             self._output.say(text, style=style)
+
+
+def _kill_after(total: int) -> int:
+    """Return after how many jobs a worker is killed: half-way, but at once where half-way is over in a blink."""
+    return total // 2 if total >= _FEW_FILES else 1
 
 
 class _Meter:
