@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -17,7 +16,7 @@ import typer
 
 from jobledger.cli import demo, doctor, enqueue, events, jobs, projection, server, up, worker, workers
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
-from jobledger.cli.session import set_up_logs
+from jobledger.cli.session import exit_at_once, set_up_logs
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
@@ -93,10 +92,7 @@ def _leave_threads_behind(code: int) -> None:
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                logging.shutdown()
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
+                exit_at_once(code)
 
 
 def run(arguments: Sequence[str]) -> int:

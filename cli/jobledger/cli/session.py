@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -67,10 +67,15 @@ async def _leave_tasks_behind() -> None:
     for task in left:
         task.cancel()
     if left and (await asyncio.wait(left, timeout=_LAST_TASKS_END_S))[1]:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        exit_at_once(0)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End the process without waiting for a task's code, after letting out what was said."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class _Format(logging.Formatter):
@@ -138,7 +143,7 @@ def load_tasks(app: list[str] | None) -> TaskRegistry:
         return TaskRegistry.load(modules)
     except LedgerError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the user's module does while it is imported
         raise UsageError(_import_failure(", ".join(modules), error)) from error
 
 
