@@ -25,7 +25,8 @@ import msgspec
 
 from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
 from jobledger.ledger.client import connect
-from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Stamp, decide
+from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Stamp
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.server import EmbeddedServer

@@ -15,7 +15,8 @@ import pytest
 from jobledger.ledger import Context, JobState, Ledger, Task, connect, task
 from jobledger.ledger.chain import load, seal
 from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Fail, Requeue, decide
+from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Fail, Requeue
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import (
     AmbiguousIdError,
     IllegalTransitionError,

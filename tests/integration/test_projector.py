@@ -44,8 +44,8 @@ from jobledger.ledger.commands import (
     Snooze,
     Stamp,
     TakeOver,
-    decide,
 )
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import RefusedError
 from jobledger.ledger.events import EVENT_TYPES, ErrorInfo, PayloadRef, event_type
 from jobledger.ledger.job import Job, JobState

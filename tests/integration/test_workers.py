@@ -335,7 +335,7 @@ async def test_a_failing_task_is_tried_as_often_as_it_may_and_then_is_a_dead_let
 
 @task
 async def says(what: str) -> Any:
-    return Cancel("nothing to do") if what == "cancel" else Retry("not yet")
+    return Cancel("nothing to do") if what == "cancel" else Retry(0, "not yet")
 
 
 async def test_values_that_a_task_returns_to_say_more(ledger: Ledger) -> None:

@@ -48,8 +48,8 @@ from jobledger.ledger.commands import (
     Snooze,
     Stamp,
     TakeOver,
-    decide,
 )
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import JobNotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.events import Cause, ErrorInfo, Queued, Started, event_type
 from jobledger.ledger.job import Job, JobState

@@ -23,17 +23,8 @@ from jobledger.ledger.chain import (
     transact,
 )
 from jobledger.ledger.codec import decode, digest
-from jobledger.ledger.commands import (
-    CancelJob,
-    Claim,
-    Complete,
-    Discard,
-    Enqueue,
-    Fail,
-    Requeue,
-    Stamp,
-    decide,
-)
+from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Enqueue, Fail, Requeue, Stamp
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import (
     IllegalTransitionError,
     JobExistsError,

@@ -30,9 +30,8 @@ from jobledger.ledger.commands import (
     Snooze,
     Stamp,
     TakeOver,
-    decide,
-    outcome_type,
 )
+from jobledger.ledger.decisions import decide, outcome_type
 from jobledger.ledger.errors import (
     IllegalTransitionError,
     InvalidInputError,

@@ -30,8 +30,8 @@ from jobledger.ledger.commands import (
     Snooze,
     Stamp,
     TakeOver,
-    decide,
 )
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import LedgerError
 from jobledger.ledger.events import (
     EVENT_TYPES,

@@ -1,20 +1,25 @@
 """The ledger: events, the fold, the log, the client. It knows nothing of workers, projections or the CLI."""
 
+from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.client import BulkResult, Ledger, connect
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.context import Context
-from jobledger.ledger.errors import LedgerError
+from jobledger.ledger.errors import AttemptStoppedError, LedgerError
 from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.hooks import Hooks, Notice
 from jobledger.ledger.job import Attempt, Job, JobState
 from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.outcome import Cancel, Retry
+from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task, TaskRegistry, task
 
 __all__ = [
     "Attempt",
+    "AttemptStoppedError",
+    "Backoff",
     "BulkResult",
     "Cancel",
     "Context",
+    "Hooks",
     "Job",
     "JobHandle",
     "JobState",
@@ -22,7 +27,9 @@ __all__ = [
     "LedgerConfig",
     "LedgerError",
     "MemoryLog",
+    "Notice",
     "Retry",
+    "Snooze",
     "Task",
     "TaskRegistry",
     "connect",

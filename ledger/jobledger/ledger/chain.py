@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from jobledger.ledger.codec import Stored, digest, encode
-from jobledger.ledger.commands import Command, Stamp, decide
+from jobledger.ledger.commands import Command, Stamp
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import JobNotFoundError, NotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.events import JobEvent
 from jobledger.ledger.job import Job, evolve

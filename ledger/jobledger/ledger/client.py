@@ -26,9 +26,10 @@ import uuid_utils
 
 from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, seal, transact
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.commands import Command, Enqueue, Stamp, decide
+from jobledger.ledger.commands import Command, Enqueue, Stamp
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connection import Connection, open_connection
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import (
     AmbiguousIdError,
     InvalidError,
@@ -43,11 +44,12 @@ from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.jetstream import JetStreamLog
 from jobledger.ledger.job import Job
 from jobledger.ledger.leases import JetStreamLeases
+from jobledger.ledger.options import Options
 from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher
 from jobledger.ledger.streams import RESULTS_LIFE_S, ensure_streams, specifications
 from jobledger.ledger.subjects import JobRef, Names, check_token
-from jobledger.ledger.tasks import Options, Task, TaskWithOptions
+from jobledger.ledger.tasks import Task, TaskWithOptions
 
 if TYPE_CHECKING:
     from jobledger.ledger.codec import Stored
@@ -145,8 +147,18 @@ class Ledger:
             priority=options.priority,
             max_attempts=options.max_attempts,
             timeout_s=options.timeout_s,
+            run_at=self._due(options),
             notify=notify,
         )
+
+    def _due(self, options: Options) -> datetime | None:
+        """Return when the job may run first; None: at once."""
+        if options.delay_s is None:
+            return options.run_at
+        try:
+            return self.clock.now() + timedelta(seconds=options.delay_s)
+        except OverflowError as error:
+            raise InvalidInputError(f"delay_s {options.delay_s:g} ends after the year 9999") from error
 
     async def _begin(self, command: Enqueue) -> JobHandle[Any]:
         sealed = self._seal_first(command)

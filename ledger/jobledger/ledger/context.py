@@ -1,12 +1,29 @@
-"""What a running task can know of itself: `Context`, handed to a parameter of that type."""
+"""What a running task can know and say of itself: `Context`, handed to a parameter of that type."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+
+
+class Channel(Protocol):
+    """Where a context's words go: to the ledger by way of the worker; in a unit test, wherever the test likes."""
+
+    def heartbeat(self) -> None:
+        """See `Context.heartbeat`."""
+        ...
+
+    def progress(self, done: float, total: float | None, note: str) -> None:
+        """See `Context.progress`."""
+        ...
+
+    def checkpoint(self, value: Any) -> Awaitable[None]:
+        """See `Context.checkpoint`."""
+        ...
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,3 +39,31 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     deadline: datetime | None  #: when the attempt times out, by the worker's clock; None: never
     logger: logging.LoggerAdapter[Any]  #: bound to job and attempt
+    channel: Channel
+    checkpoint_value: Any = None  #: what an earlier attempt last gave to `checkpoint`, read from JSON
+
+    def heartbeat(self) -> None:
+        """Say that the task is alive, and hear whether it should go on. Cheap; callable from any thread.
+
+        Raises: AttemptStoppedError in a task that runs in a thread or a process and was told to stop (an async
+        task is cancelled instead); let it pass, so that the attempt ends.
+        """
+        self.channel.heartbeat()
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the task is. Callable as often as one likes: what is stored and shown is rate-limited.
+
+        Raises: AttemptStoppedError, as `heartbeat`; InvalidInputError for NaN or an infinite number.
+        """
+        self.channel.progress(done, total, note)
+
+    def checkpoint(self, value: Any) -> Awaitable[None]:
+        """Keep a JSON value for the next attempt; in the ledger once awaited.
+
+        An async task awaits it. In a sync task the call itself returns only when the value is stored, and there is nothing
+        to await. Each one is an event of the ledger: meant for every some seconds, not for every row.
+
+        Raises: InvalidInputError for what JSON cannot hold, StaleClaimError when the job is somebody else's by now,
+        AttemptStoppedError, UnreachableError.
+        """
+        return self.channel.checkpoint(value)

@@ -249,6 +249,13 @@ class SequenceGapError(CorruptLedgerError):
     """The ledger's dense sequence has a hole: an event is missing, or the stream was rewound."""
 
 
+class AttemptStoppedError(BaseException):
+    """Raised by a `Context` in a task that runs in a thread or process and was told to stop.
+
+    Not an `Exception`, as `asyncio.CancelledError` is none: a task that catches `Exception` lets it pass.
+    """
+
+
 class OutcomeError(LedgerError):
     """`result()` has no result to give."""
 

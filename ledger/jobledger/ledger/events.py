@@ -109,6 +109,7 @@ class Queued(_Order, frozen=True, kw_only=True, tag="queued", gc=False):
 
     cause: Cause = "new"
     attempt: int = 1  #: the number the next attempt will have
+    reason: str = ""  #: why an operator dispatched it; "" where the job's own course did
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
@@ -133,6 +134,7 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
     attempt: int
     error: ErrorInfo
     retry_at: datetime | None = None
+    retry_priority: Priority | None = None  #: of the dispatch at `retry_at`; None: as before
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):

@@ -119,6 +119,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     dispatch_sequence: int = (
         0  #: stream sequence of the newest `queued`: the only work item that still counts
     )
+    wait_sequence: int = (
+        0  #: stream sequence of the event that began the present wait; 0 when it does not wait
+    )
     due_at: datetime | None = None  #: when a waiting job moves on by itself
     finished_at: datetime | None = None  #: when the present final state was entered
     result: msgspec.Raw = NO_VALUE
@@ -169,16 +172,17 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             ended = _end_attempt(
                 job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error
             )
-            return _replace(ended, due_at=event.retry_at)
+            priority = event.retry_priority or job.priority
+            return _replace(ended, due_at=event.retry_at, wait_sequence=stream_sequence, priority=priority)
         case Interrupted():
             ended = _end_attempt(job, event, "interrupted", JobState.RETRY_WAIT, stream_sequence)
-            return _replace(ended, attempts_given_back=job.attempts_given_back + 1)
+            return _given_back(ended, None, stream_sequence)
         case Snoozed():
             ended = _end_attempt(job, event, "snoozed", JobState.RETRY_WAIT, stream_sequence)
-            return _replace(ended, attempts_given_back=job.attempts_given_back + 1, due_at=event.until)
+            return _given_back(ended, event.until, stream_sequence)
         case Paused():
             ended = _end_attempt(job, event, "paused", JobState.PAUSED, stream_sequence)
-            return _replace(ended, attempts_given_back=job.attempts_given_back + 1, due_at=event.until)
+            return _given_back(ended, event.until, stream_sequence)
         case Cancelled():
             ended = _end_attempt(job, event, "cancelled", JobState.CANCELLED, stream_sequence)
             return _replace(ended, finished_at=event.at, cancel_reason=event.reason or job.cancel_reason)
@@ -252,6 +256,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
             tick=event.tick,
             dispatches=dispatches,
             dispatch_sequence=dispatch_sequence,
+            wait_sequence=stream_sequence,
             due_at=due_at,
         )
     edited = event.input is not NO_VALUE or event.input_ref is not None
@@ -267,6 +272,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         timeout_s=event.timeout_s,
         dispatches=dispatches,
         dispatch_sequence=dispatch_sequence,
+        wait_sequence=stream_sequence,
         due_at=due_at,
         claim_epoch=0,
         finished_at=None,
@@ -288,9 +294,16 @@ def _started(job: Job, event: Started, stream_sequence: int) -> Job:
         attempts=(*before, attempt),
         claim_epoch=stream_sequence,
         dispatches=0,
+        wait_sequence=0,
         due_at=None,
         progress=None,
     )
+
+
+def _given_back(ended: Job, due_at: datetime | None, stream_sequence: int) -> Job:
+    """The attempt that ended does not count, and the job waits."""
+    given_back = ended.attempts_given_back + 1
+    return _replace(ended, attempts_given_back=given_back, due_at=due_at, wait_sequence=stream_sequence)
 
 
 def _end_attempt(
@@ -308,6 +321,7 @@ def _end_attempt(
         updated_at=event.at,
         last_sequence=stream_sequence,
         claim_epoch=0,
+        wait_sequence=0,
         due_at=None,
         error=error or job.error,
     )

@@ -5,9 +5,15 @@ An exception always means that this attempt failed.
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import msgspec
 
 from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.events import PRIORITIES, Priority
+
+DELAY_S_LIMIT: Final = 10 * 366 * 24 * 3600.0
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -19,10 +25,49 @@ class Cancel(msgspec.Struct, frozen=True):
 class Retry(msgspec.Struct, frozen=True):
     """End this attempt as failed without an exception, and let the job be tried again while attempts are left."""
 
+    delay_s: float | None = None  #: None: as the task's backoff says
     reason: str = "the task asked to be retried"
+    priority: Priority | None = None  #: of the next dispatch; None: as before
 
     def __post_init__(self) -> None:
-        """Check that a reason is given, since it is what the trail will show."""
+        """Check every value; a reason is required, since it is what the trail will show.
+
+        Raises: ConfigurationError.
+        """
         if not self.reason:
             message = "Retry needs a reason: it is what `jobledger jobs show` tells the next person"
             raise ConfigurationError(message)
+        if self.priority is not None and self.priority not in PRIORITIES:
+            raise ConfigurationError(f"Retry's priority must be high, normal or low, got {self.priority!r}")
+        if self.delay_s is not None:
+            check_delay("Retry's delay_s", self.delay_s)
+
+
+class Snooze(msgspec.Struct, frozen=True):
+    """Run the job again after `delay_s`; this attempt does not count."""
+
+    delay_s: float
+
+    def __post_init__(self) -> None:
+        """Check the delay.
+
+        Raises: ConfigurationError.
+        """
+        check_delay("Snooze's delay_s", self.delay_s)
+
+
+def check_delay(what: str, delay_s: object) -> None:
+    """Refuse what is no delay.
+
+    Raises: ConfigurationError for anything but a number of seconds from 0 to ten years.
+    """
+    if (
+        isinstance(delay_s, bool)
+        or not isinstance(delay_s, int | float)
+        or not math.isfinite(delay_s)
+        or not 0 <= delay_s <= DELAY_S_LIMIT
+    ):
+        message = (
+            f"{what} must be a number of seconds from 0 to {DELAY_S_LIMIT:g} (ten years), got {delay_s!r}"
+        )
+        raise ConfigurationError(message)

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
@@ -19,6 +20,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_arg
 import msgspec
 import msgspec.inspect
 
+from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.context import Context
 from jobledger.ledger.errors import (
     ConfigurationError,
@@ -26,54 +28,28 @@ from jobledger.ledger.errors import (
     TaskDefinitionError,
     UnknownTaskError,
 )
-from jobledger.ledger.events import PRIORITIES, Priority
+from jobledger.ledger.events import Priority
+from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.json_text import encode_value
+from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
 from jobledger.ledger.subjects import check_token
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_ATTEMPTS_DEFAULT: Final = 5
-_MAX_ATTEMPTS_LIMIT: Final = 1_000
 _UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
-_TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task's jobs are queued and tried."""
-
-    queue: str = "default"
-    priority: Priority = "normal"
-    max_attempts: int = MAX_ATTEMPTS_DEFAULT
-    timeout_s: float | None = None  #: of one attempt; None: no limit
-    id: str | None = None  #: None: a new UUIDv7
-
-    def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises: InvalidTokenError, ConfigurationError.
-        """
-        check_token("queue", self.queue)
-        if self.id is not None:
-            check_token("job id", self.id)
-        if self.priority not in PRIORITIES:
-            message = f"priority must be high, normal or low, got {self.priority!r}"
-            raise ConfigurationError(message)
-        if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= _MAX_ATTEMPTS_LIMIT:
-            message = f"max_attempts must be a whole number from 1 to {_MAX_ATTEMPTS_LIMIT}, got {self.max_attempts!r}"
-            raise ConfigurationError(message)
-        if self.timeout_s is not None and not 0 < self.timeout_s <= _TIMEOUT_S_LIMIT:
-            message = f"timeout_s must be above 0 and at most a week (604800), got {self.timeout_s!r}"
-            raise ConfigurationError(message)
 
 
 class Task(Generic[P, R]):
     """A function that jobs can run; calling it runs it here, as ever."""
 
-    def __init__(self, function: Callable[..., Any], name: str, options: Options) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, options: Options, rules: Rules | None = None
+    ) -> None:
         self.function = function
         self.name = check_token("task name", name)
         self.defaults = options
+        self.rules = rules or Rules()
         self.is_async = inspect.iscoroutinefunction(function)
         functools.update_wrapper(self, function)
 
@@ -93,10 +69,12 @@ class Task(Generic[P, R]):
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         id: str | None = None,  # noqa: A002 - the public name of the option
+        delay_s: float | None = None,
+        run_at: datetime | None = None,
     ) -> TaskWithOptions[P, R]:
         """Return the task with some options set for the next job.
 
-        Raises: InvalidTokenError, ConfigurationError.
+        Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
         given = {
             "queue": queue,
@@ -104,6 +82,8 @@ class Task(Generic[P, R]):
             "max_attempts": max_attempts,
             "timeout_s": timeout_s,
             "id": id,
+            "delay_s": delay_s,
+            "run_at": run_at,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return TaskWithOptions(self, msgspec.structs.replace(self.defaults, **changes))
@@ -278,6 +258,12 @@ def task(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    run_in: RunIn = "auto",
+    backoff: Backoff | None = None,
+    retry_on: ExceptionTypes = (),
+    give_up_on: ExceptionTypes = (),
+    hooks: Hooks | None = None,
+    heartbeat_s: float | None = None,
 ) -> _Decorator: ...
 def task(
     function: Callable[..., Any] | None = None,
@@ -288,17 +274,32 @@ def task(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    run_in: RunIn = "auto",
+    backoff: Backoff | None = None,
+    retry_on: ExceptionTypes = (),
+    give_up_on: ExceptionTypes = (),
+    hooks: Hooks | None = None,
+    heartbeat_s: float | None = None,
 ) -> Any:
     """Make a function, async or not, a task: `@task` or `@task(queue=..., max_attempts=..., timeout_s=...)`.
 
     The name a job carries is the function's, unless `name` is given; it must stay the same while jobs of it exist.
+    What the options mean is said at `Options` and `Rules`.
 
     Raises: InvalidTokenError, ConfigurationError.
     """
     options = Options(queue=queue, priority=priority, max_attempts=max_attempts, timeout_s=timeout_s)
+    rules = Rules(
+        run_in=run_in,
+        backoff=backoff or Backoff(),
+        retry_on=retry_on,
+        give_up_on=give_up_on,
+        hooks=hooks or Hooks(),
+        heartbeat_s=heartbeat_s,
+    )
 
     def decorate(decorated: Callable[..., Any]) -> Task[Any, Any]:
-        return Task(decorated, name or decorated.__name__, options)
+        return Task(decorated, name or decorated.__name__, options, rules)
 
     return decorate if function is None else decorate(function)
 
@@ -324,18 +325,24 @@ class TaskRegistry:
 
     def __init__(self, tasks: Iterable[Task[Any, Any]] = ()) -> None:
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self.modules: tuple[str, ...] = ()  #: as given to `load`, so that another process can load the same
+        self.hooks: tuple[Hooks, ...] = ()  #: found at the top of modules: for every task here
         for found in tasks:
             self.add(found)
 
     @classmethod
     def load(cls, modules: Iterable[str]) -> TaskRegistry:
-        """Import modules by dotted name (or a path to a .py file) and collect the tasks they hold.
+        """Import modules by dotted name (or a path to a .py file) and collect the tasks and the `Hooks` they hold.
 
         Raises: ConfigurationError for a module that cannot be imported or holds no task, TaskDefinitionError.
         """
         registry = cls()
         for name in modules:
             members: list[Any] = list(vars(_import(name)).values())
+            registry.modules += (name,)
+            for each in members:
+                if isinstance(each, Hooks) and each not in registry.hooks:
+                    registry.hooks += (each,)
             found: list[Task[Any, Any]] = [value for value in members if isinstance(value, Task)]
             if not found:
                 message = f"module {name!r} holds no task: decorate a function with @task"

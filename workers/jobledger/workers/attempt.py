@@ -15,7 +15,8 @@ import msgspec
 
 from jobledger.ledger.chain import Chain, transact
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.commands import Fail, Fence, Interrupt, Outcome, outcome_type
+from jobledger.ledger.commands import Fail, Fence, Interrupt, Outcome
+from jobledger.ledger.decisions import outcome_type
 from jobledger.ledger.errors import (
     CorruptLedgerError,
     IllegalTransitionError,

@@ -14,7 +14,8 @@ import msgspec
 from jobledger.ledger.chain import Chain, commit, load
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.codec import decode
-from jobledger.ledger.commands import Claim, DeadLetter, Stamp, TakeOver, decide
+from jobledger.ledger.commands import Claim, DeadLetter, Stamp, TakeOver
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import MalformedEventError, WrongSequenceError
 from jobledger.ledger.events import Queued
 from jobledger.ledger.job import Job, JobState, evolve

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import traceback
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import anyio.to_thread
@@ -110,6 +110,7 @@ class Execution:
             worker=attempt.worker,
             deadline=deadline,
             logger=logging.LoggerAdapter(_logger, extra),
+            channel=cast("Any", None),
         )
 
     async def _outcome(self, task: Task[Any, Any], epoch: int, value: Any) -> Outcome:

@@ -1,0 +1,110 @@
+"""A task's settings: `Options`, which travel with each job, and `Rules`, which stay with the worker's code."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from jobledger.ledger.backoff import Backoff
+from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.events import PRIORITIES, Priority
+from jobledger.ledger.hooks import Hooks
+from jobledger.ledger.inputs import keep_utc
+from jobledger.ledger.outcome import check_delay
+from jobledger.ledger.subjects import check_token
+
+MAX_ATTEMPTS_DEFAULT: Final = 5
+_MAX_ATTEMPTS_LIMIT: Final = 1_000
+_TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
+
+RunIn = Literal["auto", "process"]
+ExceptionTypes = tuple[type[BaseException], ...]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task's jobs are queued and tried; each job keeps those it was enqueued with."""
+
+    queue: str = "default"
+    priority: Priority = "normal"
+    max_attempts: int = MAX_ATTEMPTS_DEFAULT
+    timeout_s: float | None = None  #: of one attempt; None: no limit
+    id: str | None = None  #: None: a new UUIDv7
+    delay_s: float | None = None  #: not before so many seconds after enqueueing
+    run_at: datetime | None = None  #: not before this moment; one that is past means at once
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises: InvalidTokenError, ConfigurationError, InvalidInputError for a moment without time zone.
+        """
+        check_token("queue", self.queue)
+        if self.id is not None:
+            check_token("job id", self.id)
+        if self.priority not in PRIORITIES:
+            message = f"priority must be high, normal or low, got {self.priority!r}"
+            raise ConfigurationError(message)
+        if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= _MAX_ATTEMPTS_LIMIT:
+            message = f"max_attempts must be a whole number from 1 to {_MAX_ATTEMPTS_LIMIT}, got {self.max_attempts!r}"
+            raise ConfigurationError(message)
+        if self.timeout_s is not None:
+            _check_limit("timeout_s", self.timeout_s)
+        if self.delay_s is not None:
+            if self.run_at is not None:
+                raise ConfigurationError("give delay_s or run_at, not both")
+            check_delay("delay_s", self.delay_s)
+        if self.run_at is not None:
+            if not isinstance(cast("object", self.run_at), datetime):
+                raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
+            keep_utc(self, "run_at")
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How workers run a task. Not part of the job: a new release changes it for jobs that wait already."""
+
+    run_in: RunIn = (
+        "auto"  #: auto: a coroutine on the loop, a function in a thread; process: in a pool of processes
+    )
+    backoff: Backoff = Backoff()
+    retry_on: ExceptionTypes = ()  #: when given, any other exception makes the job a dead letter at once
+    give_up_on: ExceptionTypes = ()  #: these make it one at once, whatever attempts are left
+    hooks: Hooks = Hooks()
+    heartbeat_s: float | None = None  #: the attempt fails after so long without a sign of life; None: never
+
+    def __post_init__(self) -> None:
+        """Check every rule.
+
+        Raises: ConfigurationError.
+        """
+        if self.run_in not in ("auto", "process"):
+            raise ConfigurationError(f"run_in must be auto or process, got {self.run_in!r}")
+        if not isinstance(cast("object", self.backoff), Backoff):
+            raise ConfigurationError(f"backoff must be a Backoff(...), got {self.backoff!r}")
+        if not isinstance(cast("object", self.hooks), Hooks):
+            raise ConfigurationError(f"hooks must be a Hooks(...), got {self.hooks!r}")
+        _check_exceptions("retry_on", self.retry_on)
+        _check_exceptions("give_up_on", self.give_up_on)
+        if self.heartbeat_s is not None:
+            _check_limit("heartbeat_s", self.heartbeat_s)
+
+    def may_retry(self, error: BaseException) -> bool:
+        """Return whether an exception leaves room for another attempt; of two that fit, giving up wins."""
+        if isinstance(error, self.give_up_on):
+            return False
+        return not self.retry_on or isinstance(error, self.retry_on)
+
+
+def _is_exception_type(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _check_limit(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _TIMEOUT_S_LIMIT:
+        message = f"{name} must be above 0 and at most a week (604800), got {value!r}"
+        raise ConfigurationError(message)
+
+
+def _check_exceptions(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(map(_is_exception_type, value)):
+        raise ConfigurationError(f"{name} must be a tuple of exception classes, got {value!r}")
