@@ -106,5 +106,5 @@ def _check_limit(name: str, value: Any) -> None:
 
 
 def _check_exceptions(name: str, value: object) -> None:
-    if not isinstance(value, tuple) or not all(map(_is_exception_type, value)):
+    if not isinstance(value, tuple) or not all(map(_is_exception_type, cast("tuple[object, ...]", value))):
         raise ConfigurationError(f"{name} must be a tuple of exception classes, got {value!r}")
