@@ -14,6 +14,7 @@ import pytest
 
 from jobledger.ledger.codec import Stored, encode
 from jobledger.ledger.errors import (
+    CorruptLedgerError,
     LedgerFullError,
     PayloadTooLargeError,
     SequenceGapError,
@@ -390,6 +391,28 @@ async def test_what_no_version_knows_stops_its_readers_and_nobody_else(log: Log)
     with pytest.raises(UnknownEventError):
         await log.get(2)
     assert sequences(await log.read_chain(chain_of(log))) == [1]
+
+
+async def test_what_precedes_the_unreadable_is_read_first_and_what_follows_can_be(log: Log) -> None:
+    await fill(log, 2)
+    subject = f"{log.names.ledger_root}.job.email.new.cancelled"
+    await log.append([Entry(subject, b"{}", chain_of(log, "new"), 0)])
+    await log.append([entry(log, 0, event("later"))])
+    before: list[Stored] = []
+    with pytest.raises(CorruptLedgerError) as caught:
+        async with reading(log.read()) as batches, asyncio.timeout(LIMIT_S):
+            async for batch in batches:
+                before.extend(batch)
+    assert sequences(before) == [1, 2]
+    assert (caught.value.stream_sequence, caught.value.next_sequence) == (3, 4)
+    assert sequences(await collect(log.read(from_sequence=caught.value.next_sequence))) == [4]
+
+
+async def test_every_way_to_read_tells_the_subject(log: Log) -> None:
+    appended = entry(log, 0)
+    await log.append([appended])
+    found = [*await collect(log.read()), *await log.read_chain(chain_of(log)), await log.get(1)]
+    assert [stored and stored.subject for stored in found] == [appended.subject] * 3
 
 
 async def test_of_nine_writers_racing_for_a_chain_one_wins(log: Log) -> None:

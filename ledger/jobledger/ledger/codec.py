@@ -31,6 +31,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: bytes  #: exactly as stored
     stream_sequence: int
     stored_at: datetime  #: the server's clock, UTC; this one orders
+    subject: str = ""  #: under which it is stored; every Log fills it in
 
     @property
     def hash(self) -> str:
@@ -64,9 +65,13 @@ def decode(data: bytes, *, stream_sequence: int = 0) -> JobEvent:
                 f"event {tag!r} at stream sequence {stream_sequence} is not known to this version: "
                 "read this ledger with a newer jobledger"
             )
-            raise UnknownEventError(message) from error
+            raise UnknownEventError(
+                message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1
+            ) from error
         message = f"the message at stream sequence {stream_sequence} is not an event of this ledger: {error}"
-        raise MalformedEventError(message) from error
+        raise MalformedEventError(
+            message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1
+        ) from error
 
 
 def _read_tag(data: bytes) -> str:

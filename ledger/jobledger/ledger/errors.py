@@ -232,6 +232,11 @@ class AppendOutcomeUnknownError(UnreachableError):
 class CorruptLedgerError(LedgerError):
     """What is stored contradicts the ledger's rules: nothing may be computed from it."""
 
+    def __init__(self, message: str, *, stream_sequence: int = 0, next_sequence: int = 0) -> None:
+        self.stream_sequence = stream_sequence  #: the first one that is wrong; 0 when it is not known
+        self.next_sequence = next_sequence  #: where reading could go on behind it; 0 when nowhere
+        super().__init__(message)
+
 
 class MalformedEventError(CorruptLedgerError):
     """A stored message is not an event of this ledger."""

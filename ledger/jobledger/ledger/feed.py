@@ -22,7 +22,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
 )
 from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Head
+from jobledger.ledger.log import Head, readable
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
 from jobledger.ledger.streams import api
 
@@ -80,7 +80,7 @@ class Feed:
             raise SequenceGapError(message)
         if self._dense and self._from_time is None and self._next < head.first_sequence:
             message = f"the ledger begins at stream sequence {head.first_sequence}: {self._next} is not held any more"
-            raise SequenceGapError(message)
+            raise SequenceGapError(message, stream_sequence=self._next, next_sequence=head.first_sequence)
 
     async def batches(self, *, until: int | None) -> AsyncGenerator[list[Stored], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None."""
@@ -123,7 +123,9 @@ class Feed:
         await consumer.open()
         try:
             while until is None or self._next <= until:
-                batch, pending = await self._take(consumer)
+                taken = await self._take(consumer)
+                pending = taken[-1].pending
+                batch, problem = readable(taken, self._check)
                 wanted = (
                     batch
                     if until is None
@@ -131,6 +133,8 @@ class Feed:
                 )
                 if wanted:
                     yield wanted
+                if problem is not None and (until is None or problem.stream_sequence <= until):
+                    raise problem
                 if until is not None and pending == 0:
                     self._exhausted = True
                     return
@@ -149,8 +153,8 @@ class Feed:
             self._lost = True
         self._wake.set()
 
-    async def _take(self, consumer: PullConsumer) -> tuple[list[Stored], int]:
-        """Wait for deliveries; return them in order, and how many the server still had at the last one."""
+    async def _take(self, consumer: PullConsumer) -> list[Delivery]:
+        """Wait for deliveries; return them in order, at least one."""
         loop = asyncio.get_running_loop()
         while not self._held:
             if self._lost or (loop.time() - max(consumer.heard_at, 0.0) > _SILENCE_MAX_S and consumer.asked):
@@ -164,7 +168,7 @@ class Feed:
                 continue
         taken, self._held = self._held, []
         self._ask(consumer)
-        return [self._check(delivery) for delivery in taken], taken[-1].pending
+        return taken
 
     def _ask(self, consumer: PullConsumer) -> None:
         if consumer.asked <= _ASKED_MAX - _REQUEST and len(self._held) < _HELD_MAX:
@@ -175,7 +179,7 @@ class Feed:
         sequence = delivery.stream_sequence
         if self._dense and sequence != self._next and self._from_time is None:
             message = f"stream sequence {self._next} is missing: the ledger goes on with {sequence}"
-            raise SequenceGapError(message)
+            raise SequenceGapError(message, stream_sequence=self._next, next_sequence=sequence)
         self._from_time = None  # only the first event is found by time
         self._next = sequence + 1
         return Stored(
@@ -183,6 +187,7 @@ class Feed:
             data=delivery.data,
             stream_sequence=sequence,
             stored_at=delivery.stored_at,
+            subject=delivery.subject.decode(errors="replace"),
         )
 
     async def _check_not_rewound(self) -> None:

@@ -319,7 +319,11 @@ def _stored(data: bytes, headers: bytes) -> Stored:
         message = "the server answered a direct get without sequence or time"
         raise MalformedEventError(message) from error
     return Stored(
-        event=decode(data, stream_sequence=sequence), data=data, stream_sequence=sequence, stored_at=stored_at
+        event=decode(data, stream_sequence=sequence),
+        data=data,
+        stream_sequence=sequence,
+        stored_at=stored_at,
+        subject=header(headers, b"Nats-Subject").decode(errors="replace"),
     )
 
 

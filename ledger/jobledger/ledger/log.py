@@ -6,13 +6,14 @@ Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.subjects import Names
 
 #: The server's limit on the messages of one atomic batch.
@@ -36,6 +37,22 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int  #: of the oldest event held; 1 unless a prefix was archived
     last_sequence: int  #: 0 when nothing was ever stored
     stored_bytes: int
+
+
+_Found = TypeVar("_Found")
+
+
+def readable(
+    found: Iterable[_Found], read: Callable[[_Found], Stored]
+) -> tuple[list[Stored], CorruptLedgerError | None]:
+    """Read what was found up to the first that cannot be read; return the events and what is wrong with it."""
+    events: list[Stored] = []
+    for each in found:
+        try:
+            events.append(read(each))
+        except CorruptLedgerError as error:
+            return events, error
+    return events, None
 
 
 class Log(Protocol):
@@ -89,7 +106,8 @@ class Log(Protocol):
         """Yield batches (never empty, at most a few hundred) in stream order from a sequence or a server time.
 
         Ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
-        checked to be dense. Close the iterator (`contextlib.aclosing`) when leaving early.
+        checked to be dense. What precedes an event that cannot be read is yielded before the error is raised.
+        Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
             SequenceGapError: a sequence is missing, or the log ends before `from_sequence - 1`.

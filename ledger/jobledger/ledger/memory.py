@@ -20,7 +20,7 @@ from jobledger.ledger.errors import (
     SequenceGapError,
     WrongSequenceError,
 )
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, readable
 from jobledger.ledger.subjects import Names
 
 _READ_BATCH: Final = 256
@@ -109,8 +109,13 @@ class MemoryLog:
 
     def _stored(self, index: int) -> Stored:
         kept, sequence = self._kept[index], index + 1
-        event = decode(kept.data, stream_sequence=sequence)
-        return Stored(event=event, data=kept.data, stream_sequence=sequence, stored_at=kept.stored_at)
+        return Stored(
+            event=decode(kept.data, stream_sequence=sequence),
+            data=kept.data,
+            stream_sequence=sequence,
+            stored_at=kept.stored_at,
+            subject=kept.subject,
+        )
 
     async def get(self, stream_sequence: int) -> Stored | None:
         """Return one event; see `Log.get`."""
@@ -146,14 +151,13 @@ class MemoryLog:
                 from_time = (
                     None if wanted else from_time
                 )  # what follows the first is wanted, whatever its clock says
-            batch = [
-                self._stored(index)
-                for index in wanted
-                if not fits or fits.fullmatch(self._kept[index].subject)
-            ]
+            fitting = [index for index in wanted if not fits or fits.fullmatch(self._kept[index].subject)]
+            batch, problem = readable(fitting, self._stored)
             position = end
             if batch:
                 yield batch
+            if problem is not None:
+                raise problem
 
     def _since(self, moment: datetime, indexes: range) -> range:
         first = next((index for index in indexes if self._kept[index].stored_at >= moment), indexes.stop)

@@ -35,6 +35,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     delivered: int  #: JetStream's count, from 1; not the attempt
     stored_ns: int  #: the server's clock at the append, nanoseconds since 1970
     pending: int  #: how many more the consumer has to deliver
+    subject: bytes = b""  #: under which the message is stored
 
     @property
     def stored_at(self) -> datetime:
@@ -48,7 +49,7 @@ def time_of(nanoseconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
 
 
-def parse_delivery(reply: bytes, data: bytes) -> Delivery:
+def parse_delivery(reply: bytes, data: bytes, subject: bytes = b"") -> Delivery:
     """Read what an ack subject says of its message; both generations of the subject."""
     tokens = reply.split(b".")
     at = 4 if len(tokens) == _OLD_ACK_TOKENS else 4 + _NEW_ACK_OFFSET
@@ -59,6 +60,7 @@ def parse_delivery(reply: bytes, data: bytes) -> Delivery:
         int(tokens[at]),
         int(tokens[at + 3]),
         int(tokens[at + 4]),
+        subject,
     )
 
 
@@ -134,7 +136,7 @@ class PullConsumer:
         self.heard_at = self._loop.time()
         if reply.startswith(b"$JS.ACK."):
             self._count_delivery()
-            self._on_delivery(parse_delivery(reply, data))
+            self._on_delivery(parse_delivery(reply, data, subject))
             return
         status = status_of(headers)
         if status and status != "100":  # 100 is the idle heartbeat
