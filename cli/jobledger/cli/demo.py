@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import anyio
-import anyio.abc
 import typer
 from rich.progress import Progress
 
@@ -52,7 +51,7 @@ def demo(
 async def _demo(output: Output, files_max: int | None, durability: Durability) -> None:
     """Everything the demo starts and stores lives in this block, and is gone after it, whatever happens."""
     async with anyio.create_task_group() as group:
-        await group.start(_interrupt_on_signal)
+        await group.start(watch_signals, _interrupt)
         with anyio.fail_after(_LIMIT_S), tempfile.TemporaryDirectory(prefix="jobledger-demo-") as folder:
             async with (
                 EmbeddedServer(Path(folder) / "server", port=0, durability=durability) as server,
@@ -64,11 +63,8 @@ async def _demo(output: Output, files_max: int | None, durability: Durability) -
                 group.cancel_scope.cancel()
 
 
-async def _interrupt_on_signal(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-    def interrupt() -> None:
-        raise StoppedBySignalError
-
-    await watch_signals(interrupt, task_status=task_status)
+def _interrupt() -> None:
+    raise StoppedBySignalError
 
 
 class _Show:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.abc
 import typer
 
 from jobledger.cli import options
@@ -38,11 +37,7 @@ def run_projector(
 
 async def _run(output: Output, target: Target, chosen: Path | None) -> None:
     async with opened(target) as ledger, anyio.create_task_group() as group:
-
-        async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-            await watch_signals(group.cancel_scope.cancel, task_status=task_status)
-
-        await group.start(watch)
+        await group.start(watch_signals, group.cancel_scope.cancel)
         group.start_soon(until_closed, ledger)
         path = await projection_path(ledger, chosen)
         position = await caught_up(ledger, path, output)

@@ -27,14 +27,10 @@ def server(
 
 async def _server(output: Output, directory: Path, port: int, durability: Durability) -> None:
     async with anyio.create_task_group() as group:
-        await group.start(_watch, group.cancel_scope)
+        await group.start(watch_signals, group.cancel_scope.cancel)
         async with embedded(directory, port=port, durability=durability) as running:
             _say_ready(output, running)
             await until_ended(running)
-
-
-async def _watch(scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    await watch_signals(scope.cancel, task_status=task_status)
 
 
 def _say_ready(output: Output, running: EmbeddedServer) -> None:

@@ -197,7 +197,10 @@ async def caught_up(ledger: Ledger, path: Path, output: Output) -> Position:
 
 
 async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Call `on_signal` for every SIGINT, SIGTERM and SIGHUP until cancelled; under nohup SIGHUP stays ignored."""
+    """Call `on_signal` for every SIGINT, SIGTERM and SIGHUP until cancelled; under nohup SIGHUP stays ignored.
+
+    For `await group.start(watch_signals, on_signal)`: once that returns no signal is missed.
+    """
     wanted = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         wanted.append(signal.SIGHUP)

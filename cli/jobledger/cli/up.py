@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import anyio
-import anyio.abc
 import msgspec
 
 from jobledger.cli import options
@@ -116,11 +115,8 @@ async def _run(
         if made is not None:
             made.stop()
 
-    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        await watch_signals(on_signal, task_status=task_status)
-
     async with anyio.create_task_group() as group:
-        await group.start(watch)
+        await group.start(watch_signals, on_signal)
         if server is not None:
             group.start_soon(until_ended, server)
         group.start_soon(until_closed, ledger)

@@ -8,7 +8,6 @@ import sys
 from typing import Annotated
 
 import anyio
-import anyio.abc
 import typer
 
 from jobledger.cli import options
@@ -62,11 +61,8 @@ async def _run(output: Output, ledger: Ledger, made: Worker, *, until_eof: bool)
         output.note("stopping: running attempts get their grace; once more to stop at once")
         made.stop()
 
-    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        await watch_signals(on_signal, task_status=task_status)
-
     async with anyio.create_task_group() as group:
-        await group.start(watch)
+        await group.start(watch_signals, on_signal)
         group.start_soon(until_closed, ledger)
         group.start_soon(_say_ready, output, ledger, made)
         if until_eof:
