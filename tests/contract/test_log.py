@@ -68,9 +68,9 @@ def reading(
     return aclosing(cast("AsyncGenerator[list[Stored], None]", batches))
 
 
-async def collect(batches: AsyncIterator[list[Stored]]) -> list[Stored]:
+async def collect(batches: AsyncIterator[list[Stored]], *, into: list[Stored] | None = None) -> list[Stored]:
     async with reading(batches) as reader, asyncio.timeout(LIMIT_S):
-        found: list[Stored] = []
+        found: list[Stored] = [] if into is None else into
         async for batch in reader:
             assert 1 <= len(batch) <= 1_000
             found.extend(batch)
@@ -400,9 +400,7 @@ async def test_what_precedes_the_unreadable_is_read_first_and_what_follows_can_b
     await log.append([entry(log, 0, event("later"))])
     before: list[Stored] = []
     with pytest.raises(CorruptLedgerError) as caught:
-        async with reading(log.read()) as batches, asyncio.timeout(LIMIT_S):
-            async for batch in batches:
-                before.extend(batch)
+        await collect(log.read(), into=before)
     assert sequences(before) == [1, 2]
     assert (caught.value.stream_sequence, caught.value.next_sequence) == (3, 4)
     assert sequences(await collect(log.read(from_sequence=caught.value.next_sequence))) == [4]
