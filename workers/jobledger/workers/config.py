@@ -11,6 +11,7 @@ from jobledger.ledger.subjects import check_token
 
 _CONCURRENCY_MAX: Final = 10_000
 _QUEUES_MAX: Final = 100
+_WEIGHT_MAX: Final = 100
 _ACK_WAIT_S_MAX: Final = 3600
 
 
@@ -18,12 +19,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process's settings."""
 
     queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
+    weights: dict[str, int] = {}  #: how often a queue is asked beside the others, 1 to 100; 1 where not named
     concurrency: int = 100  #: attempts that may run at once, threads included
     grace_s: float = 30.0  #: how long running attempts may go on after a stop was asked for
     ack_wait_s: float = (
         10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
     )
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
+    supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -33,6 +36,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         for queue in self.queues:
             check_token("queue", queue)
         _require(len(self.queues) <= _QUEUES_MAX, f"a worker serves at most {_QUEUES_MAX} queues")
+        for queue, weight in self.weights.items():
+            _require(
+                not self.queues or queue in self.queues, f"queue {queue!r} has a weight but is not served"
+            )
+            _require(
+                type(weight) is int and 1 <= weight <= _WEIGHT_MAX,
+                f"the weight of queue {queue!r} must be a whole number from 1 to {_WEIGHT_MAX}, got {weight!r}",
+            )
         _require(
             type(self.concurrency) is int and 1 <= self.concurrency <= _CONCURRENCY_MAX,
             f"concurrency must be a whole number from 1 to {_CONCURRENCY_MAX}, got {self.concurrency!r}",
