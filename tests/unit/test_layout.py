@@ -158,7 +158,7 @@ def test_the_pins_name_no_index_and_hash_everything() -> None:
 
 def test_workers_tell_the_version_of_the_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lease = (ROOT / "workers/jobledger/workers/lease.py").read_text(encoding="utf-8")
+    lease = (ROOT / "ledger/jobledger/ledger/lease_keeper.py").read_text(encoding="utf-8")
     assert f'_VERSION: Final = "{project["version"]}"' in lease
 
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import secrets
-import socket
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -40,6 +36,7 @@ from jobledger.ledger.errors import (
 from jobledger.ledger.events import EVENT_TYPES
 from jobledger.ledger.handle import JobHandle, Sources
 from jobledger.ledger.hints import Hints
+from jobledger.ledger.identity import new_identity
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.jetstream import JetStreamLog
 from jobledger.ledger.job import Job
@@ -57,16 +54,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
-_HOST_LENGTH_MAX: Final = 32
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOCK_STEP: Final = timedelta(seconds=1)
-
-
-def new_identity() -> str:
-    """Return a name for this process that no other has had: `<host>-<pid>-<random>`, fit for a subject."""
-    host = _UNSAFE.sub("-", socket.gethostname())[:_HOST_LENGTH_MAX] or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Worker leases: one key per worker process that expires unless renewed.
+"""Leases: one key per process, worker or lock-holding client, that expires unless renewed.
 
 Each renewal is conditional on the revision the last one got, so a worker that was away finds out. The key is
 judged by the server's clock alone: it is there, or the lease is over. Source: ADR 006.
@@ -7,10 +7,11 @@ judged by the server's clock alone: it is there, or the lease is over. Source: A
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -25,6 +26,10 @@ from jobledger.ledger.subjects import Names
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
 _LISTED_MAX: Final = 1_000
+_MESSAGE_NOT_FOUND: Final = 10037
+
+#: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
+LeaseKind = Literal["worker", "client"]
 
 
 class LeaseLostError(RefusedError):
@@ -32,7 +37,7 @@ class LeaseLostError(RefusedError):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself with each renewal."""
+    """What a worker, or a client that holds locks, says of itself with each renewal."""
 
     worker: str  #: `<host>-<pid>-<random>`
     host: str
@@ -43,6 +48,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0  #: jobs at the last renewal
     version: str = ""
     stopped: bool = False  #: it ended in good order; the lease is over
+    kind: LeaseKind = "worker"
 
 
 _decode = msgspec.json.Decoder(WorkerInfo).decode
@@ -122,7 +128,11 @@ class JetStreamLeases:
         """Read the key; see `Leases.find`."""
         found = await self._last(self._prefix + worker)
         if found is None:
-            return None
+            # A replica may answer that has not got the key yet: only the leader can say that there is none.
+            data = await self._last_at_leader(self._prefix + worker)
+            if data is None:
+                return None
+            found = data, 0
         info = _decode(found[0])
         return None if info.stopped else info
 
@@ -143,8 +153,22 @@ class JetStreamLeases:
             raise ServerUnreachableError(message)
         return data, _sequence(headers)
 
+    async def _last_at_leader(self, subject: str) -> bytes | None:
+        call, request = f"$JS.API.STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}
+        try:
+            answer = await self._inbox.api(call, request, timeout_s=_READ_TIMEOUT_S)
+        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
+            raise ServerUnreachableError("the workers' bucket gave no answer") from error
+        refused = answer.get("error")
+        if refused is None:
+            return base64.b64decode(answer["message"]["data"])
+        if refused.get("err_code") == _MESSAGE_NOT_FOUND:
+            return None
+        message = f"the workers' bucket gave no answer but {refused.get('description', '?')!r}"
+        raise ServerUnreachableError(message)
+
     async def all(self) -> list[WorkerInfo]:
-        """Return every worker whose key lives, stopped ones included, by name.
+        """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
 
         Raises: ServerUnreachableError.
         """
@@ -153,7 +177,8 @@ class JetStreamLeases:
         )
         subjects: dict[str, Any] = answer.get("state", {}).get("subjects") or {}
         found = [await self._last(subject) for subject in sorted(subjects)[:_LISTED_MAX]]
-        return [_decode(each[0]) for each in found if each is not None]
+        infos = [_decode(each[0]) for each in found if each is not None]
+        return [info for info in infos if info.kind == "worker"]
 
 
 def _sequence(headers: bytes) -> int:

@@ -27,13 +27,13 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import ErrorInfo, Queued
 from jobledger.ledger.job import Job
+from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
 from jobledger.workers.intake import Intake
-from jobledger.workers.lease import LeaseKeeper
 from jobledger.workers.patience import patiently
 
 logger = logging.getLogger("jobledger.workers.attempt")

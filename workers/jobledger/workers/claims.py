@@ -19,9 +19,9 @@ from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import MalformedEventError, WrongSequenceError
 from jobledger.ledger.events import Queued
 from jobledger.ledger.job import Job, JobState, evolve
+from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
-from jobledger.workers.lease import LeaseKeeper
 
 _TRIES_MAX: Final = 8
 _WAIT_STEP_S_MIN: Final = 0.25

@@ -12,13 +12,13 @@ import anyio
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
+from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt import Attempts
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.execution import Execution
 from jobledger.workers.intake import Intake
-from jobledger.workers.lease import LeaseKeeper
 
 logger = logging.getLogger("jobledger.workers")
 

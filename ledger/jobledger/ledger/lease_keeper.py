@@ -1,7 +1,8 @@
-"""The worker's lease: one key that says this process lives, renewed in time or given up.
+"""A process's lease: one key that says that it lives, renewed in time or given up.
 
-By its own monotonic clock the worker knows when others may take over its jobs; then it stops them, takes a
-new identity and starts afresh. So no job is taken over while its holder may still run it. Source: ADR 006.
+By its own monotonic clock the process knows when others may take over what it holds, a worker's jobs or a
+client's locks; then it stops what it does with them, takes a new identity and starts afresh. So nothing is taken
+over while its holder may still work on it. Source: ADR 006.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from jobledger.ledger.client import new_identity
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.errors import LedgerError
-from jobledger.ledger.leases import LeaseLostError, Leases, WorkerInfo
+from jobledger.ledger.identity import new_identity
+from jobledger.ledger.leases import LeaseKind, LeaseLostError, Leases, WorkerInfo
 
-logger = logging.getLogger("jobledger.workers.lease")
+logger = logging.getLogger("jobledger.lease")
 
 _RENEWALS_PER_LEASE: Final = 3
 _RETRY_S: Final = 0.5
-#: Clocks of two machines differ in rate by far less than this; the worker counts its lease shorter by it.
+#: Clocks of two machines differ in rate by far less than this; the holder counts its lease shorter by it.
 _MARGIN: Final = 0.05
 _VERSION: Final = "0.1.0"
 
@@ -38,12 +39,14 @@ class LeaseKeeper:
         *,
         running: Callable[[], int],
         on_lost: Callable[[str], None],
+        kind: LeaseKind = "worker",
     ) -> None:
         self._leases = leases
         self._clock = clock
         self._queues = queues
         self._running = running
         self._on_lost = on_lost
+        self._kind: LeaseKind = kind
         self._revision = 0
         self._valid_until = 0.0
         self._started_at = clock.now()
@@ -52,7 +55,7 @@ class LeaseKeeper:
 
     @property
     def is_valid(self) -> bool:
-        """Whether nobody may take over this worker's jobs yet, by the monotonic clock."""
+        """Whether nobody may take over what this process holds yet, by the monotonic clock."""
         return self._clock.monotonic() < self._valid_until
 
     def holds(self, identity: str) -> bool:
@@ -96,7 +99,7 @@ class LeaseKeeper:
         self._revision = 0
         self._valid_until = 0.0  # the new identity has no lease yet, so it may claim nothing
         logger.error(
-            "lease of %s %s: its jobs are stopped, this worker goes on as %s", lost, why, self.identity
+            "lease of %s %s: what it held is given up, this process goes on as %s", lost, why, self.identity
         )
         self._on_lost(lost)
 
@@ -120,10 +123,11 @@ class LeaseKeeper:
             running=self._running(),
             version=_VERSION,
             stopped=stopped,
+            kind=self._kind,
         )
 
     async def close(self) -> None:
-        """Say that this worker has ended, so that nobody waits for its lease to be over.
+        """Say that this process has ended, so that nobody waits for its lease to be over.
 
         Raises: LeaseLostError, UnreachableError; both harmless, the key expires.
         """
