@@ -26,6 +26,9 @@ from jobledger.ledger.subjects import Names
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
 _LISTED_MAX: Final = 1_000
+_END_TRIES_MAX: Final = 3
+#: How many of a worker's jobs its lease names.
+JOBS_MAX: Final = 100
 _MESSAGE_NOT_FOUND: Final = 10037
 
 #: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
@@ -46,8 +49,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
     renewed_at: datetime  #: the worker's own clock
     running: int = 0  #: jobs at the last renewal
+    jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
     version: str = ""
-    stopped: bool = False  #: it ended in good order; the lease is over
+    supervisor: str = ""  #: identity of the process that looks after this one; "" without
+    stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
     kind: LeaseKind = "worker"
 
 
@@ -118,11 +123,38 @@ class JetStreamLeases:
     async def _own_newer(self, entry: Entry) -> int | None:
         """Return the revision of our own renewal whose answer was lost, None when the lease is over.
 
-        Only this worker writes this key, so a newer revision is its own. It counts from when it was stored, so
-        the key has to be written once more to be good for the whole time again.
+        While it lives only this worker writes this key, so a newer revision is its own, unless it says that the
+        worker is gone: then the lease is over. It counts from when it was stored, so the key has to be written
+        once more to be good for the whole time again.
         """
         found = await self._last(entry.subject)
-        return found[1] if found is not None and 0 < (entry.expected or 0) < found[1] else None
+        if found is None or _decode(found[0]).stopped:
+            return None
+        return found[1] if 0 < (entry.expected or 0) < found[1] else None
+
+    async def end(self, worker: str) -> bool:
+        """Mark a worker as gone, so that nobody waits for its lease to be over; return whether that was needed.
+
+        Only for whoever knows that its process has ended, as a parent does that reaped its child: jobs are taken
+        over from then on. What the dead one had sent may still arrive; a renewal is then refused. Source: ADR 006.
+
+        Raises: ServerUnreachableError, LeaseLostError, AppendRefusedError; all harmless, the key expires.
+        """
+        subject = self._prefix + worker
+        for _ in range(_END_TRIES_MAX):
+            found = await self._last(subject)
+            if found is None or (info := _decode(found[0])).stopped:
+                return False
+            gone = msgspec.structs.replace(info, running=0, jobs=(), stopped=True)
+            try:
+                await self._put(Entry(subject, msgspec.json.encode(gone), subject, found[1]))
+            except AppendRefusedError as error:
+                if error.code not in WRONG_SEQUENCE_CODES:
+                    raise  # else a renewal was still on its way, or the read came from a replica that lags
+            else:
+                return True
+        message = f"lease of {worker} could not be ended: it is renewed all the time"
+        raise LeaseLostError(message)
 
     async def find(self, worker: str) -> WorkerInfo | None:
         """Read the key; see `Leases.find`."""
