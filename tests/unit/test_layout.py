@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from jobledger.ledger.version import version
+
 ROOT = Path(__file__).parents[2]
 PORTIONS = ("ledger", "projections", "workers", "cli")
 SOURCES = sorted(path for portion in PORTIONS for path in (ROOT / portion).rglob("*.py"))
@@ -158,8 +160,7 @@ def test_the_pins_name_no_index_and_hash_everything() -> None:
 
 def test_workers_tell_the_version_of_the_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lease = (ROOT / "ledger/jobledger/ledger/lease_keeper.py").read_text(encoding="utf-8")
-    assert f'_VERSION: Final = "{project["version"]}"' in lease
+    assert version() == project["version"]
 
 
 def test_every_requirement_is_pinned() -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final, TextIO
 
 import typer
@@ -17,6 +16,7 @@ import typer
 from jobledger.cli import demo, doctor, enqueue, events, jobs, projection, server, up, worker, workers
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.session import exit_at_once, set_up_logs
+from jobledger.ledger.version import version
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
@@ -45,11 +45,7 @@ app.command("demo")(demo.demo)
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's callbacks
     if wanted:
-        try:
-            found = version("jobledger")
-        except PackageNotFoundError:
-            found = "unknown (not installed)"
-        sys.stdout.write(f"jobledger {found}\n")
+        sys.stdout.write(f"jobledger {version()}\n")
         raise typer.Exit
 
 

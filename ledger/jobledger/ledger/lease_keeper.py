@@ -11,13 +11,15 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final
 
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.errors import LedgerError
 from jobledger.ledger.identity import new_identity
-from jobledger.ledger.leases import LeaseKind, LeaseLostError, Leases, WorkerInfo
+from jobledger.ledger.leases import JOBS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
+from jobledger.ledger.version import version
 
 logger = logging.getLogger("jobledger.lease")
 
@@ -25,7 +27,6 @@ _RENEWALS_PER_LEASE: Final = 3
 _RETRY_S: Final = 0.5
 #: Clocks of two machines differ in rate by far less than this; the holder counts its lease shorter by it.
 _MARGIN: Final = 0.05
-_VERSION: Final = "0.1.0"
 
 
 class LeaseKeeper:
@@ -40,13 +41,20 @@ class LeaseKeeper:
         running: Callable[[], int],
         on_lost: Callable[[str], None],
         kind: LeaseKind = "worker",
+        jobs: Callable[[], Iterable[str]] = tuple,
+        supervisor: str = "",
+        announce: Callable[[str], None] | None = None,
     ) -> None:
+        """`announce` gets every identity before anything is done under it, for a supervisor that may outlive us."""
         self._leases = leases
         self._clock = clock
         self._queues = queues
         self._running = running
         self._on_lost = on_lost
         self._kind: LeaseKind = kind
+        self._jobs = jobs
+        self._supervisor = supervisor
+        self._announce = announce
         self._revision = 0
         self._valid_until = 0.0
         self._started_at = clock.now()
@@ -107,6 +115,8 @@ class LeaseKeeper:
         """Write the key; the lease counts from before the request was sent, so never too long."""
         sent_at = self._clock.monotonic()
         identity = self.identity
+        if not self._revision and self._announce is not None:
+            self._announce(identity)
         revision = await self._leases.renew(self._info(stopped=stopped), self._revision)
         if identity == self.identity:
             self._revision = revision
@@ -121,7 +131,9 @@ class LeaseKeeper:
             started_at=self._started_at,
             renewed_at=self._clock.now(),
             running=self._running(),
-            version=_VERSION,
+            jobs=tuple(islice(self._jobs(), JOBS_MAX)),
+            supervisor=self._supervisor,
+            version=version(),
             stopped=stopped,
             kind=self._kind,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
@@ -33,7 +34,15 @@ class Worker:
     attempts go on for `grace_s`, the second ends them at once. Whatever is cut off is taken over by others.
     """
 
-    def __init__(self, ledger: Ledger, tasks: TaskRegistry, config: WorkerConfig | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        tasks: TaskRegistry,
+        config: WorkerConfig | None = None,
+        *,
+        announce: Callable[[str], None] | None = None,
+    ) -> None:
+        """`announce` gets every identity of this worker before anything is done under it: see `Parent`."""
         self._ledger = ledger
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
@@ -50,6 +59,9 @@ class Worker:
             self.queues,
             running=lambda: len(self._attempts.running),
             on_lost=self._on_lease_lost,
+            jobs=lambda: (ref.job_id for ref in self._attempts.running),
+            supervisor=self._config.supervisor,
+            announce=announce,
         )
         threads = anyio.CapacityLimiter(self._config.concurrency)
         self._attempts = Attempts(ledger, tasks, self._lease, self._intake, Execution(ledger, threads))
