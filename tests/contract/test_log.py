@@ -23,7 +23,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import Cancelled, JobEvent, Queued
 from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.subjects import JobRef, LockRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -411,6 +411,59 @@ async def test_every_way_to_read_tells_the_subject(log: Log) -> None:
     await log.append([appended])
     found = [*await collect(log.read()), *await log.read_chain(chain_of(log)), await log.get(1)]
     assert [stored and stored.subject for stored in found] == [appended.subject] * 3
+
+
+def lock_entry(log: Log, expected: int | None, data: bytes, event_type: str = "acquired") -> Entry:
+    ref = LockRef(scope="account", lock_id="42")
+    return Entry(log.names.lock_event(ref, event_type), data, log.names.lock_chain(ref), expected)
+
+
+async def test_events_of_another_aggregate_are_skipped_by_job_readers_and_counted(log: Log) -> None:
+    await log.append([entry(log, 0), lock_entry(log, 0, b"one"), entry(log, None, event(last=True))])
+    await log.append([lock_entry(log, 2, b"two", "released")])
+    assert sequences(await collect(log.read())) == [1, 3]  # and no gap at 2
+    assert sequences(await collect(log.read(from_sequence=2))) == [3]
+    assert await collect(log.read(from_sequence=4)) == []
+    assert sequences(await log.read_chain(log.names.all_events)) == [1, 3]
+    with pytest.raises(WrongSequenceError):
+        await log.append([lock_entry(log, 2, b"late")])
+
+
+async def test_who_keeps_a_position_reads_every_aggregate(log: Log) -> None:
+    await log.append([entry(log, 0), lock_entry(log, 0, b"one"), entry(log, None, event(last=True))])
+    async with aclosing(log.read_messages()) as batches, asyncio.timeout(LIMIT_S):
+        found = [message async for batch in batches for message in batch]
+    assert [(each.stream_sequence, isinstance(each, Stored)) for each in found] == [
+        (1, True),
+        (2, False),
+        (3, True),
+    ]
+    assert (found[1].data, found[1].subject) == (b"one", f"{log.names.ledger_root}.lock.account.42.acquired")
+    assert await log.get(2) == found[1]
+    assert await log.get(3) == found[2]
+    subject = log.names.lock_chain(LockRef(scope="account", lock_id="42"))
+    async with aclosing(log.read_messages(subject=subject)) as batches, asyncio.timeout(LIMIT_S):
+        assert [message async for batch in batches for message in batch] == [found[1]]
+
+
+async def test_the_last_message_of_a_chain_is_found_without_the_chain(log: Log) -> None:
+    chain = lock_entry(log, 0, b"").chain
+    assert await log.last(chain) is None
+    await log.append([lock_entry(log, 0, b"one"), entry(log, 0), lock_entry(log, None, b"two", "released")])
+    await log.append([entry(log, 0, event("j2"))])
+    found = await log.last(chain)
+    assert found is not None
+    assert (found.stream_sequence, found.data) == (3, b"two")
+    newest = await log.last(log.names.all_events)
+    assert newest is not None
+    assert newest.stream_sequence == 4
+
+
+async def test_an_aggregate_that_no_version_knows_stops_the_reader(log: Log) -> None:
+    subject = f"{log.names.ledger_root}.schedule.nightly.ticked"
+    await log.append([entry(log, 0), Entry(subject, b"{}", f"{subject}.>", 0)])
+    with pytest.raises(UnknownEventError, match="stream sequence 2 is about something"):
+        await collect(log.read())
 
 
 async def test_of_nine_writers_racing_for_a_chain_one_wins(log: Log) -> None:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from jobledger.ledger.chain import load, seal
 from jobledger.ledger.client import connect
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message, digest
 from jobledger.ledger.commands import (
     CancelJob,
     Checkpoint,
@@ -49,9 +49,9 @@ from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import RefusedError
 from jobledger.ledger.events import EVENT_TYPES, ErrorInfo, PayloadRef, event_type
 from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.log import Log
+from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.subjects import JobRef, LockRef, Names
 from jobledger.projections import (
     DamagedProjectionError,
     EventGapError,
@@ -212,15 +212,17 @@ class _Cut(MemoryLog):
         self.__dict__.update(whole.__dict__)
         self._without = without
 
-    async def read(
+    async def read_messages(
         self,
         *,
         from_sequence: int = 1,
         from_time: datetime | None = None,
         subject: str | None = None,
         follow: bool = False,
-    ) -> AsyncGenerator[list[Stored], None]:
-        whole = super().read(from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow)
+    ) -> AsyncGenerator[list[Message], None]:
+        whole = super().read_messages(
+            from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
+        )
         async for batch in whole:
             yield [stored for stored in batch if stored.stream_sequence != self._without]
 
@@ -235,6 +237,24 @@ async def test_catching_up_in_pieces_equals_catching_up_at_once(tmp_path: Path) 
     await finish(log, tmp_path / "whole", ProjectorConfig())
     assert difference(tmp_path / "pieces", tmp_path / "whole") is None
     await assert_true(log, tmp_path / "pieces")
+
+
+async def test_events_of_other_aggregates_move_only_the_position(tmp_path: Path) -> None:
+    log, path = MemoryLog(), tmp_path / "p"
+    chain = log.names.lock_chain(LockRef(scope="account", lock_id="42"))
+    subject = chain.replace(">", "acquired")
+    await log.append([Entry(subject, b"one", chain, 0)])
+    with Projector(log, path, config=SMALL) as projector:
+        assert (await projector.catch_up()).stream_sequence == 1
+        assert await act(log, 1, "enqueue", _Clock())
+        assert await log.append([Entry(subject, b"two", chain, 1)]) == 3
+        position = await projector.catch_up()
+    assert (position.stream_sequence, position.event_hash) == (3, digest(b"two"))
+    with Projector(log, path, config=SMALL) as projector:  # the position is found again
+        assert (await projector.catch_up()).stream_sequence == 3
+    await assert_true(log, path)
+    with Store.open(path) as store:
+        assert len(store.jobs()) == 1
 
 
 @settings(max_examples=30, deadline=None)

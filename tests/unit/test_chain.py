@@ -22,7 +22,7 @@ from jobledger.ledger.chain import (
     seal,
     transact,
 )
-from jobledger.ledger.codec import decode, digest
+from jobledger.ledger.codec import Stored, decode, digest
 from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Enqueue, Fail, Requeue, Stamp
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import (
@@ -189,7 +189,7 @@ def test_every_try_has_a_stamp_of_its_own() -> None:
         moments = iter([NOW, NOW + timedelta(seconds=1)])
         await transact(log, REF, CancelJob(), lambda: Stamp(at=next(moments), by="op"), known=view)
         stored = await log.get(3)
-        assert stored is not None
+        assert isinstance(stored, Stored)
         assert stored.event.at == NOW + timedelta(seconds=1)
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Event <-> bytes: the only place that knows the wire form of an event.
+"""Event <-> bytes: the only place that knows the wire form of a job's event.
 
 One JSON object per event, fields in the order of their definition. The hash chain is over these bytes.
 """
@@ -12,6 +12,7 @@ import msgspec
 
 from jobledger.ledger.errors import InvalidInputError, MalformedEventError, UnknownEventError
 from jobledger.ledger.events import EVENT_TYPES, JobEvent
+from jobledger.ledger.subjects import AGGREGATES, aggregate_of
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[JobEvent] = msgspec.json.Decoder(JobEvent)
@@ -24,10 +25,12 @@ class _Tag(msgspec.Struct):
 _tag_decoder: msgspec.json.Decoder[_Tag] = msgspec.json.Decoder(_Tag)
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event as the log holds it."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the log holds at one stream sequence, whatever aggregate it is about.
 
-    event: JobEvent
+    An event of a job comes as `Stored`; another one is read by who knows its aggregate, from `data`.
+    """
+
     data: bytes  #: exactly as stored
     stream_sequence: int
     stored_at: datetime  #: the server's clock, UTC; this one orders
@@ -37,6 +40,32 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def hash(self) -> str:
         """The hex sha256 of the stored bytes: the next event's `prev`."""
         return digest(self.data)
+
+
+class Stored(Message, frozen=True, kw_only=True, gc=False):
+    """A job's event as the log holds it."""
+
+    event: JobEvent
+
+
+def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: datetime) -> Message:
+    """Return what is stored under `subject`: `Stored` for a job's event, a plain `Message` for another aggregate's.
+
+    Raises: UnknownEventError for an aggregate or type of a newer version, MalformedEventError for anything else.
+    """
+    aggregate = aggregate_of(subject)
+    if aggregate != "job" and aggregate in AGGREGATES:
+        return Message(data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject)
+    if aggregate != "job":
+        message = (
+            f"{subject[:200]!r} at stream sequence {stream_sequence} is about something that this version does not "
+            "know: read this ledger with a newer jobledger"
+        )
+        raise UnknownEventError(message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1)
+    event = decode(data, stream_sequence=stream_sequence)
+    return Stored(
+        event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
+    )
 
 
 def encode(event: JobEvent) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Any, Final
 
-from jobledger.ledger.codec import Stored, decode
+from jobledger.ledger.codec import Message, read_message
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import (
     JetStreamDisabledError,
@@ -82,7 +82,7 @@ class Feed:
             message = f"the ledger begins at stream sequence {head.first_sequence}: {self._next} is not held any more"
             raise SequenceGapError(message, stream_sequence=self._next, next_sequence=head.first_sequence)
 
-    async def batches(self, *, until: int | None) -> AsyncGenerator[list[Stored], None]:
+    async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None."""
         failing_since: float | None = None
         while until is None or self._next <= until:
@@ -107,7 +107,7 @@ class Feed:
                 logger.info("reading goes on from stream sequence %d with a new consumer", self._next)
                 await asyncio.sleep(_RETRY_S)
 
-    async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Stored], None]:
+    async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Message], None]:
         await self._connection.wait_connected(_FINITE_PATIENCE_S)
         if self._begun:
             await self._check_not_rewound()
@@ -174,7 +174,7 @@ class Feed:
         if consumer.asked <= _ASKED_MAX - _REQUEST and len(self._held) < _HELD_MAX:
             consumer.request(_REQUEST, expires_s=_EXPIRES_S, heartbeat_s=_HEARTBEAT_S)
 
-    def _check(self, delivery: Delivery) -> Stored:
+    def _check(self, delivery: Delivery) -> Message:
         """Decode one delivery; in a dense feed its sequence must be the next."""
         sequence = delivery.stream_sequence
         if self._dense and sequence != self._next and self._from_time is None:
@@ -182,13 +182,8 @@ class Feed:
             raise SequenceGapError(message, stream_sequence=self._next, next_sequence=sequence)
         self._from_time = None  # only the first event is found by time
         self._next = sequence + 1
-        return Stored(
-            event=decode(delivery.data, stream_sequence=sequence),
-            data=delivery.data,
-            stream_sequence=sequence,
-            stored_at=delivery.stored_at,
-            subject=delivery.subject.decode(errors="replace"),
-        )
+        subject = delivery.subject.decode(errors="replace")
+        return read_message(subject, delivery.data, sequence, delivery.stored_at)
 
     async def _check_not_rewound(self) -> None:
         """Notice a ledger that was rewound or made anew meanwhile: its consumer would only wait.

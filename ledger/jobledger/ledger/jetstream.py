@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.codec import Stored, decode
+from jobledger.ledger.codec import Message, Stored, read_message
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import (
     AppendOutcomeUnknownError,
@@ -25,7 +25,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs
 from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
@@ -176,7 +176,7 @@ class JetStreamLog:
 
     async def read_chain(self, chain: str) -> list[Stored]:
         """Return the events of a chain; see `Log.read_chain`."""
-        events: list[Stored] = []
+        events: list[Message] = []
         while True:
             start = events[-1].stream_sequence + 1 if events else 1
             page = await self._read(
@@ -185,16 +185,21 @@ class JetStreamLog:
             )
             events.extend(page)
             if len(page) < _CHAIN_BATCH:
-                return events
+                return jobs_among(events)
 
-    async def get(self, stream_sequence: int) -> Stored | None:
+    async def last(self, chain: str) -> Message | None:
+        """Return the newest message of a chain; see `Log.last`."""
+        found = await self._read({"last_by_subj": chain}, batch=False)
+        return found[0] if found else None
+
+    async def get(self, stream_sequence: int) -> Message | None:
         """Return one event; see `Log.get`."""
         if stream_sequence < 1:
             return None
         found = await self._read({"seq": stream_sequence}, batch=False)
         return found[0] if found else None
 
-    async def _read(self, request: dict[str, Any], *, batch: bool) -> list[Stored]:
+    async def _read(self, request: dict[str, Any], *, batch: bool) -> list[Message]:
         """Read with patience for a reconnect.
 
         Raises: ServerUnreachableError when the limit is over.
@@ -214,7 +219,7 @@ class JetStreamLog:
                     raise ServerUnreachableError(message) from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[Stored]:
+    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[Message]:
         """Ask the stream for messages directly; the answer to a batch is ended by a status."""
         found: list[tuple[bytes, bytes]] = []
         done: asyncio.Future[None] = self._loop.create_future()
@@ -242,7 +247,7 @@ class JetStreamLog:
             raise ReplyTimeoutError(message) from error
         finally:
             self._inbox.forget(reply)
-        return [_stored(data, headers) for data, headers in found]
+        return [_message(data, headers) for data, headers in found]
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
@@ -261,7 +266,7 @@ class JetStreamLog:
             stored_bytes=int(state["bytes"]),
         )
 
-    async def read(
+    def read(
         self,
         *,
         from_sequence: int = 1,
@@ -269,7 +274,22 @@ class JetStreamLog:
         subject: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches in stream order; see `Log.read`."""
+        """Yield batches of job events in stream order; see `Log.read`."""
+        return only_jobs(
+            self.read_messages(
+                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
+            )
+        )
+
+    async def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything in stream order; see `Log.read_messages`."""
         head = await self.head()
         feed = Feed(
             self._connection,
@@ -311,20 +331,15 @@ def _raise_final(error: AppendRefusedError) -> None:
     raise LedgerError(message) from error
 
 
-def _stored(data: bytes, headers: bytes) -> Stored:
+def _message(data: bytes, headers: bytes) -> Message:
     try:
         sequence = int(header(headers, b"Nats-Sequence"))
         stored_at = datetime.fromisoformat(_microseconds(header(headers, b"Nats-Time-Stamp").decode()))
     except ValueError as error:
         message = "the server answered a direct get without sequence or time"
         raise MalformedEventError(message) from error
-    return Stored(
-        event=decode(data, stream_sequence=sequence),
-        data=data,
-        stream_sequence=sequence,
-        stored_at=stored_at,
-        subject=header(headers, b"Nats-Subject").decode(errors="replace"),
-    )
+    subject = header(headers, b"Nats-Subject").decode(errors="replace")
+    return read_message(subject, data, sequence, stored_at)
 
 
 def _microseconds(text: str) -> str:

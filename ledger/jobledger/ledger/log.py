@@ -6,13 +6,14 @@ Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.subjects import Names
 
@@ -40,19 +41,34 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Found = TypeVar("_Found")
+_Read = TypeVar("_Read")
 
 
 def readable(
-    found: Iterable[_Found], read: Callable[[_Found], Stored]
-) -> tuple[list[Stored], CorruptLedgerError | None]:
-    """Read what was found up to the first that cannot be read; return the events and what is wrong with it."""
-    events: list[Stored] = []
+    found: Iterable[_Found], read: Callable[[_Found], _Read]
+) -> tuple[list[_Read], CorruptLedgerError | None]:
+    """Read what was found up to the first that cannot be read; return what was read and what is wrong with that."""
+    events: list[_Read] = []
     for each in found:
         try:
             events.append(read(each))
         except CorruptLedgerError as error:
             return events, error
     return events, None
+
+
+def jobs_among(messages: Iterable[Message]) -> list[Stored]:
+    """Return the job events, and leave out what is about something else."""
+    return [message for message in messages if isinstance(message, Stored)]
+
+
+async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenerator[list[Stored], None]:
+    """Hand on the job events of each batch that has some."""
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            jobs = jobs_among(batch)
+            if jobs:
+                yield jobs
 
 
 class Log(Protocol):
@@ -84,11 +100,15 @@ class Log(Protocol):
         ...
 
     async def read_chain(self, chain: str) -> list[Stored]:
-        """Return every event that fits the filter `chain`, oldest first; [] when there is none."""
+        """Return every job event that fits the filter `chain`, oldest first; [] when there is none."""
         ...
 
-    async def get(self, stream_sequence: int) -> Stored | None:
-        """Return the event at one sequence, None where there is none."""
+    async def last(self, chain: str) -> Message | None:
+        """Return the newest message that fits the filter `chain`, None when there is none."""
+        ...
+
+    async def get(self, stream_sequence: int) -> Message | None:
+        """Return the message at one sequence, None where there is none."""
         ...
 
     async def head(self) -> Head:
@@ -103,14 +123,28 @@ class Log(Protocol):
         subject: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches (never empty, at most a few hundred) in stream order from a sequence or a server time.
+        """Yield batches of job events (never empty, at most a few hundred) in stream order.
 
-        Ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
-        checked to be dense. What precedes an event that cannot be read is yielded before the error is raised.
+        Begins at a sequence or a server time, ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
+        checked to be dense, other aggregates' included. What precedes an event that cannot be read is yielded before the error is raised.
         Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
             SequenceGapError: a sequence is missing, or the log ends before `from_sequence - 1`.
             UnknownEventError, MalformedEventError: what is stored cannot be read.
+        """
+        ...
+
+    def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything in the log, as `read` does: job events as `Stored`, others as plain messages.
+
+        For who keeps a position in the log, or reads another aggregate.
         """
         ...

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.codec import Stored, decode
+from jobledger.ledger.codec import Message, Stored, read_message
 from jobledger.ledger.errors import (
     LedgerError,
     LedgerFullError,
@@ -20,7 +20,7 @@ from jobledger.ledger.errors import (
     SequenceGapError,
     WrongSequenceError,
 )
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, readable
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs, readable
 from jobledger.ledger.subjects import Names
 
 _READ_BATCH: Final = 256
@@ -103,29 +103,36 @@ class MemoryLog:
     async def read_chain(self, chain: str) -> list[Stored]:
         """Return the events of a chain; see `Log.read_chain`."""
         if _ONE_CHAIN.fullmatch(chain):
-            return [self._stored(index) for index in self._chains.get(chain, [])]
+            return jobs_among(self._message(index) for index in self._chains.get(chain, []))
         fits = _matcher(chain)
-        return [self._stored(index) for index, kept in enumerate(self._kept) if fits.fullmatch(kept.subject)]
+        found = (index for index, kept in enumerate(self._kept) if fits.fullmatch(kept.subject))
+        return jobs_among(self._message(index) for index in found)
 
-    def _stored(self, index: int) -> Stored:
-        kept, sequence = self._kept[index], index + 1
-        return Stored(
-            event=decode(kept.data, stream_sequence=sequence),
-            data=kept.data,
-            stream_sequence=sequence,
-            stored_at=kept.stored_at,
-            subject=kept.subject,
+    async def last(self, chain: str) -> Message | None:
+        """Return the newest message of a chain; see `Log.last`."""
+        if _ONE_CHAIN.fullmatch(chain):
+            sequence = self._last_of(chain)
+            return self._message(sequence - 1) if sequence else None
+        fits = _matcher(chain)
+        newest_first = range(len(self._kept) - 1, -1, -1)
+        return next(
+            (self._message(index) for index in newest_first if fits.fullmatch(self._kept[index].subject)),
+            None,
         )
 
-    async def get(self, stream_sequence: int) -> Stored | None:
+    def _message(self, index: int) -> Message:
+        kept = self._kept[index]
+        return read_message(kept.subject, kept.data, index + 1, kept.stored_at)
+
+    async def get(self, stream_sequence: int) -> Message | None:
         """Return one event; see `Log.get`."""
-        return self._stored(stream_sequence - 1) if 1 <= stream_sequence <= len(self._kept) else None
+        return self._message(stream_sequence - 1) if 1 <= stream_sequence <= len(self._kept) else None
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
         return Head(first_sequence=1, last_sequence=len(self._kept), stored_bytes=self._stored_bytes)
 
-    async def read(
+    def read(
         self,
         *,
         from_sequence: int = 1,
@@ -133,7 +140,22 @@ class MemoryLog:
         subject: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches in stream order; see `Log.read`."""
+        """Yield batches of job events in stream order; see `Log.read`."""
+        return only_jobs(
+            self.read_messages(
+                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
+            )
+        )
+
+    async def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything in stream order; see `Log.read_messages`."""
         last = len(self._kept)
         if from_sequence > last + 1:
             message = f"the ledger ends at stream sequence {last}, before {from_sequence}: it was rewound or replaced"
@@ -152,7 +174,7 @@ class MemoryLog:
                     None if wanted else from_time
                 )  # what follows the first is wanted, whatever its clock says
             fitting = [index for index in wanted if not fits or fits.fullmatch(self._kept[index].subject)]
-            batch, problem = readable(fitting, self._stored)
+            batch, problem = readable(fitting, self._message)
             position = end
             if batch:
                 yield batch

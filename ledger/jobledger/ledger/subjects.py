@@ -17,6 +17,9 @@ from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, even
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
+#: What this version knows chains of; the second token of a ledger subject.
+AGGREGATES: Final = frozenset({"job", "lock"})
+
 
 def check_token(field: str, value: object) -> str:
     """Return `value` if it can be one token of a subject.
@@ -26,6 +29,13 @@ def check_token(field: str, value: object) -> str:
     if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
         raise InvalidTokenError(field, value)
     return value
+
+
+def aggregate_of(subject: str) -> str:
+    """Return what a ledger subject is about, "job" or "lock"; "" for what has not the form of one."""
+    _, _, rest = subject.partition(".")
+    aggregate, dot, _ = rest.partition(".")
+    return aggregate if dot else ""
 
 
 def is_token(value: str) -> bool:
@@ -38,6 +48,13 @@ class JobRef(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     job_id: str
+
+
+class LockRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of one lock's chain."""
+
+    scope: str  #: what kind of thing is locked: "account", "document", "global"
+    lock_id: str
 
 
 class ParsedSubject(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +121,18 @@ class Names(msgspec.Struct, frozen=True):
     def chains_of_id(self, job_id: str) -> str:
         """Return the filter of every chain with this job id, whatever its queue."""
         return f"{self.ledger_root}.job.*.{job_id}.>"
+
+    def lock_chain(self, ref: LockRef) -> str:
+        """Return the filter of one lock's chain."""
+        return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.>"
+
+    def lock_event(self, ref: LockRef, event: str) -> str:
+        """Return the subject under which a lock's event of this type is stored."""
+        return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.{event}"
+
+    def lock_hint(self, ref: LockRef) -> str:
+        """Return the core subject of "look at this lock now"."""
+        return f"{self._subject('hint')}.lock.{ref.scope}.{ref.lock_id}"
 
     def event(self, event: JobEvent) -> str:
         """Return the subject under which `event` is stored."""

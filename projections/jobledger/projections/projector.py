@@ -19,9 +19,9 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.log import Log
+from jobledger.ledger.log import Log, jobs_among
 from jobledger.projections import files, schema
 from jobledger.projections.errors import (
     EventGapError,
@@ -166,11 +166,11 @@ class Projector:
 
     async def _gather(
         self,
-        batches: AsyncIterator[list[Stored]],
+        batches: AsyncIterator[list[Message]],
         target: int,
-    ) -> AsyncGenerator[list[Stored], None]:
+    ) -> AsyncGenerator[list[Message], None]:
         """Join the log's batches to transactions, and leave out what lies beyond `target`."""
-        gathered: list[Stored] = []
+        gathered: list[Message] = []
         size = 0
         async for batch in batches:
             for part in self._parts(batch):
@@ -185,11 +185,11 @@ class Projector:
         if gathered:
             yield gathered
 
-    def _parts(self, batch: list[Stored]) -> Iterator[list[Stored]]:
+    def _parts(self, batch: list[Message]) -> Iterator[list[Message]]:
         for start in range(0, len(batch), self.config.batch_events_max):
             yield batch[start : start + self.config.batch_events_max]
 
-    def _is_enough(self, events: Sequence[Stored], size_bytes: int) -> bool:
+    def _is_enough(self, events: Sequence[Message], size_bytes: int) -> bool:
         return len(events) >= self.config.batch_events_max or size_bytes >= self.config.batch_bytes_max
 
     async def run(self) -> NoReturn:
@@ -206,7 +206,7 @@ class Projector:
 
     async def _follow(self, from_sequence: int) -> None:
         """Apply what comes; returns when the file's position is not where this reader can go on."""
-        send, receive = anyio.create_memory_object_stream[list[Stored]](_READ_AHEAD_BATCHES)
+        send, receive = anyio.create_memory_object_stream[list[Message]](_READ_AHEAD_BATCHES)
         async with anyio.create_task_group() as group:
             group.start_soon(self._feed, from_sequence, send)
             with send, receive:
@@ -214,13 +214,13 @@ class Projector:
                     pass
             group.cancel_scope.cancel()
 
-    async def _feed(self, from_sequence: int, send: MemoryObjectSendStream[list[Stored]]) -> None:
+    async def _feed(self, from_sequence: int, send: MemoryObjectSendStream[list[Message]]) -> None:
         async with _reading(self._log, from_sequence, follow=True) as batches:
             async for batch in batches:
                 for part in self._parts(batch):
                     await send.send(part)
 
-    async def _collect(self, receive: MemoryObjectReceiveStream[list[Stored]]) -> list[Stored]:
+    async def _collect(self, receive: MemoryObjectReceiveStream[list[Message]]) -> list[Message]:
         """Wait for a first batch, then for more until it is enough or the first one has waited long enough."""
         events = list(await receive.receive())
         size = _stored_bytes(events)
@@ -295,11 +295,12 @@ class Projector:
         assert self._position is not None, "prepare() comes first"
         return self._position
 
-    def commit(self, events: Sequence[Stored]) -> bool:
+    def commit(self, events: Sequence[Message]) -> bool:
         """Apply `events` (never empty, in stream order) and move the position, as one.
 
-        Events that another projector applied are left out. Returns False when the file stands before the
-        first of them, or was replaced: then it must be read again from `position`.
+        Events that another projector applied are left out; what is not about a job only moves the position.
+        Returns False when the file stands before the first of them, or was replaced: then it must be read again
+        from `position`.
 
         Raises: EventGapError, PositionMismatchError, and the errors of the file; then nothing was changed.
         """
@@ -314,7 +315,7 @@ class Projector:
                 position = read_position(connection)
                 fresh = self._fresh(events, position)
                 if fresh:
-                    tables.apply(fresh)
+                    tables.apply(jobs_among(fresh))
                     position = self._write_position(connection, position, fresh[-1])
         except BaseException:
             tables.forget()
@@ -324,7 +325,7 @@ class Projector:
         self._advanced = anyio.Event()
         return fresh is not None
 
-    def _fresh(self, events: Sequence[Stored], found: Position) -> Sequence[Stored] | None:
+    def _fresh(self, events: Sequence[Message], found: Position) -> Sequence[Message] | None:
         """Return the events after the position in the file; None when there are some missing before them."""
         known = self._known_position()
         moved = (found.stream_sequence, found.event_hash) != (known.stream_sequence, known.event_hash)
@@ -346,7 +347,7 @@ class Projector:
         assert self._tables is not None, "prepare() comes first"
         self._tables.forget()
 
-    def _write_position(self, connection: sqlite3.Connection, before: Position, last: Stored) -> Position:
+    def _write_position(self, connection: sqlite3.Connection, before: Position, last: Message) -> Position:
         position = msgspec.structs.replace(
             before,
             stream_sequence=last.stream_sequence,
@@ -358,11 +359,11 @@ class Projector:
         return position
 
 
-def _stored_bytes(events: Sequence[Stored]) -> int:
+def _stored_bytes(events: Sequence[Message]) -> int:
     return sum(len(stored.data) for stored in events)
 
 
-def _check_dense(events: Sequence[Stored]) -> None:
+def _check_dense(events: Sequence[Message]) -> None:
     for expected, stored in enumerate(events, start=events[0].stream_sequence):
         if stored.stream_sequence != expected:
             raise EventGapError(expected, stored.stream_sequence)
@@ -386,8 +387,8 @@ async def _reading(
     from_sequence: int,
     *,
     follow: bool = False,
-) -> AsyncGenerator[AsyncIterator[list[Stored]], None]:
-    batches = log.read(from_sequence=from_sequence, follow=follow)
+) -> AsyncGenerator[AsyncIterator[list[Message]], None]:
+    batches = log.read_messages(from_sequence=from_sequence, follow=follow)
     async with contextlib.aclosing(batches):
         yield batches
 
