@@ -24,6 +24,7 @@ _NAME_IN_USE: Final = frozenset({10058, 10148})
 _NO_ROOM: Final = frozenset({10023, 10028, 10047})
 _NANOSECONDS: Final = 1_000_000_000
 _DUPLICATE_WINDOW_S: Final = 120.0
+_REACTOR_ACK_PENDING_MAX: Final = 10_000
 RESULTS_LIFE_S: Final = 7 * 24 * 3600.0
 
 
@@ -131,6 +132,21 @@ def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: 
     }
 
 
+def reactor_consumer(filters: tuple[str, ...], *, ack_wait_s: float) -> dict[str, Any]:
+    """Return the configuration of the durable consumer that the processes of one reactor share."""
+    filtered: dict[str, Any] = {"filter_subjects": list(filters)} if len(filters) > 1 else {}
+    if len(filters) == 1:
+        filtered["filter_subject"] = filters[0]
+    return {
+        **filtered,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(ack_wait_s * _NANOSECONDS),
+        "max_deliver": -1,  # a reactor goes on until it is done: what it gave up, nobody would do
+        "max_ack_pending": _REACTOR_ACK_PENDING_MAX,
+    }
+
+
 async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
     """Make what is missing and check what exists.
 
@@ -153,7 +169,8 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
     """
     info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     if _code(info) == _CONSUMER_NOT_FOUND:
-        subject = f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}"
+        single = config.get("filter_subject")  # several have no place in the subject of the request
+        subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{single}" if single else "")
         request = {
             "stream_name": stream,
             "action": "create",
@@ -163,7 +180,8 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
         if _code(info) in _NAME_IN_USE:
             info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     _check_answer(info, f"consumer {name}")
-    required = ("filter_subject", "ack_policy", "deliver_policy")
+    wanted = ("filter_subject", "filter_subjects", "ack_policy", "deliver_policy")
+    required = tuple(setting for setting in wanted if setting in config)
     _check_settings(
         StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), info["config"]
     )
