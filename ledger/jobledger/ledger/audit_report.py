@@ -1,0 +1,74 @@
+"""What a check of the ledger found, as a value that can be printed, kept as JSON and compared with later."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.audit_rules import Rule
+
+_SHOWN_MAX: Final = 20
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing in the ledger that must not be."""
+
+    stream_sequence: int  #: of the event that breaks the rule; 0 when it is a missing one
+    job: str  #: `<queue>/<job id>`; "" when it is about none or nobody can tell
+    rule: Rule
+    sentence: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The proof, or what stands against it."""
+
+    sound: bool  #: nothing was found
+    from_sequence: int
+    head_sequence: int  #: the last stream sequence checked; `from_sequence - 1` when there was none
+    head_hash: str  #: hex sha256 of the event there; "" when there was none
+    digest: str  #: hex sha256 over the hashes of all events in stream order: equal digests, equal ledgers
+    events: int
+    jobs: int
+    partial_jobs: int  #: among `jobs`: begun before `from_sequence`, so that only their links were checked
+    states: dict[str, int]  #: jobs by state, without the partial ones
+    attempts: int  #: `started` events
+    timers_pending: int  #: jobs that wait for a moment
+    violations: tuple[Violation, ...]  #: the first of them, in the order they were found
+    violations_count: int  #: all of them
+    broken: dict[str, int]  #: all of them by rule
+    elapsed_s: float
+
+    def text(self) -> str:
+        """Return the report for a person: a verdict, the figures, and the first violations."""
+        lines = [self._verdict(), self._figures(), self._place()]
+        lines.extend(_line(violation) for violation in self.violations[:_SHOWN_MAX])
+        hidden = self.violations_count - min(len(self.violations), _SHOWN_MAX)
+        if hidden:
+            lines.append(f"  and {hidden:,} more")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.sound:
+            return "the ledger is sound"
+        counts = ", ".join(f"{rule} {count:,}" for rule, count in sorted(self.broken.items()))
+        noun = "violation" if self.violations_count == 1 else "violations"
+        return f"the ledger is NOT sound: {self.violations_count:,} {noun} ({counts})"
+
+    def _figures(self) -> str:
+        states = ", ".join(f"{state} {count:,}" for state, count in sorted(self.states.items()))
+        partial = f", {self.partial_jobs:,} of them begun before" if self.partial_jobs else ""
+        jobs = f"{self.jobs:,} jobs{partial}" + (f" ({states})" if states else "")
+        return f"{self.events:,} events, {jobs}, {self.attempts:,} attempts, {self.timers_pending:,} timers pending"
+
+    def _place(self) -> str:
+        return (
+            f"stream sequence {self.from_sequence:,} to {self.head_sequence:,} in {self.elapsed_s:.2f} s, "
+            f"head {self.head_hash[:16] or '-'}, digest {self.digest[:16]}"
+        )
+
+
+def _line(violation: Violation) -> str:
+    where = f"at {violation.stream_sequence:,}" if violation.stream_sequence else "nowhere"
+    job = f"job {violation.job}: " if violation.job else ""
+    return f"  {where} [{violation.rule}] {job}{violation.sentence}"

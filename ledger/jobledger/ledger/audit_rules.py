@@ -1,0 +1,244 @@
+"""What one event may not do to its job, and the little that is kept of a job while a whole ledger is checked.
+
+Pure. The state of a job is `job.evolve`'s alone; the rules here either ask `transitions` or look at that state.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, cast, get_args
+
+import msgspec
+
+from jobledger.ledger.events import (
+    NO_VALUE,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    ErrorInfo,
+    Event,
+    Failed,
+    Held,
+    Interrupted,
+    JobEvent,
+    Paused,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+    event_type,
+)
+from jobledger.ledger.job import Attempt, AttemptState, Job, JobState
+from jobledger.ledger.transitions import violation
+
+#: What a ledger is checked for; each name is the rule that a violation breaks.
+Rule = Literal[
+    "sequence",  # the stream sequence is dense and grows
+    "readable",  # every message is an event this version knows, at a time with a zone
+    "subject",  # the subject says what the event says
+    "chain",  # `prev` is the hash of the event before it in its job
+    "transition",  # the event may follow in the state the job is in
+    "outcome",  # an attempt has one accepted outcome, and a lost one has none
+    "epoch",  # every claim of a job is newer than the one before
+    "attempts",  # no more attempts than the job may have, and only a requeue grants more
+    "timer",  # nothing is dispatched before its time, and what was due was dispatched
+    "batch",  # an attempt's end and what becomes of the job stand next to each other
+    "history",  # the ledger begins as an earlier report saw it
+    "enqueue",  # the jobs are those whose enqueue was acknowledged
+    "final",  # every job has a final state
+    "consumer",  # nothing is left in the consumers of work
+]
+
+Broken = tuple[Rule, str]
+
+#: Only these end a wait because its time came; the others have reasons of their own to come early.
+_BY_TIME: Final = frozenset({"due", "retried", "admitted"})
+_Outcome = Completed | Failed | Interrupted | Snoozed | Paused
+
+
+def broken_rule(job: Job | None, event: JobEvent, stream_sequence: int) -> Broken | None:
+    """Return the first rule that `event` breaks and how, None when it breaks none; `job` is None before the first.
+
+    What has a rule of its own is named by it; the transition table has the last word on everything.
+    """
+    if job is not None:
+        rule = _RULE_OF.get(type(event))
+        found = None if rule is None else rule(job, event, stream_sequence)
+        if found is not None:
+            return found
+    sentence = violation(job, event)
+    return None if sentence is None else ("transition", sentence.removeprefix(f"job {event.job}: "))
+
+
+def _one_outcome(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | None:
+    number = cast("_Outcome", event).attempt
+    if not 1 <= number <= len(job.attempts):
+        return None  # of no attempt at all: the transition table tells
+    attempt = job.attempts[number - 1]
+    if attempt.state == "running" or attempt.number != number:
+        return None
+    kind = event_type(event)
+    if attempt.state == "lost":
+        return (
+            "outcome",
+            f"`{kind}` of attempt {number} was accepted, whose claim {attempt.epoch} was lost before",
+        )
+    return "outcome", f"`{kind}` is a second outcome of attempt {number}, which was {attempt.state} before"
+
+
+def _may_claim(job: Job, _event: JobEvent, stream_sequence: int) -> Broken | None:
+    if not job.attempts:
+        return None
+    newest = job.attempts[-1].epoch
+    if stream_sequence <= newest:
+        return "epoch", f"claim {stream_sequence} follows claim {newest}: epochs must grow"
+    if not job.attempts_left:
+        counted = len(job.attempts) - job.attempts_given_back + 1
+        return "attempts", f"attempt {counted} of {job.max_attempts} was started"
+    return None
+
+
+def _keeps_the_limit(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | None:
+    order = cast("Queued | Held", event)
+    requeued = isinstance(order, Queued) and order.cause == "requeued"
+    if order.max_attempts == job.max_attempts or requeued:
+        return None
+    return (
+        "attempts",
+        f"`{event_type(event)}` changes the limit of {job.max_attempts} attempts to {order.max_attempts}",
+    )
+
+
+_RULE_OF: Final[Mapping[type[Event], Callable[[Job, JobEvent, int], Broken | None]]] = {
+    Completed: _one_outcome,
+    Failed: _one_outcome,
+    Interrupted: _one_outcome,
+    Snoozed: _one_outcome,
+    Paused: _one_outcome,
+    Started: _may_claim,
+    Queued: _keeps_the_limit,
+    Held: _keeps_the_limit,
+}
+
+
+def early(job: Job, event: JobEvent, stored_at: datetime, tolerance: timedelta) -> str | None:
+    """Return one sentence when `event` ends a wait before its time.
+
+    Early means by both clocks, the appender's and the server's: a clock that is wrong is not an early timer. Who
+    names a reason acts as an operator and may come early.
+    """
+    due_at = job.due_at
+    if due_at is None or not isinstance(event, Queued) or event.cause not in _BY_TIME or event.reason:
+        return None
+    if due_at.tzinfo is None:
+        return f"it waits for {due_at.isoformat()}, a time without a zone"
+    ahead = due_at - max(event.at, stored_at)
+    if ahead <= tolerance:
+        return None
+    return f"`queued` as {event.cause!r} {ahead.total_seconds():.3f} s before {due_at.isoformat()}, when it was due"
+
+
+_NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
+
+
+def lean(event: JobEvent) -> JobEvent:
+    """Return `event` without the values that no rule looks at, so that an open job keeps no payload alive."""
+    changes = _HEAVY.get(type(event))
+    return event if changes is None else msgspec.structs.replace(event, **changes)
+
+
+_NO_ORDER: Final[dict[str, Any]] = {
+    "input": NO_VALUE,
+    "input_ref": None,
+    "trace": "",
+    "correlation": "",
+    "notify": "",
+}
+_HEAVY: Final[Mapping[type[Event], dict[str, Any]]] = {
+    Queued: _NO_ORDER,
+    Scheduled: _NO_ORDER,
+    Held: _NO_ORDER,
+    Failed: {"error": _NO_ERROR},
+    DeadLettered: {"error": None},
+    Checkpointed: {"value": NO_VALUE, "value_ref": None},
+}
+
+
+class Open(msgspec.Struct, gc=False):
+    """A job that may go on."""
+
+    digest: bytes  #: sha256 of its newest event
+    job: Job | None  #: None when its chain began before the range that is checked
+
+
+#: Nothing but `fenced` may follow: of such a job a few bytes are kept.
+CLOSED_STATES: Final = frozenset({JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED})
+
+_HEAD: Final = struct.Struct("<32sQIB")  # digest, last sequence, number of the task, state
+_ATTEMPT: Final = struct.Struct("<QB")  # epoch, state
+_STATES: Final = tuple(JobState)
+_STATE_CODES: Final = {state: code for code, state in enumerate(_STATES)}
+_ATTEMPT_STATES: Final[tuple[AttemptState, ...]] = get_args(AttemptState)
+_ATTEMPT_CODES: Final = {state: code for code, state in enumerate(_ATTEMPT_STATES)}
+_UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
+
+
+class ClosedJobs:
+    """Writes jobs that are over as a few bytes, and reads them back as far as `fenced` and its rules need them."""
+
+    def __init__(self) -> None:
+        self._tasks: list[str] = []
+        self._task_codes: dict[str, int] = {}
+
+    def pack(self, job: Job, digest: bytes) -> bytes:
+        """Return what is kept of a closed job."""
+        task = self._task_codes.get(job.task)
+        if task is None:
+            task = self._task_codes[job.task] = len(self._tasks)
+            self._tasks.append(job.task)
+        head = _HEAD.pack(digest, job.last_sequence, task, _STATE_CODES[job.state])
+        attempts = [_ATTEMPT.pack(each.epoch, _ATTEMPT_CODES[each.state]) for each in job.attempts]
+        return b"".join((head, *attempts))
+
+    def unpack(self, packed: bytes, queue: str, job_id: str) -> Open:
+        """Return the job again, without what no rule looks at once it is closed."""
+        digest, last_sequence, task, state = _head_of(packed)
+        attempts = tuple(
+            Attempt(
+                number=number,
+                worker="",
+                epoch=epoch,
+                started_at=_UNKNOWN_TIME,
+                state=_ATTEMPT_STATES[attempt_state],
+            )
+            for number, (epoch, attempt_state) in enumerate(_attempts_of(packed), 1)
+        )
+        job = Job(
+            id=job_id,
+            queue=queue,
+            task=self._tasks[task],
+            state=_STATES[state],
+            created_at=_UNKNOWN_TIME,
+            updated_at=_UNKNOWN_TIME,
+            last_sequence=last_sequence,
+            attempts=attempts,
+        )
+        return Open(digest, job)
+
+
+def _head_of(packed: bytes) -> tuple[bytes, int, int, int]:
+    return cast("tuple[bytes, int, int, int]", _HEAD.unpack_from(packed))
+
+
+def _attempts_of(packed: bytes) -> Iterator[tuple[int, int]]:
+    return cast("Iterator[tuple[int, int]]", _ATTEMPT.iter_unpack(packed[_HEAD.size :]))
+
+
+def glance(record: Open | bytes) -> tuple[JobState | None, int]:
+    """Return a record's state (None when unknown) and the job's last stream sequence as far as it is known."""
+    if isinstance(record, bytes):
+        _, last_sequence, _, state = _head_of(record)
+        return _STATES[state], last_sequence
+    return (None, 0) if record.job is None else (record.job.state, record.job.last_sequence)
