@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from jobledger.ledger import (
+    Backoff,
     Cancel,
     Context,
     Job,
@@ -102,6 +103,9 @@ async def ended(job: JobHandle[Any]) -> Job:
 
 
 # Tasks.
+
+
+AT_ONCE = Backoff(base_s=0)
 
 
 @task
@@ -290,7 +294,7 @@ async def test_async_and_sync_tasks_give_their_results(ledger: Ledger) -> None:
         assert await types(jobs[0]) == ["queued", "started", "completed"]
 
 
-@task(timeout_s=0.2, max_attempts=2)
+@task(timeout_s=0.2, max_attempts=2, backoff=AT_ONCE)
 async def slow(seconds: float) -> None:
     RUNS["slow"] += 1
     await asyncio.sleep(seconds)
@@ -311,7 +315,7 @@ async def test_an_attempt_that_takes_too_long_is_stopped(ledger: Ledger, each: T
     assert len(job.attempts) == each.defaults.max_attempts
 
 
-@task(max_attempts=3)
+@task(max_attempts=3, backoff=AT_ONCE)
 async def fails_until(context: Context, attempt: int) -> int:
     RUNS[context.job_id] += 1
     if context.attempt < attempt:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobledger.ledger import task
+from jobledger.ledger import Backoff, task
 
 
 class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-@task(name="index_file", queue="index", max_attempts=3)
+@task(name="index_file", queue="index", max_attempts=3, backoff=Backoff(base_s=0.1))
 def index_file(path: str) -> FileIndex:
     """Read a Python file once; raise what `tokenize` raises when it is not one. Runs in a thread: it only computes."""
     data = Path(path).read_bytes()

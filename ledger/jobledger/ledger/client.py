@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import msgspec
 import uuid_utils
 
-from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, seal, transact
+from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, load, seal, transact
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.commands import Command, Enqueue, Stamp
+from jobledger.ledger.commands import CancelJob, Command, Enqueue, Stamp
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connection import Connection, open_connection
-from jobledger.ledger.decisions import decide
+from jobledger.ledger.decisions import decide, retry_command
 from jobledger.ledger.errors import (
     AmbiguousIdError,
     InvalidError,
@@ -39,7 +39,7 @@ from jobledger.ledger.hints import Hints
 from jobledger.ledger.identity import new_identity
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.jetstream import JetStreamLog
-from jobledger.ledger.job import Job
+from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.leases import JetStreamLeases
 from jobledger.ledger.options import Options
 from jobledger.ledger.payloads import Payloads
@@ -228,6 +228,27 @@ class Ledger:
         return JobHandle(
             self._sources, JobRef(queue=queues[0], job_id=job_id), sequence=events[0].stream_sequence
         )
+
+    async def cancel(self, job: JobRef, *, reason: str = "", by: str = "") -> Job:
+        """End a waiting job at once; ask a running one to end, and return the job as it is after that.
+
+        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. One that completes before
+        it hears of the request stays completed.
+
+        Raises: JobNotFoundError, IllegalTransitionError when it has ended or was asked already, UnreachableError.
+        """
+        after = await self.execute(job, CancelJob(reason=reason), by=by)
+        if after.state is JobState.RUNNING:
+            self.hints.tell_cancel(job)
+        return after
+
+    async def retry(self, job: JobRef, *, reason: str = "", by: str = "") -> Job:
+        """Queue a job that waits for a time without waiting any longer, or give a dead letter one more attempt.
+
+        Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UnreachableError.
+        """
+        chain = await load(self.log, job)
+        return await self.execute(job, retry_command(chain.job, job.job_id, reason), by=by)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on the newest view of a job, record what follows, and return the job after it.

@@ -100,6 +100,28 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return _claimed(job, command, stamp)
 
 
+def retry_command(job: Job | None, job_id: str, reason: str) -> Dispatch | Requeue:
+    """Return the command that makes a waiting job or a dead letter available now, as an operator wishes.
+
+    Raises: JobNotFoundError, IllegalTransitionError for a job that waits for nothing.
+    """
+    if job is None:
+        raise JobNotFoundError(job_id)
+    if job.state is JobState.DEAD_LETTERED:
+        return Requeue(reason=reason)
+    cause = _ENDS_WAIT.get(job.state)
+    if cause is None:
+        raise IllegalTransitionError(job.id, job.state.value, "be retried")
+    return Dispatch(cause=cause, asked_by=job.wait_sequence, reason=reason)
+
+
+_ENDS_WAIT: dict[JobState, Cause] = {
+    JobState.SCHEDULED: "due",
+    JobState.RETRY_WAIT: "retried",
+    JobState.PAUSED: "resumed",
+}
+
+
 def outcome_type(outcome: Outcome) -> str:
     """Return the type of the event that an outcome appends first: `completed`, `failed`, ..."""
     return _OUTCOME_TYPES[type(outcome)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.subjects import JobRef, Names, is_token
@@ -42,6 +42,35 @@ class Hints:
             if not watchers:
                 self._watching.pop(key, None)
 
+    async def listen_cancels(self, queue: str, on_cancel: Callable[[JobRef], None]) -> None:
+        """Call `on_cancel` for every hint that a running job of the queue is to end."""
+
+        def on_hint(subject: bytes, _reply: bytes, _data: bytes, _headers: bytes) -> None:
+            on_cancel(JobRef(queue=queue, job_id=subject.rpartition(b".")[2].decode(errors="replace")))
+
+        await self._connection.listen(self._names.cancel_hint(queue), on_hint)
+
+    def tell_cancel(self, ref: JobRef) -> None:
+        """Tell the workers of a job's queue that a cancel request for it is in the ledger."""
+        self._send(self._names.cancel_hint(ref.queue, ref.job_id), b"")
+
+    @contextlib.asynccontextmanager
+    async def watch_progress(
+        self, ref: JobRef, on_progress: Callable[[bytes], None]
+    ) -> AsyncGenerator[None, None]:
+        """Call `on_progress` with each report (JSON: done, total, note) of a job for the length of the block."""
+        subscription = await self._connection.listen(
+            self._names.progress_hint(ref), lambda _subject, _reply, data, _headers: on_progress(data)
+        )
+        try:
+            yield
+        finally:
+            await self._connection.unlisten(subscription)
+
+    def tell_progress(self, ref: JobRef, report: bytes) -> None:
+        """Pass a report on to whoever watches the job at this moment."""
+        self._send(self._names.progress_hint(ref), report)
+
     def tell(self, inbox: str, ref: JobRef) -> None:
         """Tell another process that a job has ended; lost without a trace when nobody listens.
 
@@ -49,7 +78,8 @@ class Hints:
         """
         if not is_token(inbox):
             return
+        self._send(self._names.ended_hint(inbox), f"{ref.queue}.{ref.job_id}".encode())
+
+    def _send(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(ConnectionLostError):
-            self._connection.send(
-                self._names.ended_hint(inbox), "", b"", f"{ref.queue}.{ref.job_id}".encode()
-            )
+            self._connection.send(subject, "", b"", data)

@@ -17,6 +17,10 @@ from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, even
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
+#: The types of event that may name a moment at which the job goes on by itself.
+TIMED_WAITS: Final = ("scheduled", "failed", "snoozed", "paused")
+TIMERS_CONSUMER_PREFIX: Final = "timers_"
+
 #: What this version knows chains of; the second token of a ledger subject.
 AGGREGATES: Final = frozenset({"job", "lock"})
 
@@ -118,6 +122,10 @@ class Names(msgspec.Struct, frozen=True):
         """Return the filter of one job's chain, always this same string for every append to it."""
         return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.>"
 
+    def of_type(self, ref: JobRef, event: str) -> str:
+        """Return the subject of one job's events of one type; `queued` has a priority more."""
+        return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.{event}"
+
     def chains_of_id(self, job_id: str) -> str:
         """Return the filter of every chain with this job id, whatever its queue."""
         return f"{self.ledger_root}.job.*.{job_id}.>"
@@ -149,9 +157,54 @@ class Names(msgspec.Struct, frozen=True):
         """Return the durable consumer that hands out a queue's work items of one priority."""
         return f"work_{queue}_{priority}"
 
+    @property
+    def timers_stream(self) -> str:
+        """The stream that holds a message for each moment to come; made anew from the ledger when it is lost."""
+        return self._stream("TIMERS")
+
+    @property
+    def all_timers(self) -> str:
+        """The filter that fits every subject of the timers' stream."""
+        return f"{self._subject('timer')}.>"
+
+    @property
+    def timers_set(self) -> str:
+        """The filter of the timers that are set and have not fired."""
+        return f"{self._subject('timer')}.at.>"
+
+    @property
+    def timers_due(self) -> str:
+        """The filter of the timers that have fired."""
+        return f"{self._subject('timer')}.due.>"
+
+    def timer_at(self, ref: JobRef, wait_sequence: int) -> str:
+        """Return the subject of one wait's timer: a job that waits anew gets another, and no late copy replaces it."""
+        return f"{self._subject('timer')}.at.{ref.queue}.{ref.job_id}.{wait_sequence}"
+
+    def timer_due(self, ref: JobRef, wait_sequence: int) -> str:
+        """Return the subject under which one wait's timer fires."""
+        return f"{self._subject('timer')}.due.{ref.queue}.{ref.job_id}.{wait_sequence}"
+
+    @property
+    def timed_waits(self) -> tuple[str, ...]:
+        """The filters of the events that may name a moment at which the job goes on."""
+        return tuple(f"{self.ledger_root}.job.*.*.{event}" for event in TIMED_WAITS)
+
+    def timers_consumer(self, timers_id: str) -> str:
+        """Return the durable consumer that sets timers; another TIMERS stream has another one."""
+        return f"{TIMERS_CONSUMER_PREFIX}{timers_id}"
+
     def ended_hint(self, inbox: str) -> str:
         """Return the core subject of "this job ended" for one client's inbox token."""
         return f"{self._subject('hint')}.ended.{inbox}"
+
+    def cancel_hint(self, queue: str, job_id: str = "*") -> str:
+        """Return the core subject of "somebody wants this running job to end"; of any job of the queue by default."""
+        return f"{self._subject('hint')}.cancel.{queue}.{job_id}"
+
+    def progress_hint(self, ref: JobRef) -> str:
+        """Return the core subject of what a running job says of its progress."""
+        return f"{self._subject('hint')}.progress.{ref.queue}.{ref.job_id}"
 
     def parse(self, subject: str) -> ParsedSubject:
         """Take a stored job event's subject apart.

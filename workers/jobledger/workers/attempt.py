@@ -11,13 +11,12 @@ import contextlib
 import logging
 from typing import Final
 
-import msgspec
-
 from jobledger.ledger.chain import Chain, transact
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.commands import Fail, Fence, Interrupt, Outcome
+from jobledger.ledger.commands import ConfirmCancel, Fail, Fence, Interrupt, Outcome
 from jobledger.ledger.decisions import outcome_type
 from jobledger.ledger.errors import (
+    AttemptStoppedError,
     CorruptLedgerError,
     IllegalTransitionError,
     LedgerFullError,
@@ -26,15 +25,17 @@ from jobledger.ledger.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.events import ErrorInfo, Queued
-from jobledger.ledger.job import Job
+from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
+from jobledger.workers.hooks import HookRunner
 from jobledger.workers.intake import Intake
 from jobledger.workers.patience import patiently
+from jobledger.workers.running import Running
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
@@ -48,23 +49,6 @@ _FULL_DELAY_S: Final = 10.0
 _NOBODY_DELAY_S: Final = 0.5
 
 
-class Running(msgspec.Struct, eq=False):
-    """A claimed attempt while its task runs; the worker's handle on it."""
-
-    ref: JobRef
-    task: asyncio.Task[None]
-    is_async: bool
-    identity: str  #: the worker identity that claimed it
-    stop_reason: str = ""  #: why it was told to stop; "" while it was not
-    recording: bool = False  #: the task has ended and its outcome is on its way into the ledger
-
-    def stop(self, reason: str) -> None:
-        """Cancel it, once: it gives the job back. What has an outcome already is left to record it."""
-        if not self.stop_reason and not self.recording:
-            self.stop_reason = reason
-            self.task.cancel(reason)
-
-
 class Attempts:
     """Carries deliveries through to their end; one per worker."""
 
@@ -74,13 +58,16 @@ class Attempts:
         tasks: TaskRegistry,
         lease: LeaseKeeper,
         intake: Intake,
+        *,
         execution: Execution,
+        hooks: HookRunner,
     ) -> None:
         self._ledger = ledger
         self._tasks = tasks
         self._lease = lease
         self._intake = intake
         self._execution = execution
+        self._hooks = hooks
         self.running: dict[JobRef, Running] = {}
         self._carried: set[int] = set()  # stream sequences of the dispatches under way
         self._claimer = Claimer(ledger, lease, self.running.__contains__)
@@ -151,26 +138,54 @@ class Attempts:
             self._intake.drop(delivery)
 
     async def _run(self, delivery: Delivery, claimed: Claimed, identity: str) -> None:
-        job = _job(claimed.chain)
-        ref = JobRef(queue=job.queue, job_id=job.id)
-        task = self._tasks.get(job.task)
+        running = self._begin(claimed.chain, identity)
+        self.running[running.ref] = running
+        try:
+            outcome = await self._execute(running)
+            running.recording = True
+            if running.channel is not None:
+                await running.channel.close()
+            self._finish(delivery, await self._record(running.newest_chain, outcome, identity))
+        finally:
+            if self.running.get(running.ref) is running:
+                del self.running[running.ref]
+
+    def _begin(self, chain: Chain, identity: str) -> Running:
+        job = _job(chain)
         own_task = asyncio.current_task(self._ledger.connection.loop)
         assert own_task is not None
-        running = Running(ref=ref, task=own_task, is_async=task.is_async, identity=identity)
-        self.running[ref] = running
+        task = self._tasks.get(job.task)
+        in_thread = not task.is_async and task.rules.run_in != "process"
+        ref = JobRef(queue=job.queue, job_id=job.id)
+        self._hooks.tell("start", job, worker=identity)
+        return Running(ref=ref, task=own_task, in_thread=in_thread, identity=identity, chain=chain)
+
+    async def _execute(self, running: Running) -> Outcome:
+        """Run the task; an attempt that was told to stop ends as it was told."""
+        job = running.job
         try:
-            try:
-                outcome = await self._execution.run(task, claimed.chain)
-            except asyncio.CancelledError:
-                if not running.stop_reason:
-                    raise
-                own_task.uncancel()
-                outcome = Interrupt(epoch=job.claim_epoch, reason=running.stop_reason)
-            running.recording = True
-            self._finish(delivery, await self._record(claimed.chain, outcome, identity))
-        finally:
-            if self.running.get(ref) is running:
-                del self.running[ref]
+            outcome = await self._execution.run(self._tasks.get(job.task), running)
+        except (asyncio.CancelledError, AttemptStoppedError):
+            if not running.stop_reason:
+                raise
+            running.task.uncancel()
+            if running.cancelled:
+                return ConfirmCancel(epoch=job.claim_epoch, reason=running.stop_reason)
+            return Interrupt(epoch=job.claim_epoch, reason=running.stop_reason)
+        if running.stalled:
+            self._hooks.tell("stall", job, worker=running.identity, reason=running.stalled)
+        return outcome
+
+    def cancel(self, ref: JobRef, epoch: int, reason: str) -> None:
+        """End a running attempt because somebody cancelled its job; one of another claim is left alone."""
+        running = self.running.get(ref)
+        if running is not None and running.job.claim_epoch == epoch:
+            running.stop(reason or "cancelled", cancelled=True)
+
+    def stalled(self, running: Running, blocked_s: float) -> None:
+        """Tell the hooks that an attempt blocked the event loop."""
+        reason = f"it blocked its worker's event loop for {blocked_s:.1f} s"
+        self._hooks.tell("stall", running.job, worker=running.identity, reason=reason)
 
     async def _record(self, chain: Chain, outcome: Outcome, identity: str) -> bool:
         """Append the outcome on condition of the claim and return True; when it is lost, leave the receipt."""
@@ -186,9 +201,24 @@ class Attempts:
         except (StaleClaimError, IllegalTransitionError):
             await self._fence(job, outcome, identity)
             return False
-        if after.job is not None and after.job.is_final and job.notify:
-            self._ledger.hints.tell(job.notify, ref)
+        if after.job is not None:
+            self._announce(after.job, identity)
         return True
+
+    def _announce(self, job: Job, identity: str) -> None:
+        """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
+        if job.is_final and job.notify:
+            self._ledger.hints.tell(job.notify, JobRef(queue=job.queue, job_id=job.id))
+        if not self._hooks.any_for(job.task):
+            return
+        if job.state is JobState.COMPLETED:
+            self._hooks.tell("success", job, worker=identity)
+        elif job.attempts[-1].state == "failed":
+            self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
+        if job.state is JobState.DEAD_LETTERED:
+            self._hooks.tell(
+                "dead_letter", job, worker=identity, error=job.error, reason=job.dead_reason or ""
+            )
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)

@@ -26,6 +26,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
     )
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
+    stall_s: float = 1.0  #: a task that blocks the event loop for so long is named in the log
     supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
 
     def __post_init__(self) -> None:
@@ -52,6 +53,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(
             1 <= self.ack_wait_s <= _ACK_WAIT_S_MAX,
             f"ack_wait_s must be from 1 to 3600, got {self.ack_wait_s!r}",
+        )
+        _require(
+            0.1 <= self.stall_s <= _ACK_WAIT_S_MAX, f"stall_s must be from 0.1 to 3600, got {self.stall_s!r}"
         )
         _require(
             self.concurrency <= self.ack_pending_max,

@@ -1,107 +1,184 @@
-"""Running user code: async on the loop, sync in a thread, each within its time limit; its end as one command."""
+"""Running user code: async on the loop, sync in a thread, each within its limits; its end as one command."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import traceback
+from collections.abc import Generator
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from jobledger.ledger.chain import Chain
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.commands import Complete, ConfirmCancel, Fail, Outcome
+from jobledger.ledger.commands import Snooze as SnoozeJob
 from jobledger.ledger.context import Context
-from jobledger.ledger.errors import InvalidError, InvalidInputError, PayloadMissingError
-from jobledger.ledger.events import ErrorInfo, ErrorKind
+from jobledger.ledger.errors import (
+    AttemptStoppedError,
+    InvalidError,
+    InvalidInputError,
+    PayloadMissingError,
+)
+from jobledger.ledger.events import NO_VALUE, ErrorInfo
 from jobledger.ledger.job import Job
 from jobledger.ledger.json_text import check_text, encode_value
-from jobledger.ledger.outcome import Cancel, Retry
+from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
+from jobledger.workers.channel import AttemptChannel
 from jobledger.workers.patience import patiently
+from jobledger.workers.running import Running
+from jobledger.workers.verdicts import Judge, after, error_info
 
-_logger = logging.getLogger("jobledger.task")
+logger = logging.getLogger("jobledger.workers.execution")
+_task_logger = logging.getLogger("jobledger.task")
 
-_MESSAGE_MAX: Final = 2_000
-_TRACEBACK_MAX: Final = 16_000
+#: Results of these types are written by msgspec alone; any other may hold a Raw, which is written as it is.
+_PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
-class _AttemptTimeoutError(Exception):
+class _LimitReachedError(Exception):
     """The attempt's own limit is over; its text is what is recorded."""
 
 
 class Execution:
-    """Turns one claimed attempt into its outcome; never raises for what the task does."""
+    """Turns claimed attempts into outcomes; never raises for what a task does."""
 
-    def __init__(self, ledger: Ledger, threads: anyio.CapacityLimiter) -> None:
+    def __init__(self, ledger: Ledger, threads: anyio.CapacityLimiter, judge: Judge) -> None:
         self._ledger = ledger
         self._threads = threads
+        self._judge = judge
+        self._abandoned: set[Running] = set()
 
-    async def run(self, task: Task[Any, Any], chain: Chain) -> Outcome:
+    @property
+    def abandoned_threads(self) -> int:
+        """How many threads run on although their attempt was ended; each keeps its slot until it is over."""
+        return len(self._abandoned)
+
+    async def run(self, task: Task[Any, Any], running: Running) -> Outcome:
         """Run the task on the job's input and return what to record.
 
-        Raises: CancelledError when the attempt is told to stop, UnreachableError when a large input or result
-        could not be moved.
+        Raises: CancelledError or AttemptStoppedError when the attempt is told to stop, UnreachableError when a
+        large input or result could not be moved.
         """
-        job = chain.job
-        assert job is not None, "a claimed chain has a job"
-        epoch = job.claim_epoch
+        job = running.job
         try:
             arguments = task.signature.decode(await self._ledger.inputs.get(job.input, job.input_ref))
+            if task.signature.context_parameter is not None:
+                arguments[task.signature.context_parameter] = await self._context(running)
         except (InvalidInputError, PayloadMissingError) as error:
-            return Fail(epoch=epoch, error=_error("invalid_input", error, ""), give_up="invalid")
-        if task.signature.context_parameter is not None:
-            arguments[task.signature.context_parameter] = self._context(job)
+            return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
         try:
-            if job.timeout_s is None:
-                value = await self._call(task, arguments)
+            if job.timeout_s is None and task.rules.heartbeat_s is None:
+                value = await self._call(task, running, arguments)
             else:
-                value = await self._call_within(job.timeout_s, task, arguments)
-        except _AttemptTimeoutError as error:
-            return Fail(epoch=epoch, error=ErrorInfo(kind="timeout", type="TimeoutError", message=str(error)))
+                value = await self._call_within(task, running, arguments)
+        except _LimitReachedError as error:
+            info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
+            return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
         except BaseException as error:
+            if running.stop_reason and isinstance(error, asyncio.CancelledError | AttemptStoppedError):
+                raise
             own_task = asyncio.current_task(self._ledger.connection.loop)
             if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
                 raise  # we are told to stop; one that the task awaited or raised itself is its own failure
             # Whatever user code raises is this attempt's failure: a task must not end the worker.
-            return Fail(epoch=epoch, error=describe(error))
-        return await self._outcome(task, epoch, value)
+            return self._judge.raised(job, task.rules, error, self._ledger.clock.now())
+        return await self._outcome(task, job, value)
 
-    async def _call_within(self, limit_s: float, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
-        """Call with a limit; a TimeoutError of the task's own stays what it is."""
+    async def _call_within(self, task: Task[Any, Any], running: Running, arguments: dict[str, Any]) -> Any:
+        """Call with limits; a TimeoutError of the task's own stays what it is."""
+        limit_s = running.job.timeout_s
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                return await self._call(task, arguments)
+                with self._signs_of_life(task, running):
+                    return await self._call(task, running, arguments)
         except TimeoutError as error:
             if limit.expired():
                 sentence = f"the attempt was stopped after its timeout of {limit_s:g} s"
-                raise _AttemptTimeoutError(sentence) from error
+                running.tell_thread(sentence)
+                raise _LimitReachedError(sentence) from error
             raise
 
-    async def _call(self, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
+    @contextlib.contextmanager
+    def _signs_of_life(self, task: Task[Any, Any], running: Running) -> Generator[None, None, None]:
+        """End the attempt once it has given no sign of life for `heartbeat_s`."""
+        limit_s, channel = task.rules.heartbeat_s, running.channel
+        if limit_s is None or channel is None:
+            yield
+            return
+        clock, loop = self._ledger.clock, self._ledger.connection.loop
+        silent = False
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer, silent
+            left = channel.heard_at + limit_s - clock.monotonic()
+            if left > 0:
+                timer = loop.call_later(left, look)
+            else:
+                silent = True
+                running.task.cancel()
+
+        channel.heard_at = clock.monotonic()
+        timer = loop.call_later(limit_s, look)
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if not silent or running.stop_reason:
+                raise
+            running.task.uncancel()
+            sentence = f"the attempt was stopped after {limit_s:g} s without a heartbeat"
+            running.tell_thread(sentence)
+            running.stalled = sentence
+            raise _LimitReachedError(sentence) from error
+        finally:
+            timer.cancel()
+
+    async def _call(self, task: Task[Any, Any], running: Running, arguments: dict[str, Any]) -> Any:
         if task.is_async:
             return await task.function(**arguments)
+        return await self._call_in_thread(task, running, arguments)
+
+    async def _call_in_thread(self, task: Task[Any, Any], running: Running, arguments: dict[str, Any]) -> Any:
+        loop = self._ledger.connection.loop
+        abandoned = ended = False
 
         def call() -> tuple[Any, BaseException | None]:
+            nonlocal ended
             # As a value: thrown into a coroutine from outside, a GeneratorExit would close it.
             try:
                 return task.function(**arguments), None
             except BaseException as error:  # noqa: BLE001 - raised again on the other side
                 return None, error
+            finally:
+                ended = True
+                if abandoned:
+                    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
+                        loop.call_soon_threadsafe(self._abandoned.discard, running)
 
-        value, error = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+        try:
+            value, error = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+        except asyncio.CancelledError:
+            self._abandoned.add(running)
+            abandoned = True
+            if ended:  # it may have looked at `abandoned` just before
+                self._abandoned.discard(running)
+            raise
         if error is not None:
             raise error
         return value
 
-    def _context(self, job: Job) -> Context:
+    async def _context(self, running: Running) -> Context:
+        job = running.job
         attempt = job.attempts[-1]
         deadline = None if job.timeout_s is None else attempt.started_at + timedelta(seconds=job.timeout_s)
         extra = {"job": job.id, "queue": job.queue, "task": job.task, "attempt": attempt.number}
+        running.channel = AttemptChannel(self._ledger, running.chain, running.identity)
         return Context(
             job_id=job.id,
             queue=job.queue,
@@ -109,48 +186,42 @@ class Execution:
             attempt=attempt.number,
             worker=attempt.worker,
             deadline=deadline,
-            logger=logging.LoggerAdapter(_logger, extra),
-            channel=cast("Any", None),
+            logger=logging.LoggerAdapter(_task_logger, extra),
+            channel=running.channel,
+            checkpoint_value=await self._checkpoint_value(job),
         )
 
-    async def _outcome(self, task: Task[Any, Any], epoch: int, value: Any) -> Outcome:
-        if isinstance(value, Cancel):
-            return ConfirmCancel(epoch=epoch, reason=value.reason or "the task asked to be cancelled")
-        if isinstance(value, Retry):
-            return Fail(epoch=epoch, error=ErrorInfo(kind="exception", type="Retry", message=value.reason))
+    async def _checkpoint_value(self, job: Job) -> Any:
+        if job.checkpoint is NO_VALUE and job.checkpoint_ref is None:
+            return None
+        return msgspec.json.decode(await self._ledger.inputs.get(job.checkpoint, job.checkpoint_ref))
+
+    async def _outcome(self, task: Task[Any, Any], job: Job, value: Any) -> Outcome:
+        epoch = job.claim_epoch
+        if isinstance(value, Cancel | Retry | Snooze):
+            return self._wish(task, job, value)
         what = f"result of task {task.name}"
         try:
-            # Checked as text, too: a msgspec.Raw is written as it is, and what is no JSON would make the event,
-            # and with it the whole chain, unreadable.
-            text = check_text(encode_value(value, what=what), what=what)
+            text = encode_value(value, what=what)
+            if type(value) not in _PLAIN_TYPES:
+                # Checked as text, too: a msgspec.Raw is written as it is, and what is no JSON would make the
+                # event, and with it the whole chain, unreadable.
+                check_text(text, what=what)
+            if self._ledger.results.fits_inline(text, what=what):
+                return Complete(epoch=epoch, result=msgspec.Raw(text))
             result, reference = await patiently(
                 f"the {what}", lambda: self._ledger.results.put(text, what=what)
             )
         except InvalidError as error:
-            return Fail(epoch=epoch, error=_error("invalid_result", error, ""))
+            info = error_info("invalid_result", error)
+            return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
         return Complete(epoch=epoch, result=result, result_ref=reference)
 
-
-def describe(error: BaseException) -> ErrorInfo:
-    """Return what is recorded of an exception: its type, its words, the frames of user code; all cut to size."""
-    text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
-    return _error("exception", error, text[-_TRACEBACK_MAX:])
-
-
-def _user_frames(error: BaseException) -> Any:
-    """Leave out the frames of the worker itself."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OWN_MODULES:
-        frames = frames.tb_next
-    return frames or error.__traceback__
-
-
-_OWN_MODULES: Final = frozenset({__name__, "anyio.to_thread", "anyio._backends._asyncio"})
-
-
-def _error(kind: ErrorKind, error: BaseException, text: str) -> ErrorInfo:
-    try:
-        message = str(error)
-    except Exception as broken:  # noqa: BLE001 - a broken __str__ must not hide the failure it belongs to
-        message = f"(its text cannot be shown: {type(broken).__name__})"
-    return ErrorInfo(kind=kind, type=type(error).__name__, message=message[:_MESSAGE_MAX], traceback=text)
+    def _wish(self, task: Task[Any, Any], job: Job, value: Cancel | Retry | Snooze) -> Outcome:
+        now = self._ledger.clock.now()
+        if isinstance(value, Retry):
+            return self._judge.asked_again(job, task.rules, value, now)
+        if isinstance(value, Snooze):
+            return SnoozeJob(epoch=job.claim_epoch, until=after(now, value.delay_s))
+        reason = value.reason or "the task asked to be cancelled"
+        return ConfirmCancel(epoch=job.claim_epoch, reason=reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,11 +16,17 @@ from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
+from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt import Attempts
+from jobledger.workers.cancels import CancelWatch
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.execution import Execution
+from jobledger.workers.hooks import HookRunner
 from jobledger.workers.intake import Intake
+from jobledger.workers.running import Running
+from jobledger.workers.verdicts import Judge
+from jobledger.workers.watchdog import Watchdog
 
 logger = logging.getLogger("jobledger.workers")
 
@@ -64,7 +71,20 @@ class Worker:
             announce=announce,
         )
         threads = anyio.CapacityLimiter(self._config.concurrency)
-        self._attempts = Attempts(ledger, tasks, self._lease, self._intake, Execution(ledger, threads))
+        self._execution = Execution(ledger, threads, Judge(random.Random()))  # noqa: S311 - jitter
+        self._hooks = HookRunner(tasks)
+        self._attempts = Attempts(
+            ledger, tasks, self._lease, self._intake, execution=self._execution, hooks=self._hooks
+        )
+        self._cancels = CancelWatch(
+            ledger, self.queues, running=self._claims_held, on_cancel=self._attempts.cancel
+        )
+        self._watchdog = Watchdog(
+            ledger.connection.loop,
+            limit_s=self._config.stall_s,
+            describe=self._describe,
+            on_stall=self._on_stall,
+        )
 
     @property
     def identity(self) -> str:
@@ -89,11 +109,14 @@ class Worker:
         connection is closed for good.
         """
         await self._lease.open()
+        await self._cancels.open()
         await self._intake.open()
         logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
         keepers = [
             asyncio.create_task(self._lease.run(), name="lease"),
             asyncio.create_task(self._intake.keep_alive(), name="keep-alive"),
+            asyncio.create_task(self._cancels.run(), name="cancels"),
+            asyncio.create_task(self._watchdog.run(), name="watchdog"),
         ]
         pulling = asyncio.create_task(self._intake.run(), name="intake")
         try:
@@ -123,7 +146,7 @@ class Worker:
     # Deliveries: started by the reader's call, or given back at once.
 
     def _free(self) -> int:
-        return self._config.concurrency - len(self._active)
+        return self._config.concurrency - len(self._active) - self._execution.abandoned_threads
 
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
@@ -145,8 +168,29 @@ class Worker:
     def _on_lease_lost(self, identity: str) -> None:
         """Stop what can be stopped; a thread cannot be, and its outcome will be judged by the ledger."""
         for running in list(self._attempts.running.values()):
-            if running.identity == identity and running.is_async:
+            if running.identity == identity and not running.in_thread:
                 running.stop("the worker lost its lease")
+
+    def _claims_held(self) -> dict[JobRef, int]:
+        """Job -> claim epoch of what runs now and was not told to stop."""
+        return {
+            ref: running.job.claim_epoch
+            for ref, running in self._attempts.running.items()
+            if not (running.stop_reason or running.recording)
+        }
+
+    def _running_of(self, task: asyncio.Task[Any]) -> Running | None:
+        return next((each for each in list(self._attempts.running.values()) if each.task is task), None)
+
+    def _describe(self, task: asyncio.Task[Any]) -> str:
+        """Name a job for the watchdog, which asks from its own thread."""
+        running = self._running_of(task)
+        return "" if running is None else f"task {running.job.task} of job {running.ref.job_id}"
+
+    def _on_stall(self, task: asyncio.Task[Any], blocked_s: float) -> None:
+        running = self._running_of(task)
+        if running is not None:
+            self._attempts.stalled(running, blocked_s)
 
     # The end.
 
@@ -172,7 +216,8 @@ class Worker:
         return not self._active
 
     async def _farewell(self) -> None:
-        """Cut off what is left, and end the lease only if nothing of ours can still be running."""
+        """Let hooks end, cut off what is left, and end the lease only if nothing of ours can still be running."""
+        await self._hooks.close()
         left = len(self._active)
         for task in self._active:
             task.cancel()
