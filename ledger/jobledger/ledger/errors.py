@@ -16,6 +16,10 @@ LedgerError
 │   ├── JobExistsError
 │   ├── StaleClaimError
 │   ├── WrongSequenceError
+│   ├── LockHeldError
+│   ├── LockLostError
+│   ├── LockReentryError
+│   ├── LockTimeoutError
 │   ├── LedgerFullError
 │   ├── StreamMismatchError
 │   ├── JetStreamDisabledError
@@ -168,6 +172,45 @@ class WrongSequenceError(RefusedError):
         self.chain = chain
         self.expected = expected
         super().__init__(f"{chain} has moved past stream sequence {expected}")
+
+
+class LockHeldError(RefusedError):
+    """Somebody holds the lock, and was not found gone; `Ledger.lock` waits instead of raising this."""
+
+    def __init__(self, scope: str, lock_id: str, holder: str, fencing_number: int) -> None:
+        self.holder = holder
+        self.fencing_number = fencing_number
+        super().__init__(f"lock {scope}/{lock_id} is held by {holder} since stream sequence {fencing_number}")
+
+
+class LockLostError(RefusedError):
+    """A lock was not held to the end: others may have worked on what it guards. Undo, or do it again.
+
+    Raised by `HeldLock.check`, and by the end of a block whose lock was lost inside it.
+    """
+
+    def __init__(self, scope: str, lock_id: str, fencing_number: int, why: str) -> None:
+        self.scope = scope
+        self.lock_id = lock_id
+        self.fencing_number = fencing_number  #: stale now: what it guards must refuse it
+        super().__init__(f"lock {scope}/{lock_id} of fencing number {fencing_number} is lost: {why}")
+
+
+class LockReentryError(RefusedError):
+    """A task or thread asked for a lock that it holds itself: it would wait for itself."""
+
+    def __init__(self, scope: str, lock_id: str) -> None:
+        super().__init__(f"this task holds lock {scope}/{lock_id} already: hand on what it holds instead")
+
+
+class LockTimeoutError(RefusedError):
+    """The lock was not free within the time given; nothing was changed."""
+
+    def __init__(self, scope: str, lock_id: str, holder: str, fencing_number: int, wait_s: float) -> None:
+        self.holder = holder  #: `<host>-<pid>-<random>`; "" when it was let go at that very moment
+        self.fencing_number = fencing_number
+        held = f"is held by {holder} since stream sequence {fencing_number}" if holder else "was always taken"
+        super().__init__(f"lock {scope}/{lock_id} {held}: gave up after {wait_s:g} s")
 
 
 class LedgerFullError(RefusedError):
