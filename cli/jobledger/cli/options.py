@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from jobledger.cli.errors import UsageError
 from jobledger.cli.text import size
 from jobledger.ledger import LedgerConfig
 from jobledger.ledger.job import JobState
+from jobledger.workers.supervisor import PROCESSES_MAX
 
 _SERVER = "Server"
 
@@ -72,18 +74,39 @@ Queues = Annotated[
     typer.Option(
         "--queue",
         envvar="JOBLEDGER_QUEUES",
-        metavar="QUEUE",
-        help="Queue to serve; repeat it, or separate several by commas. (default: those that the tasks name)",
+        metavar="QUEUE[=WEIGHT]",
+        help="Queue to serve, asked so often beside others (1 to 100); repeat it, or separate several by commas. "
+        "(default: those that the tasks name)",
     ),
 ]
 Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
 Concurrency = Annotated[
-    int, typer.Option("--concurrency", metavar="N", help="Attempts that may run at once, threads included.")
+    int,
+    typer.Option(
+        "--concurrency",
+        envvar="JOBLEDGER_CONCURRENCY",
+        metavar="N",
+        help="Attempts that may run at once, threads included.",
+    ),
 ]
 Grace = Annotated[
     float,
     typer.Option(
-        "--grace", metavar="SECONDS", help="How long running attempts may go on after a stop was asked for."
+        "--grace",
+        envvar="JOBLEDGER_GRACE_S",
+        metavar="SECONDS",
+        help="How long running attempts may go on after a stop was asked for.",
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        min=1,
+        max=PROCESSES_MAX,
+        envvar="JOBLEDGER_PROCESSES",
+        metavar="N",
+        help="Supervise so many worker processes: a dead one is replaced. (default: this process alone)",
     ),
 ]
 Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most this many.")]
@@ -134,3 +157,24 @@ State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in th
 def split(values: list[str] | None) -> list[str]:
     """Return the words of options that may be repeated, separated by commas, or both."""
     return [word.strip() for value in values or [] for word in value.split(",") if word.strip()]
+
+
+def weighted(values: list[str] | None) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the queues of --queue, each once and in order, and the weights of those that were given one.
+
+    Raises: UsageError for a weight that is no number, or a queue with two of them.
+    """
+    weights: dict[str, int] = {}
+    queues: dict[str, None] = {}
+    for word in split(values):
+        queue, given, text = word.partition("=")
+        queues[queue] = None
+        if not given:
+            continue
+        if not (text.isascii() and text.isdecimal() and len(text) <= len("100")):
+            raise UsageError(
+                f"--queue {word[:80]!r}: the weight must be a whole number from 1 to 100, as in email=3"
+            )
+        if weights.setdefault(queue, int(text)) != int(text):
+            raise UsageError(f"--queue gives {queue[:80]!r} two weights: {weights[queue]} and {int(text)}")
+    return tuple(queues), weights

@@ -127,10 +127,10 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
         yield ledger
 
 
-def load_tasks(app: list[str] | None) -> TaskRegistry:
-    """Load the modules of --app, looked for in the current folder first.
+def named_modules(app: list[str] | None) -> list[str]:
+    """Return the modules of --app, after making sure that they are looked for in the current folder first.
 
-    Raises: UsageError without any, or with the place where a module failed; ConfigurationError.
+    Raises: UsageError without any.
     """
     modules = split(app)
     if not modules:
@@ -139,6 +139,15 @@ def load_tasks(app: list[str] | None) -> TaskRegistry:
         )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    return modules
+
+
+def load_tasks(app: list[str] | None) -> TaskRegistry:
+    """Load the modules of --app.
+
+    Raises: UsageError without any, or with the place where a module failed; ConfigurationError.
+    """
+    modules = named_modules(app)
     try:
         return TaskRegistry.load(modules)
     except LedgerError:
@@ -219,3 +228,14 @@ async def until_closed(ledger: Ledger) -> None:
     raise ServerUnreachableError(
         "the connection to the server was closed for good: look at the server, then start again"
     )
+
+
+async def until_eof(then: Callable[[], None]) -> None:
+    """Call `then` when stdin ends: the parent that held its other end is gone."""
+    # What cannot be waited for, such as /dev/null, has ended.
+    with contextlib.suppress(OSError, ValueError):
+        while True:
+            await anyio.wait_readable(sys.stdin)
+            if not os.read(sys.stdin.fileno(), 1024):
+                break
+    then()

@@ -64,6 +64,7 @@ def up(
             f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {redact(url)}: "
             "leave one of them out"
         )
+    served, weights = options.weighted(queues)
     plan = _Plan(
         directory=directory or Path(".jobledger"),
         port=4222 if port is None else port,
@@ -72,7 +73,7 @@ def up(
         environment=environment,
         ledger_bytes_max=ledger_bytes_max,
         projection=projection,
-        config=WorkerConfig(queues=tuple(options.split(queues)), concurrency=concurrency, grace_s=grace),
+        config=WorkerConfig(queues=served, weights=weights, concurrency=concurrency, grace_s=grace),
         registry=load_tasks(app) if options.split(app) else None,
         app=",".join(options.split(app)),
     )

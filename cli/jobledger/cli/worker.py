@@ -1,10 +1,11 @@
-"""`jobledger worker`: one process that runs jobs; stopping it is a request first and a command the second time."""
+"""`jobledger worker`: one process that runs jobs; stopping it is a request first and a command the second time.
+
+With --processes or --reload it is the supervisor of such processes: supervise.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from typing import Annotated
 
 import anyio
@@ -12,21 +13,34 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, load_tasks, opened, run, until_closed, watch_signals
+from jobledger.cli.session import Target, load_tasks, named_modules, opened, run, until_closed, watch_signals
+from jobledger.cli.session import until_eof as when_stdin_ends
+from jobledger.cli.supervise import Crew, supervise
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import settle
+from jobledger.workers.supervised import Parent
 
 _READY_POLL_S = 0.05
 
 
 def worker(
+    context: typer.Context,
     *,
     app: options.App = None,
     queues: options.Queues = None,
     concurrency: options.Concurrency = 100,
     grace: options.Grace = 30.0,
+    processes: options.Processes = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            metavar="",
+            help="For development: start anew, in good order, when a source file changes.",
+        ),
+    ] = False,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     ledger_bytes_max: options.LedgerBytesMax = None,
@@ -38,57 +52,92 @@ def worker(
             help="Stop at once when stdin ends: for a parent that must leave nobody behind.",
         ),
     ] = False,
+    supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
     as_json: options.Json = False,
 ) -> None:
     """Run jobs until SIGTERM or Ctrl-C: running ones get their grace, the rest is given back; twice stops at once."""
-    config = WorkerConfig(queues=tuple(options.split(queues)), concurrency=concurrency, grace_s=grace)
-    registry = load_tasks(app)
+    parent = Parent(supervised) if supervised is not None else None
+    served, weights = options.weighted(queues)
+    config = WorkerConfig(
+        queues=served,
+        weights=weights,
+        concurrency=concurrency,
+        grace_s=grace,
+        supervisor=parent.identity if parent is not None else "",
+    )
     target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
-    run(lambda: _worker(Output(as_json=as_json), target, registry, config, until_eof=until_eof))
+    output = Output(as_json=as_json)
+    if parent is None and (processes is not None or reload):
+        switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
+        crew = Crew(
+            modules=named_modules(app), queues=options.split(queues), processes=processes or 1, reload=reload
+        )
+        raise typer.Exit(supervise(output, target, config, crew, switches, until_eof=until_eof))
+    registry = load_tasks(app)
+    run(lambda: _worker(output, target, registry, config, parent, until_eof=until_eof))
+
+
+def _of_root(context: typer.Context, name: str) -> bool:
+    return context.parent is not None and bool(context.parent.params.get(name))
 
 
 async def _worker(
-    output: Output, target: Target, registry: TaskRegistry, config: WorkerConfig, *, until_eof: bool
+    output: Output,
+    target: Target,
+    registry: TaskRegistry,
+    config: WorkerConfig,
+    parent: Parent | None,
+    *,
+    until_eof: bool,
 ) -> None:
     settle()
     async with opened(target) as ledger:
-        await _run(output, ledger, Worker(ledger, registry, config), until_eof=until_eof)
+        made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
+        await _run(output, ledger, made, parent, until_eof=until_eof)
 
 
-async def _run(output: Output, ledger: Ledger, made: Worker, *, until_eof: bool) -> None:
+async def _run(
+    output: Output, ledger: Ledger, made: Worker, parent: Parent | None, *, until_eof: bool
+) -> None:
+    asked = False
 
     def on_signal() -> None:
         output.note("stopping: running attempts get their grace; once more to stop at once")
         made.stop()
 
+    def once() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            made.stop()
+
+    def at_once() -> None:
+        made.stop()
+        made.stop()
+
     async with anyio.create_task_group() as group:
-        await group.start(watch_signals, on_signal)
+        if parent is None:
+            await group.start(watch_signals, on_signal)
+        else:
+            await group.start(watch_signals, once)
+            group.start_soon(parent.watch, once, at_once)
         group.start_soon(until_closed, ledger)
-        group.start_soon(_say_ready, output, ledger, made)
+        group.start_soon(_say_ready, output, ledger, made, parent)
         if until_eof:
-            group.start_soon(_stop_at_eof, made)
+            group.start_soon(when_stdin_ends, at_once)
         await made.run()
         group.cancel_scope.cancel()
 
 
-async def _say_ready(output: Output, ledger: Ledger, made: Worker) -> None:
+async def _say_ready(output: Output, ledger: Ledger, made: Worker, parent: Parent | None) -> None:
     """Say so once the worker holds its lease, for those who wait for it."""
     # Another part of the program takes the lease and sets no event for us.
     while await ledger.leases.find(made.identity) is None:  # noqa: ASYNC110
         await anyio.sleep(_READY_POLL_S)
+    if parent is not None:
+        parent.ready()
     if output.as_json:
-        output.object({"worker": made.identity, "queues": made.queues})
+        output.object({"worker": made.identity, "queues": made.queues, "pid": os.getpid()})
     else:
-        output.say(f"worker {made.identity} takes jobs of {', '.join(made.queues)}; stop it with Ctrl-C")
-
-
-async def _stop_at_eof(made: Worker) -> None:
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # nothing that can be waited for, such as /dev/null, has ended
-        while True:
-            await anyio.wait_readable(sys.stdin)
-            if not os.read(sys.stdin.fileno(), 1024):
-                break
-    made.stop()
-    made.stop()
+        stop = "" if parent is not None else "; stop it with Ctrl-C"
+        output.say(f"worker {made.identity} takes jobs of {', '.join(made.queues)}{stop}")
