@@ -25,7 +25,15 @@ _NO_ROOM: Final = frozenset({10023, 10028, 10047})
 _NANOSECONDS: Final = 1_000_000_000
 _DUPLICATE_WINDOW_S: Final = 120.0
 _REACTOR_ACK_PENDING_MAX: Final = 10_000
+_ADVISORIES_SHARE: Final = 64  # of the ledger's size
+_ADVISORIES_BYTES_MIN: Final = 256 << 10
+_DLQ_SHARE: Final = 16
+_DLQ_BYTES_MIN: Final = 1 << 20
+ADVISORIES_LIFE_S: Final = 7 * 24 * 3600.0
+DLQ_LIFE_S: Final = 30 * 24 * 3600.0
 RESULTS_LIFE_S: Final = 7 * 24 * 3600.0
+#: How often a consumer hands out one dispatch; then the server drops it and says so in ADVISORIES.
+DELIVERIES_MAX: Final = 20
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +49,9 @@ def specifications(names: Names, *, ledger_bytes_max: int, lease_s: float, repli
     return [
         _ledger(names, ledger_bytes_max, replicas),
         _workers(names, lease_s, replicas),
+        timers_specification(names, replicas),
+        advisories_specification(names, ledger_bytes_max, replicas),
+        _dead_letters(names, ledger_bytes_max, replicas),
         _objects(names.payloads_bucket, 0.0, replicas),
         _objects(names.results_bucket, RESULTS_LIFE_S, replicas),
     ]
@@ -77,6 +88,77 @@ def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
             "allow_direct",
             "allow_atomic",
         ),
+    )
+
+
+def timers_specification(names: Names, replicas: int) -> StreamSpec:
+    """Return the stream of timers; the reactor makes it anew when it is gone."""
+    return StreamSpec(
+        name=names.timers_stream,
+        config={
+            "subjects": [names.all_timers],
+            "retention": "workqueue",
+            "storage": "file",
+            # The server allows no `discard: new` with schedules, and `old` would forget timers at any limit: so there
+            # is none. A timer is smaller than the event that set it, and gone once it has fired and was heard.
+            "discard": "old",
+            "no_ack": False,
+            "max_age": 0,
+            "max_msgs": -1,
+            "max_msgs_per_subject": -1,
+            "max_bytes": -1,
+            "allow_msg_schedules": True,
+            "allow_msg_ttl": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=(
+            "subjects",
+            "retention",
+            "storage",
+            "no_ack",
+            "max_age",
+            "max_msgs",
+            "max_msgs_per_subject",
+            "max_bytes",
+            "allow_msg_schedules",
+        ),
+    )
+
+
+def advisories_specification(names: Names, ledger_bytes_max: int, replicas: int) -> StreamSpec:
+    """Return the stream that keeps what the server says of dispatches it gave up; lost ones the reconciler finds."""
+    return StreamSpec(
+        name=names.advisories_stream,
+        config={
+            "subjects": list(names.advisories),
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_age": int(ADVISORIES_LIFE_S * _NANOSECONDS),
+            "max_bytes": max(_ADVISORIES_BYTES_MIN, ledger_bytes_max // _ADVISORIES_SHARE),
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("subjects", "retention", "storage"),
+    )
+
+
+def _dead_letters(names: Names, ledger_bytes_max: int, replicas: int) -> StreamSpec:
+    """A copy of every dead letter for who wants to be alerted; the truth stays in the ledger."""
+    return StreamSpec(
+        name=names.dlq_stream,
+        config={
+            "sources": [{"name": names.ledger_stream, "filter_subject": names.all_of_type("dead_lettered")}],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_age": int(DLQ_LIFE_S * _NANOSECONDS),
+            "max_bytes": max(_DLQ_BYTES_MIN, ledger_bytes_max // _DLQ_SHARE),
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("retention", "storage"),
     )
 
 
@@ -125,9 +207,9 @@ def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: 
         "ack_policy": "explicit",
         "deliver_policy": "all",
         "ack_wait": int(ack_wait_s * _NANOSECONDS),
-        # Deliveries are not attempts: the ledger counts attempts, and a dispatch that the consumer gave up would
-        # strand its job.
-        "max_deliver": -1,
+        # Deliveries are not attempts: the ledger counts attempts. What the consumer gives up is looked at by the
+        # dead-letter reactor, or by the reconciler, and dispatched anew or made a dead letter.
+        "max_deliver": DELIVERIES_MAX,
         "max_ack_pending": ack_pending_max,
     }
 
@@ -165,18 +247,19 @@ async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> None:
     """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
 
+    Its `max_deliver` is brought in line, alone of all settings: an earlier version made consumers without one, to
+    refuse them would ask for deleting their positions, and what a lower limit drops unsaid the reconciler finds.
+
     Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
     """
     info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     if _code(info) == _CONSUMER_NOT_FOUND:
-        single = config.get("filter_subject")  # several have no place in the subject of the request
-        subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{single}" if single else "")
         request = {
             "stream_name": stream,
             "action": "create",
             "config": {"durable_name": name, "name": name, **config},
         }
-        info = await api(inbox, subject, request)
+        info = await api(inbox, _create_call(stream, name, config), request)
         if _code(info) in _NAME_IN_USE:
             info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     _check_answer(info, f"consumer {name}")
@@ -185,6 +268,16 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
     _check_settings(
         StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), info["config"]
     )
+    deliveries_max = config.get("max_deliver", -1)
+    if info["config"].get("max_deliver", -1) != deliveries_max:
+        changed = {**info["config"], "max_deliver": deliveries_max}
+        request = {"stream_name": stream, "action": "update", "config": changed}
+        _check_answer(await api(inbox, _create_call(stream, name, config), request), f"consumer {name}")
+
+
+def _create_call(stream: str, name: str, config: dict[str, Any]) -> str:
+    single = config.get("filter_subject")  # several have no place in the subject of the request
+    return f"CONSUMER.CREATE.{stream}.{name}" + (f".{single}" if single else "")
 
 
 async def api(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:

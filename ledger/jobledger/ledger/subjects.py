@@ -114,6 +114,22 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("RESULTS")
 
     @property
+    def advisories_stream(self) -> str:
+        """The stream that keeps what the server says of dispatches whose deliveries are used up."""
+        return self._stream("ADVISORIES")
+
+    @property
+    def advisories(self) -> tuple[str, ...]:
+        """The server's own subjects of such words about this environment's ledger."""
+        root = "$JS.EVENT.ADVISORY.CONSUMER"
+        return tuple(f"{root}.{kind}.{self.ledger_stream}.>" for kind in ("MAX_DELIVERIES", "MSG_TERMINATED"))
+
+    @property
+    def dlq_stream(self) -> str:
+        """The stream of copies of dead letters, for alerting."""
+        return self._stream("DLQ")
+
+    @property
     def all_events(self) -> str:
         """The filter that fits every event of the ledger."""
         return f"{self.ledger_root}.>"
@@ -125,6 +141,15 @@ class Names(msgspec.Struct, frozen=True):
     def of_type(self, ref: JobRef, event: str) -> str:
         """Return the subject of one job's events of one type; `queued` has a priority more."""
         return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.{event}"
+
+    def all_of_type(self, event: str) -> str:
+        """Return the filter of every job's events of one type; `queued` has a priority more."""
+        return f"{self.ledger_root}.job.*.*.{event}"
+
+    @property
+    def all_dispatches(self) -> str:
+        """The filter of every work item of every queue."""
+        return f"{self.ledger_root}.job.*.*.queued.*"
 
     def chains_of_id(self, job_id: str) -> str:
         """Return the filter of every chain with this job id, whatever its queue."""
