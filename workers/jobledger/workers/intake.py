@@ -3,7 +3,7 @@
 Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
 could do; only an empty lane is left waiting for one message, which goes back if the slots filled meanwhile.
 Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an eighth of
-the free slots. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
+the free slots. Queues share the slots of a priority by their weights. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _WAIT_EXPIRES_S: Final = 30.0
 _WAIT_HEARTBEAT_S: Final = 2.0
 _SILENCE_MAX_S: Final = 3 * _WAIT_HEARTBEAT_S
 _FAIR_EVERY: Final = 16
+_CREDIT_MAX: Final = 10_000.0
 _FAIR_SHARE: Final = 8
 _RETRY_S: Final = 0.25
 _NANOSECONDS: Final = 1_000_000_000
@@ -39,13 +40,32 @@ _NANOSECONDS: Final = 1_000_000_000
 class Lane:
     """One queue at one priority: a durable consumer, and what it is asked for at present."""
 
-    def __init__(self, queue: str, priority: Priority, consumer: PullConsumer) -> None:
+    def __init__(self, queue: str, priority: Priority, weight: int, consumer: PullConsumer) -> None:
         self.queue = queue
         self.priority: Priority = priority
+        self.weight = weight
+        self.credit = 0.0  #: slots it is owed by the other lanes of its priority
         self.consumer = consumer
         self.empty = False  # it had nothing when it was last asked
         self.waiting = False  # a request stands that the server answers when something comes
         self.lost = True  # the consumer has to be looked for
+
+
+def next_lane(tier: list[Lane], wanted: int) -> tuple[Lane, int]:
+    """Return which of the lanes of one priority is asked next, and for how many of `wanted` free slots.
+
+    Deficit round robin: what one lane is asked for is owed to the others by their weights, so the slots given over time
+    are in the proportion of the weights, for one free slot at a time as for a hundred at once.
+    """
+    if len(tier) == 1:
+        return tier[0], wanted
+    total = sum(lane.weight for lane in tier)
+    chosen = max(tier, key=lambda lane: lane.credit)
+    amount = min(wanted, max(1, round(wanted * chosen.weight / total), int(chosen.credit)))
+    for lane in tier:
+        lane.credit = min(lane.credit + amount * lane.weight / total, _CREDIT_MAX)
+    chosen.credit = max(chosen.credit - amount, -_CREDIT_MAX)
+    return chosen, amount
 
 
 class Held(msgspec.Struct, gc=False):
@@ -107,7 +127,7 @@ class Intake:
             on_delivery=on_delivery,
             on_ended=on_ended,
         )
-        lane = Lane(queue, priority, consumer)
+        lane = Lane(queue, priority, self._config.weights.get(queue, 1), consumer)
         return lane
 
     async def open(self) -> None:
@@ -188,15 +208,18 @@ class Intake:
         candidates = [lane for lane in self._lanes if not lane.waiting and not lane.lost]
         if not candidates:
             return False
-        lane = candidates[0]
-        if lane.empty:
-            lane.empty, lane.waiting = False, True
-            lane.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
+        tier = [lane for lane in candidates if lane.priority == candidates[0].priority]
+        empty = next((lane for lane in tier if lane.empty), None)
+        if empty is not None:
+            empty.empty, empty.waiting = False, True
+            empty.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
             return True
         self._round += 1
         if self._round % _FAIR_EVERY == 0:
-            lane, wanted = candidates[-1], max(1, wanted // _FAIR_SHARE)
-        lane.consumer.request(min(wanted, _PROBE_MAX))
+            tier = [lane for lane in candidates if lane.priority == candidates[-1].priority]
+            wanted = max(1, wanted // _FAIR_SHARE)
+        lane, amount = next_lane(tier, wanted)
+        lane.consumer.request(min(amount, _PROBE_MAX))
         return True
 
     def _notice_silence(self) -> None:
