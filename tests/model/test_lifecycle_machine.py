@@ -45,6 +45,7 @@ from jobledger.ledger.commands import (
     Pause,
     ReportProgress,
     Requeue,
+    Rescue,
     Snooze,
     Stamp,
     TakeOver,
@@ -227,6 +228,7 @@ class Lifecycle(RuleBasedStateMachine):
             *(Fence(epoch=held, attempt=number, worker=actor, outcome="completed") for number in (1, 2)),
             *(Requeue(attempts=number) for number in (1, 2)),
             DeadLetter(reason="max_deliver", epoch=newest.claim_epoch if newest else 0),
+            Rescue(lost_epoch=newest.claim_epoch if newest else 0),
             Discard(),
             CancelJob(reason="no"),
         ]

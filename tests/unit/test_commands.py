@@ -27,6 +27,7 @@ from jobledger.ledger.commands import (
     Pause,
     ReportProgress,
     Requeue,
+    Rescue,
     Snooze,
     Stamp,
     TakeOver,
@@ -116,6 +117,8 @@ COMMANDS: dict[str, Command] = {
     "claim": CLAIM,
     "take_over": TakeOver(worker="w2", lease_s=15.0, lost_epoch=EPOCH),
     "take_over_stale": TakeOver(worker="w2", lease_s=15.0, lost_epoch=1),
+    "rescue": Rescue(lost_epoch=EPOCH),
+    "rescue_stale": Rescue(lost_epoch=1),
     "complete": COMPLETE,
     "complete_unheld": Complete(epoch=0),
     "fail_at_once": Fail(epoch=EPOCH, error=BOOM),
@@ -154,6 +157,8 @@ dispatch_requeued ?    -         -    -      -         -          -      -      
 claim             ?    -         -    star   -         -          -      -         -         -             -
 take_over         ?    -         -    -      star      -          -      -         -         -             -
 take_over_stale   ?    -         -    -      !         -          -      -         -         -             -
+rescue            ?    -         -    -      queu      -          -      -         -         -             -
+rescue_stale      ?    -         -    -      !         -          -      -         -         -             -
 complete          ?    !         !    !      comp      !          !      !         !         !             !
 complete_unheld   ?    -         -    -      !         -          -      -         -         -             -
 fail_at_once      ?    !         !    !      fail+queu !          !      !         !         !             !
@@ -254,6 +259,9 @@ SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
         [{"type": "dead_lettered", "reason": "exhausted"}],
     ),
     ((NEW, CLAIM), TakeOver(worker="w2", lease_s=1, lost_epoch=2), [{"type": "started", "attempt": 2}]),
+    (ASKED, Rescue(lost_epoch=2), [{"type": "cancelled", "reason": "no"}]),
+    (LAST, Rescue(lost_epoch=2), [{"type": "dead_lettered", "reason": "exhausted"}]),
+    ((NEW, CLAIM), Rescue(lost_epoch=2), [{"type": "queued", "cause": "redispatched", "attempt": 2}]),
     (LAST, Interrupt(epoch=2, reason="d"), [{"reason": "d"}, {"cause": "interrupted", "attempt": 2}]),
     (GIVEN_BACK, CLAIM, [{"type": "started", "attempt": 2}]),
     (DEAD, Requeue(), [{"cause": "requeued", "attempt": 2, "max_attempts": 2, "input": NO_VALUE}]),
@@ -299,6 +307,7 @@ def test_events_say_what_happened(
 REFUSED: list[tuple[tuple[Command, ...], Command, str]] = [
     (LAST, Complete(epoch=1), "job j1: claim 1 is stale, the current one is 2"),
     ((NEW, CLAIM, TakeOver(worker="w2", lease_s=1, lost_epoch=2)), COMPLETE, "job j1: claim 2 is stale, the current one is 3"),
+    ((NEW, CLAIM, Rescue(lost_epoch=2)), COMPLETE, "job j1: claim 2 is stale, the current one is 0"),
     ((NEW, CLAIM, COMPLETE), COMPLETE, "job j1: claim 2 is stale, the current one is 0"),
     (ASKED, CancelJob(), "job j1 is already asked to end: it cannot be cancelled again"),
     ((NEW, CLAIM), Fence(epoch=2, attempt=1, worker="w1", outcome="completed"), "job j1 is held by this claim: it cannot be fenced"),

@@ -59,6 +59,7 @@ FENCED = Fenced(**ENVELOPE, attempt=1, worker="w1", held_epoch=2, current_epoch=
 SCHEDULED = Scheduled(**ENVELOPE, run_at=LATER)
 HELD = Held(**ENVELOPE, limits=("api",))
 REQUEUED = Queued(**ENVELOPE, cause="requeued", attempt=2, max_attempts=2)
+RESCUED = Queued(**ENVELOPE, cause="redispatched", attempt=2, max_attempts=3)
 
 ONE_OF_EACH: tuple[JobEvent, ...] = (
     SCHEDULED, HELD, QUEUED, STARTED, COMPLETED, FAILED, CANCELLED, INTERRUPTED, PAUSED, SNOOZED, DEAD, DISCARDED,
@@ -84,6 +85,7 @@ TABLE: list[tuple[tuple[JobEvent, ...], str, tuple[str, ...], int, int, datetime
     ((QUEUED, HELD), "held", (), 0, 1, None, False),
     ((QUEUED, STARTED), "running", ("running",), 2, 2, None, False),
     ((QUEUED, STARTED, STARTED_2), "running", ("lost", "running"), 3, 1, None, False),
+    ((QUEUED, STARTED, RESCUED), "queued", ("lost",), 0, 2, None, False),
     ((QUEUED, STARTED, COMPLETED), "completed", ("completed",), 0, 2, None, True),
     ((QUEUED, STARTED, FAILED_LATER), "retry_wait", ("failed",), 0, 2, LATER, False),
     ((QUEUED, STARTED, FAILED_LATER, RETRIED), "queued", ("failed",), 0, 2, None, False),

@@ -27,6 +27,7 @@ from jobledger.ledger.commands import (
     Pause,
     ReportProgress,
     Requeue,
+    Rescue,
     Snooze,
     Stamp,
     TakeOver,
@@ -69,6 +70,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Dispatch, cause=causes),
     st.builds(Claim, worker=st.just("w1"), lease_s=st.just(15.0)),
     st.builds(TakeOver, worker=st.just("w2"), lease_s=st.just(15.0), lost_epoch=epochs),
+    st.builds(Rescue, lost_epoch=epochs),
     st.builds(Complete, epoch=epochs),
     st.builds(Fail, epoch=epochs, error=st.just(BOOM), retry_at=maybe_later, give_up=st.sampled_from([None, "invalid"])),
     st.builds(Interrupt, epoch=epochs, reason=st.just("deploy")),
@@ -89,7 +91,7 @@ def _aimed(job: Job | None, command: Command, at_holder: bool) -> Command:
     """Aim most of what names a claim at the one that holds, or nothing would ever be accepted."""
     if job is None or not at_holder:
         return command
-    if isinstance(command, TakeOver):
+    if isinstance(command, TakeOver | Rescue):
         return msgspec.structs.replace(command, lost_epoch=job.claim_epoch)
     if isinstance(command, Fence):
         held = job.attempts[0] if job.attempts else None
@@ -168,6 +170,8 @@ PLANTED: list[tuple[Job | None, JobEvent, str]] = [
     (_after(QUEUED, STARTED, FAILED_LATER), DEAD, "`dead_lettered` while it waits to run again"),
     (_after(QUEUED, STARTED, FAILED_LATER), SECOND, "`started` follows while it is retry_wait"),
     (_after(QUEUED, STARTED, FAILED, DEAD), Queued(**NAME, cause="retried", attempt=2, max_attempts=2), "`queued` with cause 'retried' while it is dead_lettered"),
+    (_after(QUEUED, STARTED), Queued(**NAME, cause="retried", attempt=2, max_attempts=2), "`queued` with cause 'retried' while it is running"),
+    (_after(QUEUED, STARTED, SECOND), Queued(**NAME, cause="redispatched", attempt=3, max_attempts=2), "`queued` for attempt 3 of 2 (given back: 0)"),
     (_after(QUEUED, STARTED, SECOND), _fenced(2, 3, 3), "`fenced` claim 3, which holds it"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 2, 9), "`fenced` by claim 9, the current one is 3"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 7, 3), "`fenced` claim 7 as attempt 1, which it never had"),

@@ -27,6 +27,7 @@ from jobledger.ledger.commands import (
     Pause,
     ReportProgress,
     Requeue,
+    Rescue,
     Snooze,
     Stamp,
     TakeOver,
@@ -83,6 +84,10 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return _claim(job, command, stamp)
         case TakeOver():
             return _take_over(job, command, stamp)
+        case Rescue():
+            _require(job, "be rescued", JobState.RUNNING)
+            _check_epoch(job, command.lost_epoch)
+            return _end_lost(job, stamp) or (_queued(job, stamp, "redispatched"),)
         case CancelJob():
             return _cancel(job, command, stamp)
         case DeadLetter():
@@ -222,6 +227,11 @@ def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
 def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
     _require(job, "be taken over", JobState.RUNNING)
     _check_epoch(job, command.lost_epoch)
+    return _end_lost(job, stamp) or (_start(job, stamp, command.worker, command.lease_s),)
+
+
+def _end_lost(job: Job, stamp: Stamp) -> Events:
+    """What ends a job whose newest attempt is lost; nothing where it may be tried again."""
     if job.cancel_requested:
         return (Cancelled(**_envelope(job, stamp), reason=job.cancel_reason),)
     if not job.attempts_left:
@@ -230,7 +240,7 @@ def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
             kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt"
         )
         return (DeadLettered(**_envelope(job, stamp), reason="exhausted", error=error),)
-    return (_start(job, stamp, command.worker, command.lease_s),)
+    return ()
 
 
 def _cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
