@@ -10,25 +10,22 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
 from jobledger.ledger import (
     Backoff,
     Cancel,
     Context,
-    Job,
     JobHandle,
     JobState,
     Ledger,
     Retry,
     Task,
     TaskRegistry,
-    connect,
     task,
 )
 from jobledger.ledger.commands import CancelJob, Claim, DeadLetter, Enqueue, Requeue
@@ -39,12 +36,9 @@ from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:
     from jobledger.ledger.codec import Stored
-    from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
-Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
-LIMIT_S = 10.0
 RUNS: Counter[str] = Counter()
 FULL = asyncio.Event()
 BEGAN: list[str] = []
@@ -54,52 +48,6 @@ BEGAN: list[str] = []
 def forget_runs() -> None:
     RUNS.clear()
     BEGAN.clear()
-
-
-@pytest.fixture
-def connected(nats_server: EmbeddedServer) -> Connect:
-    environment = f"t_{secrets.token_hex(6)}"
-
-    def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
-        return connect(nats_server.url, environment=environment, **given)
-
-    return make
-
-
-@pytest.fixture
-async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
-    async with connected() as made:
-        yield made
-
-
-@contextlib.asynccontextmanager
-async def working(ledger: Ledger, *tasks: Task[..., Any], **config: Any) -> AsyncGenerator[Worker, None]:
-    """Run a worker for the length of the block; what still runs at its end gets a moment."""
-    settings: dict[str, Any] = {"grace_s": 2.0, **config}
-    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**settings))
-    running = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        if not worker._stopping.is_set():  # a second stop would not leave running jobs their grace
-            worker.stop()
-        async with asyncio.timeout(LIMIT_S):
-            await running
-
-
-async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    async with asyncio.timeout(limit_s):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
-async def types(job: JobHandle[Any]) -> list[str]:
-    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
-
-
-async def ended(job: JobHandle[Any]) -> Job:
-    return await job.wait(timeout_s=LIMIT_S)
 
 
 # Tasks.

@@ -1,0 +1,111 @@
+"""What tests with real processes share: a `jobledger` command under way, read line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
+LIMIT_S = 15.0
+
+
+class Process:
+    """A command; its stdout is read line by line, each wait has a limit."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        stdin: int = subprocess.DEVNULL,
+        variables: dict[str, str] | None = None,
+    ) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
+        environment |= {"PYTHONPATH": SOURCES, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "80"}
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "jobledger.cli", *words],
+            cwd=folder,
+            env=environment | (variables or {}),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.errors = ""
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._said: queue.Queue[str] = queue.Queue()
+        self._readers = [threading.Thread(target=self._read_out), threading.Thread(target=self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_out(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            self.errors += line
+            self._said.put(line)
+
+    def line(self, limit_s: float = LIMIT_S) -> dict[str, Any]:
+        found = self._lines.get(timeout=limit_s)
+        assert found is not None, f"the process ended: {self.end()} {self.errors}"
+        return json.loads(found)  # type: ignore[no-any-return]
+
+    def rest(self) -> list[str]:
+        found: list[str] = []
+        while (line := self._lines.get(timeout=60)) is not None:
+            found.append(line)
+        return found
+
+    def said(self, words: str, limit_s: float = LIMIT_S) -> str:
+        """Wait for a line on stderr that holds `words`."""
+        while words not in (line := self._said.get(timeout=limit_s)):
+            pass
+        return line
+
+    def end(self, number: signal.Signals | None = None, limit_s: float = LIMIT_S) -> int:
+        if number is not None:
+            self.child.send_signal(number)
+        code = self.child.wait(limit_s)
+        for reader in self._readers:
+            reader.join(LIMIT_S)
+        return code
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.end()
+        for pipe in (self.child.stdin, self.child.stdout, self.child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+@pytest.fixture
+def command(tmp_path: Path, nats_server_binary: str) -> Iterator[Callable[..., Process]]:
+    """Start `jobledger` commands in the test's folder; every one is gone at the end of the test."""
+    made: list[Process] = []
+
+    def begin(*words: str, **options: Any) -> Process:
+        made.append(Process(tmp_path, *words, **options))
+        return made[-1]
+
+    yield begin
+    for process in reversed(made):
+        process.close()

@@ -1,0 +1,51 @@
+"""Running workers inside a test: a worker for the length of a block, and waits with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger import Job, JobHandle, Ledger, Task, TaskRegistry
+from jobledger.workers import Worker, WorkerConfig
+
+Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
+LIMIT_S: Final = 10.0
+
+
+@contextlib.asynccontextmanager
+async def working(
+    ledger: Ledger, *tasks: Task[..., Any], registry: TaskRegistry | None = None, **config: Any
+) -> AsyncGenerator[Worker, None]:
+    """Run a worker for the length of the block; what still runs at its end gets a moment."""
+    settings: dict[str, Any] = {"grace_s": 2.0, **config}
+    worker = Worker(ledger, registry or TaskRegistry(tasks), WorkerConfig(**settings))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        if not worker._stopping.is_set():  # a second stop would not leave running jobs their grace
+            worker.stop()
+        async with asyncio.timeout(LIMIT_S):
+            await running
+
+
+async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def types(job: JobHandle[Any]) -> list[str]:
+    """Return the types of a job's events, oldest first."""
+    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
+
+
+async def ended(job: JobHandle[Any]) -> Job:
+    """Wait for a job's end."""
+    return await job.wait(timeout_s=LIMIT_S)
