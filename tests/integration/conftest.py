@@ -1,4 +1,4 @@
-"""What tests with real processes share: a `jobledger` command under way, read line by line."""
+"""What these tests share: a ledger in an environment of the test's own, and `jobledger` commands under way."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.working import Connect
+
+from jobledger.ledger import Ledger, connect
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
@@ -109,3 +117,22 @@ def command(tmp_path: Path, nats_server_binary: str) -> Iterator[Callable[..., P
     yield begin
     for process in reversed(made):
         process.close()
+
+
+@pytest.fixture
+def connected(nats_server: EmbeddedServer) -> Connect:
+    """Connect to the test's environment: small streams and short leases, unless told otherwise."""
+    environment = f"t_{secrets.token_hex(6)}"
+
+    def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
+        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
+        return connect(nats_server.url, environment=environment, **given)
+
+    return make
+
+
+@pytest.fixture
+async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
+    """One client of the test's environment."""
+    async with connected() as made:
+        yield made
