@@ -322,8 +322,8 @@ async def test_an_input_that_no_longer_fits_is_given_up_without_running(ledger: 
 async def test_a_task_that_no_worker_knows_is_given_up_after_some_deliveries(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELAY_S", 0.01)
-    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELIVERIES_MAX", 10)
+    monkeypatch.setattr("jobledger.workers.delays._UNKNOWN_TASK_S", 0.001)
+    monkeypatch.setattr("jobledger.workers.delays.UNKNOWN_TASK_DELIVERIES_MAX", 10)
     async with working(ledger, double):
         job = await ended(await _order(ledger, "gone", "{}", max_attempts=5))
         assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "rejected")
@@ -334,7 +334,7 @@ async def test_a_task_that_no_worker_knows_is_given_up_after_some_deliveries(
 async def test_a_task_unknown_here_is_run_by_a_worker_that_knows_it(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt._UNKNOWN_TASK_DELAY_S", 0.05)
+    monkeypatch.setattr("jobledger.workers.delays._UNKNOWN_TASK_S", 0.05)
     async with connected() as one, connected() as two, working(one, double):
         job = await one.enqueue(fails_until, 1)
         await asyncio.sleep(0.1)
@@ -621,7 +621,7 @@ async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Le
 async def test_a_full_ledger_loses_no_job_once_there_is_room(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt._FULL_DELAY_S", 0.1)
+    monkeypatch.setattr("jobledger.workers.delays._FULL_S", 0.1)
     async with connected(ledger_bytes_max=1 << 16) as ledger:
         jobs: list[JobHandle[int]] = []
 

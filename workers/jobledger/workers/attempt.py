@@ -30,6 +30,7 @@ from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers import delays
 from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
 from jobledger.workers.hooks import HookRunner
@@ -39,14 +40,7 @@ from jobledger.workers.running import Running
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
-_UNREADABLE_DELAY_S: Final = 30.0
-#: A task that no worker here knows is offered to others this often before it is given up as rejected.
-_UNKNOWN_TASK_DELIVERIES_MAX: Final = 100
-#: Times the deliveries so far, up to the limit: 85 minutes in all, for the worker that knows it may be busy.
-_UNKNOWN_TASK_DELAY_S: Final = 2.0
-_UNKNOWN_TASK_DELAY_S_MAX: Final = 60.0
-_FULL_DELAY_S: Final = 10.0
-_NOBODY_DELAY_S: Final = 0.5
+_NOBODY_S: Final = 0.5
 
 
 class Attempts:
@@ -78,10 +72,10 @@ class Attempts:
             await self._carry(delivery)
         except LedgerFullError as error:
             logger.error("stream sequence %d: %s", delivery.stream_sequence, error)  # noqa: TRY400 - a sentence
-            self._intake.nak(delivery, _FULL_DELAY_S)
+            self._intake.nak(delivery, delays.full_ledger_s(delivery.delivered))
         except CorruptLedgerError as error:
             logger.error("%s", error)  # noqa: TRY400 - a sentence
-            self._intake.nak(delivery, _UNREADABLE_DELAY_S)
+            self._intake.nak(delivery, delays.unreadable_s(delivery.delivered))
         except (UnreachableError, WrongSequenceError) as error:
             logger.warning("stream sequence %d is left for a redelivery: %s", delivery.stream_sequence, error)
             self._intake.drop(delivery)
@@ -112,7 +106,8 @@ class Attempts:
             self._intake.drop(delivery)  # it may be somebody else's by now
             return
         if not self._lease.holds(identity):
-            self._intake.nak(delivery, _NOBODY_DELAY_S)  # we are nobody, until the next lease
+            # We are nobody, until the next lease.
+            self._intake.nak(delivery, delays.soon_s(_NOBODY_S, delivery.delivered))
             return
         verdict = await self._claimer.claim(delivery, queued)
         if isinstance(verdict, NotOurs):
@@ -243,10 +238,9 @@ class Attempts:
 
     async def _pass_on(self, delivery: Delivery, queued: Queued) -> None:
         """Offer a task that we do not have to other workers, and give it up when nobody has it."""
-        if delivery.delivered < _UNKNOWN_TASK_DELIVERIES_MAX:
+        if delivery.delivered < delays.UNKNOWN_TASK_DELIVERIES_MAX:
             logger.warning("task %r of job %s is not loaded here: passed on", queued.task, queued.job)
-            delay_s = min(delivery.delivered * _UNKNOWN_TASK_DELAY_S, _UNKNOWN_TASK_DELAY_S_MAX)
-            self._intake.nak(delivery, delay_s)
+            self._intake.nak(delivery, delays.unknown_task_s(delivery.delivered))
             return
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         message = (

@@ -22,6 +22,7 @@ from jobledger.ledger.job import Job, JobState, evolve
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
+from jobledger.workers import delays
 
 _TRIES_MAX: Final = 8
 _WAIT_STEP_S_MIN: Final = 0.25
@@ -74,13 +75,13 @@ class Claimer:
         job = chain.job
         if job is None or job.dispatch_sequence < delivery.stream_sequence:
             # The view lacks the very event that was delivered: it came from a replica that lags behind.
-            return NotOurs("nak", _WAIT_STEP_S_MIN)
+            return NotOurs("nak", delays.soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
         if job.dispatch_sequence > delivery.stream_sequence:
             return _DONE  # dispatched anew: the newer message is the work item
         if job.state is JobState.QUEUED:
             return await self._start(chain, job)
         if job.state is JobState.RUNNING:
-            return await self._rescue(chain, job, ref)
+            return await self._rescue(chain, job, ref, delivery.delivered)
         return _DONE  # it came to an end, or waits for something else
 
     async def _start(self, chain: Chain, job: Job) -> Verdict:
@@ -90,7 +91,7 @@ class Claimer:
         command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
         return Claimed(await commit(self._ledger.log, chain, decide(job, command, self._stamp())))
 
-    async def _rescue(self, chain: Chain, job: Job, ref: JobRef) -> Verdict:
+    async def _rescue(self, chain: Chain, job: Job, ref: JobRef, delivered: int) -> Verdict:
         """Deal with a job that is running: somewhere, here, or nowhere any more."""
         holder = job.attempts[-1].worker
         if holder == self._lease.identity:
@@ -101,7 +102,8 @@ class Claimer:
             if info is not None:
                 left = (info.renewed_at - self._ledger.clock.now()).total_seconds() + self._lease.duration_s
                 step = self._lease.duration_s / 5  # clocks may differ: look again before long
-                return NotOurs("nak", min(max(left, _WAIT_STEP_S_MIN), step))
+                wait_s = min(max(left, _WAIT_STEP_S_MIN), step)
+                return NotOurs("nak", delays.held_elsewhere_s(wait_s, delivered))
         command = TakeOver(
             worker=self._lease.identity, lease_s=self._lease.duration_s, lost_epoch=job.claim_epoch
         )

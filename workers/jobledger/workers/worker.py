@@ -21,6 +21,7 @@ from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt import Attempts
 from jobledger.workers.cancels import CancelWatch
 from jobledger.workers.config import WorkerConfig
+from jobledger.workers.delays import busy_s
 from jobledger.workers.execution import Execution
 from jobledger.workers.hooks import HookRunner
 from jobledger.workers.intake import Intake
@@ -151,7 +152,7 @@ class Worker:
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
             # Without a slot it came by a request that was waiting before the slots filled: for an idle worker.
-            self._intake.nak(delivery)
+            self._intake.nak(delivery, busy_s(delivery.delivered))
             return
         task = self._ledger.connection.loop.create_task(self._attempts.carry(delivery))
         self._active.add(task)
