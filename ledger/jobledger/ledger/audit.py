@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from jobledger.ledger.audit_checker import TIMER_TOLERANCE_S, VIOLATIONS_MAX, Checker, Expected, Leftover
 from jobledger.ledger.audit_report import Report, Violation
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Log
@@ -62,8 +62,8 @@ async def verify(
         position = checker.next_sequence
         try:
             async for batch in _up_to(log, position, last):
-                for stored in batch:
-                    checker.feed(stored)
+                for message in batch:
+                    checker.feed(message)
                 if on_progress is not None:
                     on_progress(checker.next_sequence - 1, last)
             break
@@ -81,14 +81,14 @@ async def verify(
     return checker.finish(expected)
 
 
-async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list[Stored], None]:
+async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list[Message], None]:
     """Yield batches from a sequence to `last`, and nothing beyond."""
-    async with contextlib.aclosing(log.read(from_sequence=from_sequence)) as batches:
+    async with contextlib.aclosing(log.read_messages(from_sequence=from_sequence)) as batches:
         async for batch in batches:
             if batch[-1].stream_sequence < last:
                 yield batch
                 continue
-            yield [stored for stored in batch if stored.stream_sequence <= last]
+            yield [message for message in batch if message.stream_sequence <= last]
             return
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.audit_locks import LockChains, lock_name
 from jobledger.ledger.audit_report import Report, Violation
 from jobledger.ledger.audit_rules import (
     CLOSED_STATES,
@@ -26,7 +27,7 @@ from jobledger.ledger.audit_rules import (
     glance,
     lean,
 )
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
 from jobledger.ledger.events import Started
 from jobledger.ledger.job import FINAL_STATES, Job, JobState, evolve
@@ -96,6 +97,7 @@ class Checker:
         self._broken: Counter[str] = Counter()
         self._queues: dict[str, dict[str, Open | bytes]] = {}
         self._closed = ClosedJobs()
+        self._locks = LockChains(names, from_start=from_sequence == 1)
         self._half: tuple[str, str, int] | None = None  # queue, job and sequence of a batch's first half
         self._total = hashlib.sha256()
         self._head_hash = b""
@@ -103,24 +105,31 @@ class Checker:
         self._attempts = 0
         self.next_sequence = from_sequence  #: the one that must come next
 
-    def feed(self, stored: Stored) -> None:
-        """Check the next event of the stream."""
-        event, sequence = stored.event, stored.stream_sequence
-        digest = hashlib.sha256(stored.data).digest()
+    def feed(self, message: Message) -> None:
+        """Check the next event of the stream: `Stored` for one of a job, a plain message for one of a lock."""
+        sequence = message.stream_sequence
+        digest = hashlib.sha256(message.data).digest()
         if sequence != self.next_sequence:
-            self._check_sequence(stored)
+            self._check_sequence(sequence)
         self.next_sequence = max(self.next_sequence, sequence + 1)
         self._events += 1
         self._head_hash = digest
         self._total.update(digest)
         if sequence == self._before_ends:
             self._compare_with_before()
+        if self._half is not None:
+            self._check_batch(message)
+        if isinstance(message, Stored):
+            self._feed_job(message, digest)
+        else:
+            self._feed_lock(message, digest)
+
+    def _feed_job(self, stored: Stored, digest: bytes) -> None:
+        event = stored.event
         if stored.subject != self._names.event(event):
             self._note(stored, "subject", f"it is stored as {stored.subject!r}, its own fields say otherwise")
         if event.at.tzinfo is None:
             self._note(stored, "readable", "its time `at` has no zone")
-        if self._half is not None:
-            self._check_batch(stored)
         record = self._queues.get(event.queue, _NO_JOBS).get(event.job)
         if record is None:
             self._begin(stored, digest)
@@ -148,11 +157,12 @@ class Checker:
         event = stored.event
         self.note(f"{event.queue}/{event.job}", rule, sentence, stream_sequence=stored.stream_sequence)
 
-    def _check_sequence(self, stored: Stored) -> None:
-        sequence, expected = stored.stream_sequence, self.next_sequence
+    def _check_sequence(self, sequence: int) -> None:
+        expected = self.next_sequence
         self._half = None
         if sequence < expected:
-            self._note(stored, "sequence", f"stream sequence {sequence} comes after {expected - 1}")
+            sentence = f"stream sequence {sequence} comes after {expected - 1}"
+            self.note("", "sequence", sentence, stream_sequence=sequence)
         else:
             missing = f"{expected} is" if sequence == expected + 1 else f"{expected} to {sequence - 1} are"
             sentence = f"stream sequence {missing} missing: the ledger goes on with {sequence}"
@@ -167,13 +177,17 @@ class Checker:
             )
             self.note("", "history", sentence, stream_sequence=before.head_sequence)
 
-    def _check_batch(self, stored: Stored) -> None:
+    def _check_batch(self, message: Message) -> None:
         assert self._half is not None
         queue, job_id, sequence = self._half
         self._half = None
-        if (stored.event.queue, stored.event.job) != (queue, job_id):
+        if not isinstance(message, Stored) or (message.event.queue, message.event.job) != (queue, job_id):
             sentence = "the attempt ended and nothing says what becomes of the job: half a batch is stored"
             self.note(f"{queue}/{job_id}", "batch", sentence, stream_sequence=sequence)
+
+    def _feed_lock(self, message: Message, digest: bytes) -> None:
+        for rule, sentence in self._locks.feed(message, digest):
+            self.note(lock_name(message.subject), rule, sentence, stream_sequence=message.stream_sequence)
 
     def _begin(self, stored: Stored, digest: bytes) -> None:
         """Take in the first event seen of a job."""
@@ -289,6 +303,7 @@ class Checker:
             partial_jobs=partial,
             states={state.value: states[state] for state in JobState if state in states},
             attempts=self._attempts,
+            locks=len(self._locks),
             timers_pending=sum(job.due_at is not None for _, _, job in self._open_jobs()),
             violations=tuple(self._violations),
             violations_count=count,

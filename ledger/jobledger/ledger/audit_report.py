@@ -15,7 +15,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing in the ledger that must not be."""
 
     stream_sequence: int  #: of the event that breaks the rule; 0 when it is a missing one
-    job: str  #: `<queue>/<job id>`; "" when it is about none or nobody can tell
+    job: str  #: `<queue>/<job id>`, or `lock <scope>/<id>`; "" when it is about none or nobody can tell
     rule: Rule
     sentence: str
 
@@ -33,6 +33,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     partial_jobs: int  #: among `jobs`: begun before `from_sequence`, so that only their links were checked
     states: dict[str, int]  #: jobs by state, without the partial ones
     attempts: int  #: `started` events
+    locks: int  #: chains of locks
     timers_pending: int  #: jobs that wait for a moment
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found
     violations_count: int  #: all of them
@@ -59,7 +60,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         states = ", ".join(f"{state} {count:,}" for state, count in sorted(self.states.items()))
         partial = f", {self.partial_jobs:,} of them begun before" if self.partial_jobs else ""
         jobs = f"{self.jobs:,} jobs{partial}" + (f" ({states})" if states else "")
-        return f"{self.events:,} events, {jobs}, {self.attempts:,} attempts, {self.timers_pending:,} timers pending"
+        locks = f", {self.locks:,} locks" if self.locks else ""
+        return (
+            f"{self.events:,} events, {jobs}, {self.attempts:,} attempts, "
+            f"{self.timers_pending:,} timers pending{locks}"
+        )
 
     def _place(self) -> str:
         return (
@@ -70,5 +75,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def _line(violation: Violation) -> str:
     where = f"at {violation.stream_sequence:,}" if violation.stream_sequence else "nowhere"
-    job = f"job {violation.job}: " if violation.job else ""
-    return f"  {where} [{violation.rule}] {job}{violation.sentence}"
+    about = f"{violation.job}: " if violation.job else ""
+    return f"  {where} [{violation.rule}] {about}{violation.sentence}"

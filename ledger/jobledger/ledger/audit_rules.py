@@ -53,6 +53,9 @@ Rule = Literal[
 
 Broken = tuple[Rule, str]
 
+#: Nothing but `fenced` may follow: of such a job a few bytes are kept, and its limit is forgotten.
+CLOSED_STATES: Final = frozenset({JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED})
+
 #: Only these end a wait because its time came; the others have reasons of their own to come early.
 _BY_TIME: Final = frozenset({"due", "retried", "admitted"})
 _Outcome = Completed | Failed | Interrupted | Snoozed | Paused
@@ -94,7 +97,7 @@ def _may_claim(job: Job, _event: JobEvent, stream_sequence: int) -> Broken | Non
     newest = job.attempts[-1].epoch
     if stream_sequence <= newest:
         return "epoch", f"claim {stream_sequence} follows claim {newest}: epochs must grow"
-    if not job.attempts_left:
+    if not job.attempts_left and job.state not in CLOSED_STATES:
         counted = len(job.attempts) - job.attempts_given_back + 1
         return "attempts", f"attempt {counted} of {job.max_attempts} was started"
     return None
@@ -103,7 +106,7 @@ def _may_claim(job: Job, _event: JobEvent, stream_sequence: int) -> Broken | Non
 def _keeps_the_limit(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | None:
     order = cast("Queued | Held", event)
     requeued = isinstance(order, Queued) and order.cause == "requeued"
-    if order.max_attempts == job.max_attempts or requeued:
+    if order.max_attempts == job.max_attempts or requeued or job.state in CLOSED_STATES:
         return None
     return (
         "attempts",
@@ -172,9 +175,6 @@ class Open(msgspec.Struct, gc=False):
     digest: bytes  #: sha256 of its newest event
     job: Job | None  #: None when its chain began before the range that is checked
 
-
-#: Nothing but `fenced` may follow: of such a job a few bytes are kept.
-CLOSED_STATES: Final = frozenset({JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED})
 
 _HEAD: Final = struct.Struct("<32sQIB")  # digest, last sequence, number of the task, state
 _ATTEMPT: Final = struct.Struct("<QB")  # epoch, state
