@@ -27,6 +27,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
     stall_s: float = 1.0  #: a task that blocks the event loop for so long is named in the log
+    reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
     supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
 
     def __post_init__(self) -> None:

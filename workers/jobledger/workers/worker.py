@@ -24,6 +24,7 @@ from jobledger.workers.config import WorkerConfig
 from jobledger.workers.delays import busy_s
 from jobledger.workers.execution import Execution
 from jobledger.workers.hooks import HookRunner
+from jobledger.workers.hosting import start_reactors
 from jobledger.workers.intake import Intake
 from jobledger.workers.running import Running
 from jobledger.workers.verdicts import Judge
@@ -83,8 +84,8 @@ class Worker:
         self._watchdog = Watchdog(
             ledger.connection.loop,
             limit_s=self._config.stall_s,
-            describe=self._describe,
-            on_stall=self._on_stall,
+            find=self._running_of,
+            on_stall=self._attempts.stalled,
         )
 
     @property
@@ -120,13 +121,14 @@ class Worker:
             asyncio.create_task(self._watchdog.run(), name="watchdog"),
         ]
         pulling = asyncio.create_task(self._intake.run(), name="intake")
+        reactors = start_reactors(self._ledger) if self._config.reactors else []
         try:
             await self._until_stopped([*keepers, pulling])
             await _end(pulling)
             await self._intake.close()
             await self._drain()
         finally:
-            await _end(pulling, *keepers)
+            await _end(pulling, *keepers, *reactors)
             await self._farewell()
 
     async def _until_stopped(self, services: list[asyncio.Task[None]]) -> None:
@@ -182,16 +184,6 @@ class Worker:
 
     def _running_of(self, task: asyncio.Task[Any]) -> Running | None:
         return next((each for each in list(self._attempts.running.values()) if each.task is task), None)
-
-    def _describe(self, task: asyncio.Task[Any]) -> str:
-        """Name a job for the watchdog, which asks from its own thread."""
-        running = self._running_of(task)
-        return "" if running is None else f"task {running.job.task} of job {running.ref.job_id}"
-
-    def _on_stall(self, task: asyncio.Task[Any], blocked_s: float) -> None:
-        running = self._running_of(task)
-        if running is not None:
-            self._attempts.stalled(running, blocked_s)
 
     # The end.
 
