@@ -8,6 +8,7 @@ from jobledger.ledger.errors import AttemptStoppedError, LedgerError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.hooks import Hooks, Notice
 from jobledger.ledger.job import Attempt, Job, JobState
+from jobledger.ledger.locks import HeldLock
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task, TaskRegistry, task
@@ -19,6 +20,7 @@ __all__ = [
     "BulkResult",
     "Cancel",
     "Context",
+    "HeldLock",
     "Hooks",
     "Job",
     "JobHandle",

@@ -14,6 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -41,6 +42,8 @@ from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.jetstream import JetStreamLog
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.leases import JetStreamLeases
+from jobledger.ledger.lock_hints import NatsLockHints
+from jobledger.ledger.locks import WAIT_S_DEFAULT, HeldLock, Locks
 from jobledger.ledger.options import Options
 from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher
@@ -94,6 +97,7 @@ class Ledger:
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
         self._stamped_at = datetime.min.replace(tzinfo=UTC)
+        self.locks = Locks(self.log, leases, NatsLockHints(connection, self.names), clock, self.stamp)
 
     @property
     def names(self) -> Names:
@@ -259,6 +263,21 @@ class Ledger:
         assert chain.job is not None, "a command that was accepted left a job"
         return chain.job
 
+    def lock(
+        self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT
+    ) -> AbstractAsyncContextManager[HeldLock]:
+        """Exclude everybody else who takes the same lock, for the length of the block.
+
+        Waits `wait_s` seconds at the most while others hold it; 0 only tries. If this process loses its lease inside
+        (it was frozen, or cut off from the server), the block is cancelled. What the lock guards should be handed
+        `held.fencing_number` and refuse a smaller one than it has seen: nothing else stops a process that wakes.
+
+        Raises: LockTimeoutError, which names the holder; LockReentryError for a task that holds it already; at the
+            end of the block LockLostError if others may have had it meanwhile; InvalidError, UnreachableError,
+            LedgerFullError.
+        """
+        return self.locks.hold(scope, lock_id, wait_s=wait_s)
+
     async def events(
         self,
         *,
@@ -414,7 +433,11 @@ async def connect(
                 replicas=config.replicas,
             ),
         )
-        yield await _assemble(connection, inbox, publisher, names, config, clock)
+        ledger = await _assemble(connection, inbox, publisher, names, config, clock)
+        try:
+            yield ledger
+        finally:
+            await ledger.locks.close()
     finally:
         if publisher is not None:
             publisher.close()

@@ -6,6 +6,8 @@ Not a second implementation: each call is carried to the asynchronous `Ledger` a
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -14,7 +16,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from jobledger.ledger import client, handle
 from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import LockLostError
 from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.locks import WAIT_S_DEFAULT, HeldLock
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 P = ParamSpec("P")
@@ -88,6 +92,32 @@ class Ledger:
     def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
         """Return a handle of a job that exists. See `client.Ledger.job`."""
         return JobHandle(self._portal, _call(self._portal, lambda: self._ledger.job(job_id, queue=queue)))
+
+    @contextlib.contextmanager
+    def lock(
+        self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT
+    ) -> Generator[HeldLock, None, None]:
+        """Exclude everybody else who takes the same lock, for the length of the block. See `client.Ledger.lock`.
+
+        A block of blocking code cannot be cancelled: call `check` on what this gives before each step that matters.
+        """
+        locks, owner = self._ledger.locks, ("thread", threading.get_ident())
+        acquiring = self._portal.start_task_soon(
+            functools.partial(locks.acquire, scope, lock_id, wait_s=wait_s, owner=owner)
+        )
+        try:
+            held = acquiring.result()
+        except BaseException:  # Ctrl-C, too: what is taken for nobody is given back
+            if not acquiring.cancel() and acquiring.exception() is None:
+                self._portal.call(locks.release, acquiring.result())
+            raise
+        try:
+            yield held
+        except BaseException:
+            with contextlib.suppress(LockLostError):  # the block's own error is the one that counts
+                self._portal.call(locks.release, held)
+            raise
+        self._portal.call(locks.release, held)
 
 
 def _call(portal: BlockingPortal, make: Callable[[], Coroutine[Any, Any, R]]) -> R:

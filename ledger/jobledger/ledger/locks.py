@@ -1,0 +1,479 @@
+"""Locks for code that must exclude other code: held by the process's lease, fenced by number, lost visibly.
+
+What excludes is the conditional append of `acquired`; what ends a dead holder's lock is that its lease is over;
+what guards against a holder that does not know it yet is the fencing number. Hints only shorten the waiting.
+Within a process the tasks that want one lock take turns, so each process has one contender. Source: ADR 007.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from jobledger.ledger.clock import Clock
+from jobledger.ledger.commands import Stamp
+from jobledger.ledger.errors import (
+    InvalidInputError,
+    LedgerError,
+    LockLostError,
+    LockReentryError,
+    LockTimeoutError,
+    ServerUnreachableError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.leases import Leases
+from jobledger.ledger.lock_events import (
+    Acquire,
+    Lock,
+    LockEvent,
+    LockView,
+    Release,
+    advance,
+    decide,
+    seal,
+    view_of,
+)
+from jobledger.ledger.lock_hints import LockHints, LockWatch
+from jobledger.ledger.log import Entry, Log
+from jobledger.ledger.subjects import LockRef, check_token
+
+logger = logging.getLogger("jobledger.locks")
+
+T = TypeVar("T")
+
+WAIT_S_DEFAULT: Final = 10.0
+_WAIT_S_MAX: Final = 24 * 3600.0
+_LOOK_S_MAX: Final = 1.0  #: between two looks when no hint comes
+_LOOKS_PER_LEASE: Final = 5
+_LEASE_PATIENCE_S: Final = 2.0  #: for a new lease, after one was lost
+_LEASE_LOOK_S: Final = 0.02
+_RETRY_S: Final = 0.5
+_RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`; after that it goes on behind
+_CLOSE_S: Final = 2.0
+#: Who hears that a lock is free looks after this, divided by the seconds it has waited: long waits come first.
+_HEAD_START_S: Final = 0.02
+#: Who gave back a lock that others want leaves it alone for so long: longer than the last of them needs.
+_REST_S: Final = 0.05
+_RESTS_MAX: Final = 1_000
+
+
+class HeldLock:
+    """A lock as long as it is held. Its fencing number goes along with every write to what the lock guards."""
+
+    def __init__(self, turn: _Turn, keeper: LeaseKeeper, view: LockView, holder: str) -> None:
+        assert view.lock is not None, "a view after `acquired` has a lock"
+        self.scope = turn.ref.scope
+        self.id = turn.ref.lock_id
+        self.fencing_number = (
+            view.lock.fencing_number
+        )  #: stream sequence of `acquired`; grows from holder to holder
+        self.holder = holder  #: the identity whose lease keeps the lock, as others see it
+        self.turn = turn
+        self.view = view
+        self.when_lost: Callable[[], None] | None = None
+        self._keeper = keeper
+        self._why = ""
+
+    def __repr__(self) -> str:
+        """Show scope, id and fencing number."""
+        return f"<HeldLock {self.scope}/{self.id} {self.fencing_number}>"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody else can have the lock yet, by this process's monotonic clock. Safe in any thread."""
+        return not self._why and self.has_lease
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether nobody can have taken the lock over yet, given back or not."""
+        return self._keeper.holds(self.holder)
+
+    def check(self) -> None:
+        """Return if the lock is held at this moment; to be called before what must not be done without it.
+
+        Raises: LockLostError.
+        """
+        if not self.is_held:
+            raise self.error(self._why or "the lease of this process was not renewed in time")
+
+    def error(self, why: str) -> LockLostError:
+        """Return the error that says that this lock is lost."""
+        return LockLostError(self.scope, self.id, self.fencing_number, why)
+
+    def end(self, why: str) -> None:
+        """Hold it no longer; what runs under it is told, once."""
+        if not self._why:
+            self._why = why
+            if self.when_lost is not None:
+                self.when_lost()
+
+
+class _Place:
+    """Where the tasks of this process that want one lock take turns."""
+
+    def __init__(self) -> None:
+        self.mutex = asyncio.Lock()
+        self.users = 0
+        self.owner: object = None  #: the task or thread inside, None while nobody is
+
+
+class _Turn:
+    """One task's turn at a lock: it alone of this process may take it, until `end`."""
+
+    def __init__(self, ref: LockRef, place: _Place, watch: LockWatch) -> None:
+        self.ref = ref
+        self.place = place
+        self.watch = watch
+        self.exits = contextlib.AsyncExitStack()
+        self.is_handed_on = False  #: a background task ends it
+
+
+class Locks:
+    """The locks of one client."""
+
+    def __init__(
+        self, log: Log, leases: Leases, hints: LockHints, clock: Clock, stamp: Callable[[str], Stamp]
+    ) -> None:
+        self._log = log
+        self._leases = leases
+        self._hints = hints
+        self._clock = clock
+        self._stamp = stamp
+        self._keeper: LeaseKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._places: dict[LockRef, _Place] = {}
+        self._held: dict[int, HeldLock] = {}  # by fencing number
+        self._rests: dict[LockRef, float] = {}  # until when a lock that others want is left to them
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def hold(
+        self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT
+    ) -> AsyncGenerator[HeldLock, None]:
+        """Hold a lock for the length of the block; see `Ledger.lock`."""
+        held = await self.acquire(scope, lock_id, wait_s=wait_s, owner=asyncio.current_task())
+        try:
+            with anyio.CancelScope() as cancel_scope:
+                held.when_lost = cancel_scope.cancel
+                try:
+                    held.check()
+                    yield held
+                finally:
+                    held.when_lost = None
+        except BaseException:
+            with contextlib.suppress(LockLostError):  # the block's own error is the one that counts
+                await self.release(held)
+            raise
+        if cancel_scope.cancelled_caught:
+            _ = self._start_giving(held)
+            raise held.error("the lease of this process was over, and the block was cancelled")
+        await self.release(held)
+
+    async def acquire(self, scope: str, lock_id: str, *, wait_s: float, owner: object) -> HeldLock:
+        """Take a lock; whoever gets it must `release` it. `owner` is the task or thread that will be inside.
+
+        Raises: LockTimeoutError, LockReentryError, LockLostError (at once), InvalidError, UnreachableError,
+            LedgerFullError.
+        """
+        ref = LockRef(scope=check_token("lock scope", scope), lock_id=check_token("lock id", lock_id))
+        _check_wait(wait_s)
+        deadline = self._clock.monotonic() + wait_s
+        turn = await self._take_turn(ref, owner, wait_s, deadline)
+        try:
+            return await self._contend(turn, wait_s, deadline)
+        except BaseException:
+            if not turn.is_handed_on:
+                self._end_turn(turn)
+            raise
+
+    async def release(self, held: HeldLock) -> None:
+        """Give a lock back; what cannot be stored now is stored behind, as long as this process has its lease.
+
+        Raises: LockLostError when others may have had the lock before this.
+        """
+        giving = self._start_giving(held)  # goes on when the caller is cancelled here
+        await asyncio.wait({giving}, timeout=_RELEASE_S)
+        was_ours = giving.result() if giving.done() and not giving.cancelled() else None
+        if was_ours:
+            return
+        if was_ours is None and held.has_lease:
+            logger.warning(
+                "lock %s/%s is not given back yet: the server does not answer", held.scope, held.id
+            )
+            return
+        why = "whether it was held to the end is not known" if was_ours is None else "it was taken over"
+        logger.warning("%s", held.error(why))
+        raise held.error(why)
+
+    async def close(self) -> None:
+        """End the lease, so that nobody waits for it; what is still held is lost."""
+        self._closed = True
+        abandoned = list(self._held.values())
+        for held in abandoned:
+            held.end("the ledger was closed")
+        try:
+            if self._background:
+                await asyncio.wait(self._background, timeout=_CLOSE_S)
+        finally:  # also when the client itself is cancelled
+            rest = [*self._background, *([self._keeping] if self._keeping is not None else [])]
+            for task in rest:
+                task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)  # what those left behind in turn
+        if self._keeper is not None and not abandoned and self._keeper.is_valid:
+            with contextlib.suppress(LedgerError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._keeper.close()
+
+    # Taking a lock.
+
+    async def _take_turn(self, ref: LockRef, owner: object, wait_s: float, deadline: float) -> _Turn:
+        """Wait until no other task of this process wants the lock, in the order of arrival."""
+        place = self._places.setdefault(ref, _Place())
+        if place.owner is not None and place.owner == owner:
+            raise LockReentryError(ref.scope, ref.lock_id)
+        place.users += 1
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                await place.mutex.acquire()
+        except BaseException as error:
+            self._leave(ref, place)
+            if isinstance(error, TimeoutError):
+                lock = (await self._look(ref)).lock
+                raise _timed_out(ref, lock, wait_s) from error
+            raise
+        place.owner = owner
+        turn = _Turn(ref, place, LockWatch())
+        try:
+            turn.watch = await turn.exits.enter_async_context(self._hints.watch(ref))
+        except BaseException:
+            self._end_turn(turn)
+            raise
+        return turn
+
+    def _leave(self, ref: LockRef, place: _Place) -> None:
+        place.users -= 1
+        if not place.users:
+            del self._places[ref]
+
+    def _end_turn(self, turn: _Turn) -> None:
+        if turn.watch.wanted:
+            self._rest_from(turn.ref)
+        turn.place.owner = None
+        turn.place.mutex.release()
+        self._leave(turn.ref, turn.place)
+        self._behind(turn.exits.aclose())
+
+    async def _contend(self, turn: _Turn, wait_s: float, deadline: float) -> HeldLock:
+        """Look and try until the lock is ours or the time is over."""
+        began = self._clock.monotonic()
+        await asyncio.sleep(max(0.0, min(self._rests.pop(turn.ref, began), deadline) - began))
+        while True:
+            keeper = await self._lease()
+            turn.watch.free.clear()  # before the look, so that what is heard after it is not missed
+            view = await self._look(turn.ref)
+            lost = await self._lost(view.lock, keeper)
+            if lost is not None:
+                try:
+                    return await self._claim(turn, keeper, view, lost)
+                except WrongSequenceError:
+                    view = await self._look(turn.ref)  # who was faster
+            if self._clock.monotonic() >= deadline:
+                raise _timed_out(turn.ref, view.lock, wait_s)
+            if view.lock is not None and view.lock.is_held:
+                self._hints.tell(turn.ref, "wanted")
+                await self._await_hint(turn.watch, keeper.duration_s, began, deadline)
+
+    async def _await_hint(self, watch: LockWatch, lease_s: float, began: float, deadline: float) -> None:
+        """Wait for a hint, for at most as long as may pass between two looks."""
+        now = self._clock.monotonic()
+        limit = min(_LOOK_S_MAX, lease_s / _LOOKS_PER_LEASE, max(0.0, deadline - now))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await watch.free.wait()
+                await asyncio.sleep(_HEAD_START_S / (1 + now - began))
+
+    async def _lost(self, lock: Lock | None, keeper: LeaseKeeper) -> int | None:
+        """Return the fencing number that may be taken over, 0 if the lock is free, None if its holder lives."""
+        if lock is None or not lock.is_held:
+            return 0
+        if lock.holder == keeper.identity:
+            return lock.fencing_number  # taken for a task that was cancelled meanwhile: it is our turn now
+        return lock.fencing_number if await self._leases.find(lock.holder) is None else None
+
+    async def _claim(self, turn: _Turn, keeper: LeaseKeeper, view: LockView, lost: int) -> HeldLock:
+        """Append `acquired` on condition of what was read; when the caller is cancelled, it is undone behind.
+
+        Raises: WrongSequenceError when somebody was faster.
+        """
+        identity = keeper.identity
+        command = Acquire(holder=identity, lease_s=keeper.duration_s, lost=lost)
+        event = decide(turn.ref, view.lock, command, self._stamp(identity))
+        entry = seal(view, event, self._log.names)
+        appending = self._spawn(self._log.append([entry]))
+        try:
+            await asyncio.wait({appending})
+            sequence = appending.result()
+        except (asyncio.CancelledError, UnreachableError):
+            turn.is_handed_on = True
+            self._behind(self._undo(turn, keeper, event, entry, appending))
+            raise
+        held = HeldLock(turn, keeper, advance(entry, event, sequence), identity)
+        self._held[held.fencing_number] = held
+        if not held.is_held:
+            turn.is_handed_on = True
+            _ = self._start_giving(held)
+            raise held.error("the lease of this process was over before the lock was taken")
+        if lost:
+            logger.warning(
+                "%r: taken over from %s, whose lease is over", held, view.lock.holder if view.lock else "?"
+            )
+        return held
+
+    async def _look(self, ref: LockRef) -> LockView:
+        return view_of(await self._log.last(self._log.names.lock_chain(ref)))
+
+    # Giving it back.
+
+    def _start_giving(self, held: HeldLock) -> asyncio.Task[bool | None]:
+        held.turn.place.owner = None
+        return self._spawn(self._give_up(held))
+
+    async def _give_up(self, held: HeldLock) -> bool | None:
+        """Append `released` until that is answered or our lease is lost.
+
+        Return whether the lock was ours to that moment; None when that is not known.
+        """
+        held.end("it was given back")
+        self._held.pop(held.fencing_number, None)
+        turn = held.turn
+        try:
+            command = Release(fencing_number=held.fencing_number)
+            event = decide(turn.ref, held.view.lock, command, self._stamp(held.holder))
+            entry = seal(held.view, event, self._log.names)
+            while True:
+                try:
+                    await self._log.append([entry])
+                except WrongSequenceError:
+                    return False
+                except LedgerError as error:
+                    if held.holder != self._identity:
+                        return None  # others need nothing from us any more to get it
+                    logger.warning("lock %s/%s cannot be given back yet: %s", held.scope, held.id, error)
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    return True
+        finally:
+            self._end_turn(turn)
+            self._hints.tell(turn.ref, "free")
+
+    async def _undo(
+        self, turn: _Turn, keeper: LeaseKeeper, event: LockEvent, entry: Entry, appending: asyncio.Task[int]
+    ) -> None:
+        """Give back what was taken for a caller that is gone, if it was taken."""
+        sequence: int | None = None
+        try:
+            sequence = await appending
+        except WrongSequenceError:
+            pass
+        except LedgerError:
+            sequence = await self._find(turn.ref, event.by, entry)
+        finally:
+            if sequence is None:
+                self._end_turn(turn)
+        if sequence is not None:
+            await self._give_up(HeldLock(turn, keeper, advance(entry, event, sequence), event.by))
+
+    async def _find(self, ref: LockRef, identity: str, entry: Entry) -> int | None:
+        """Return where an append without an answer is stored; None if it is not, or no matter since our lease is lost."""
+        while identity == self._identity:
+            try:
+                view = await self._look(ref)
+            except LedgerError:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return view.last_sequence if view.last_data == entry.data else None
+        return None
+
+    def _rest_from(self, ref: LockRef) -> None:
+        now = self._clock.monotonic()
+        if len(self._rests) >= _RESTS_MAX:
+            self._rests = {each: until for each, until in self._rests.items() if until > now}
+        self._rests[ref] = now + _REST_S
+
+    # The lease.
+
+    @property
+    def _identity(self) -> str:
+        return self._keeper.identity if self._keeper is not None else ""
+
+    async def _lease(self) -> LeaseKeeper:
+        """Return the keeper of a lease that lives; the first call takes it.
+
+        Raises: UnreachableError.
+        """
+        async with self._opening:
+            if self._closed:
+                raise ServerUnreachableError("the ledger is closed: connect again to take locks")
+            if self._keeper is None:
+                keeper = LeaseKeeper(
+                    self._leases,
+                    self._clock,
+                    (),
+                    running=lambda: len(self._held),
+                    on_lost=self._on_lost,
+                    kind="client",
+                )
+                await keeper.open()
+                self._keeper = keeper
+                self._keeping = asyncio.get_running_loop().create_task(keeper.run(), name="lease of locks")
+        keeper = self._keeper
+        until = self._clock.monotonic() + _LEASE_PATIENCE_S
+        while not keeper.is_valid:
+            if self._clock.monotonic() >= until:
+                raise ServerUnreachableError(
+                    "this process cannot renew its lease, and takes no lock without one"
+                )
+            await asyncio.sleep(_LEASE_LOOK_S)
+        return keeper
+
+    def _on_lost(self, identity: str) -> None:
+        for held in list(self._held.values()):
+            if held.holder == identity:
+                held.end("the lease of this process is over")
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run what must go on when its caller is cancelled; `close` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _behind(self, work: Coroutine[Any, Any, object]) -> None:
+        _ = self._spawn(work)
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, LedgerError):
+            logger.error("a lock could not be settled", exc_info=error)
+
+
+def _check_wait(wait_s: float) -> None:
+    if not 0 <= wait_s <= _WAIT_S_MAX or math.isnan(wait_s):
+        raise InvalidInputError(f"wait_s must be from 0 to {_WAIT_S_MAX:.0f} seconds, got {wait_s!r}")
+
+
+def _timed_out(ref: LockRef, lock: Lock | None, wait_s: float) -> LockTimeoutError:
+    holder, fencing_number = (lock.holder, lock.fencing_number) if lock is not None else ("", 0)
+    return LockTimeoutError(ref.scope, ref.lock_id, holder, fencing_number, wait_s)
