@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,82 +50,13 @@ async def swallows() -> None:
 """
 
 
-class Process:
-    """A `jobledger` command under way; its stdout is read line by line, each wait has a limit."""
-
-    def __init__(self, folder: Path, *words: str, stdin: int = subprocess.DEVNULL) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
-        environment |= {"PYTHONPATH": SOURCES, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "80"}
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "jobledger.cli", *words],
-            cwd=folder,
-            env=environment,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.errors = ""
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._readers = [threading.Thread(target=self._read_out), threading.Thread(target=self._read_errors)]
-        for reader in self._readers:
-            reader.start()
-
-    def _read_out(self) -> None:
-        assert self.child.stdout is not None
-        for line in self.child.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _read_errors(self) -> None:
-        assert self.child.stderr is not None
-        self.errors = self.child.stderr.read()
-
-    def line(self) -> dict[str, Any]:
-        found = self._lines.get(timeout=LIMIT_S)
-        assert found is not None, f"the process ended: {self.end()} {self.errors}"
-        return json.loads(found)  # type: ignore[no-any-return]
-
-    def rest(self) -> list[str]:
-        found: list[str] = []
-        while (line := self._lines.get(timeout=60)) is not None:
-            found.append(line)
-        return found
-
-    def end(self, number: signal.Signals | None = None, limit_s: float = LIMIT_S) -> int:
-        if number is not None:
-            self.child.send_signal(number)
-        code = self.child.wait(limit_s)
-        for reader in self._readers:
-            reader.join(LIMIT_S)
-        return code
-
-    def close(self) -> None:
-        if self.child.poll() is None:
-            self.child.kill()
-        self.end()
-        for pipe in (self.child.stdin, self.child.stdout, self.child.stderr):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-
-Start = Callable[..., Process]
+Start = Callable[..., Any]  # of a `Process`, see conftest.py
 
 
 @pytest.fixture
-def start(tmp_path: Path, nats_server_binary: str) -> Iterator[Start]:
+def start(tmp_path: Path, command: Start) -> Start:
     (tmp_path / "tasks_of_processes.py").write_text(TASKS, encoding="utf-8")
-    made: list[Process] = []
-
-    def begin(*words: str, stdin: int = subprocess.DEVNULL) -> Process:
-        made.append(Process(tmp_path, *words, stdin=stdin))
-        return made[-1]
-
-    yield begin
-    for process in reversed(made):
-        process.close()
+    return command
 
 
 def _gone(pid: int) -> bool:

@@ -37,24 +37,30 @@ def list_workers(
 
 async def _list(output: Output, target: Target, limit: int) -> None:
     async with opened(target) as ledger:
-        found = (await ledger.leases.all())[:limit]
+        found = sorted(await ledger.leases.all(), key=lambda info: (info.host, info.supervisor, info.worker))
         now = ledger.clock.now()
     if output.as_json:
-        for info in found:
+        for info in found[:limit]:
             output.object(msgspec.structs.asdict(info))
     elif not found:
         output.say("no worker runs; start one with `jobledger worker --app MODULE`")
     else:
-        columns = ("worker!", "state!", "queues", "running>", "age>", "renewed!")
-        output.table(columns, [_row(info, now) for info in found])
+        columns = ("worker", "supervisor", "queues", "running>", "version!", "up!", "seen!")
+        output.table(columns, [_row(info, now) for info in found[:limit]])
 
 
 def _row(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
     return (
         shortened(info.worker, 30),
-        colored("stopped" if info.stopped else "running"),
+        _short(info.supervisor, info.host),
         ", ".join(info.queues),
         info.running,
+        info.version,
         age(info.started_at, now).removesuffix(" ago"),
-        age(info.renewed_at, now),
+        colored("stopped") if info.stopped else age(info.renewed_at, now),
     )
+
+
+def _short(supervisor: str, host: str) -> str:
+    """Leave out the host, which is that of the worker, and the random part: what is left is the process id."""
+    return supervisor.removeprefix(f"{host}-").partition("-")[0] if supervisor else ""

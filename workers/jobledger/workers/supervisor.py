@@ -30,11 +30,11 @@ logger = logging.getLogger("jobledger.workers.supervisor")
 #: What a child ends with when it was told something that cannot work: another start would end the same.
 CONFIGURATION_CODE: Final = 2
 PROCESSES_MAX: Final = 256
-#: How long after the grace a child may take to give its jobs back and to leave; `Worker` needs 14 s at the most.
-FAREWELL_S: Final = 20.0
 _POLL_S: Final = 0.05
 _IDENTITIES_MAX: Final = 4  #: of one child, the newest; older leases are over by themselves
 _GROUP_GONE_S: Final = 5.0
+#: For processes that lead groups of their own and are killed by the kernel when their worker dies, as a pool's are.
+_LAST_BREATH_S: Final = 0.5
 _LEASE_END_S: Final = 60.0
 _LEASE_RETRY_S: Final = 0.5
 _LAST_LEASES_S: Final = 5.0
@@ -44,7 +44,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many processes, and how patient with them."""
 
     processes: int = 1
-    grace_s: float = 30.0  #: what the children were told; they get `FAREWELL_S` on top before they are killed
+    grace_s: float = 30.0  #: what the children were told
+    farewell_s: float = 20.0  #: on top, to give jobs back and leave (a `Worker` needs 14 s), before they are killed
     restart_s_first: float = 0.1  #: pause before a dead child's successor; doubled for each further death
     restart_s_max: float = 30.0
     healthy_s: float = 10.0  #: a child that lived so long begins the pauses anew
@@ -195,7 +196,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ask the children to stop in good order; asked again, at once. Safe in a signal handler of the loop."""
-        word, limit_s = (NOW, FAREWELL_S) if self._stopping.is_set() else (STOP, self._patience_s)
+        again = self._stopping.is_set()
+        word, limit_s = (NOW, self._config.farewell_s) if again else (STOP, self._patience_s)
         self._stopping.set()
         self._begun.set()
         for child in self._children:
@@ -211,7 +213,7 @@ class Supervisor:
 
     @property
     def _patience_s(self) -> float:
-        return self._config.grace_s + FAREWELL_S
+        return self._config.grace_s + self._config.farewell_s
 
     async def run(self) -> int:
         """Keep the children until stopped; return the exit code that tells how it went.
@@ -295,6 +297,7 @@ class Supervisor:
         if not await child.group_gone():
             logger.warning("something that process %d started does not end: its lease may expire", child.pid)
             return
+        await anyio.sleep(_LAST_BREATH_S)
         with anyio.move_on_after(_LEASE_END_S):
             for identity in child.identities:
                 while True:
