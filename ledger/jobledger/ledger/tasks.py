@@ -362,7 +362,10 @@ class TaskRegistry:
                 f"two tasks are called {task.name!r} ({_where(known)} and {_where(task)}): give one a name="
             )
             raise ConfigurationError(message)
-        _ = task.signature  # a wrong signature is reported here, not by the first job
+        # A wrong signature is reported here, not by the first job.
+        if task.signature.context_parameter is None and task.rules.heartbeat_s is not None:
+            message = f"task {task.name} has heartbeat_s but no Context parameter to give signs of life by"
+            raise TaskDefinitionError(message)
 
     def get(self, name: str) -> Task[Any, Any]:
         """Return the task of that name.

@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from jobledger.workers.running import Running
+
 logger = logging.getLogger("jobledger.workers.watchdog")
 
 _BEAT_S: Final = 0.25
@@ -22,9 +24,9 @@ _FRAMES_MAX: Final = 6
 
 
 class Watchdog:
-    """Watches one loop. `describe` names what an asyncio task runs, in words for the log; "" for what is not a job's.
+    """Watches one loop. `find` gives the attempt that an asyncio task runs; it is called from the watching thread.
 
-    `on_stall` hears, on the loop and once it is free again, of the task and the seconds it blocked.
+    `on_stall` hears, on the loop and once it is free again, of the attempt and the seconds it blocked.
     """
 
     def __init__(
@@ -32,12 +34,12 @@ class Watchdog:
         loop: asyncio.AbstractEventLoop,
         *,
         limit_s: float,
-        describe: Callable[[asyncio.Task[Any]], str],
-        on_stall: Callable[[asyncio.Task[Any], float], None],
+        find: Callable[[asyncio.Task[Any]], Running | None],
+        on_stall: Callable[[Running, float], None],
     ) -> None:
         self._loop = loop
         self._limit_s = limit_s
-        self._describe = describe
+        self._find = find
         self._on_stall = on_stall
         self._loop_thread = threading.get_ident()
         self._beat_at = time.monotonic()
@@ -55,7 +57,7 @@ class Watchdog:
             self._stopped.set()
 
     def _watch(self) -> None:
-        culprit: asyncio.Task[Any] | None = None
+        culprit: Running | None = None
         seen_beat = 0.0
         said_s = 0.0
         while not self._stopped.wait(_BEAT_S):
@@ -67,11 +69,12 @@ class Watchdog:
             if blocked_s < max(self._limit_s, said_s * _REPEAT_FACTOR):
                 continue
             said_s = blocked_s
-            culprit = asyncio.current_task(self._loop) or culprit
+            task = asyncio.current_task(self._loop)
+            culprit = (None if task is None else self._find(task)) or culprit
             self._say(culprit, blocked_s)
 
-    def _say(self, culprit: asyncio.Task[Any] | None, blocked_s: float) -> None:
-        name = self._describe(culprit) if culprit is not None else ""
+    def _say(self, culprit: Running | None, blocked_s: float) -> None:
+        name = f"task {culprit.job.task} of job {culprit.ref.job_id}" if culprit is not None else ""
         frame = sys._current_frames().get(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] # the one way to another's stack
             self._loop_thread
         )
@@ -84,7 +87,7 @@ class Watchdog:
             stack,
         )
 
-    def _report(self, culprit: asyncio.Task[Any], blocked_s: float) -> None:
+    def _report(self, culprit: Running, blocked_s: float) -> None:
         try:
             self._loop.call_soon_threadsafe(self._on_stall, culprit, blocked_s)
         except RuntimeError:
