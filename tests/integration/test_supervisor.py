@@ -1,0 +1,532 @@
+"""Supervised workers, as real processes: replaced when dead, stopped in good order, never two for one job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.events import PRIORITIES, event_type
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.streams import consumer_config, ensure_consumer
+from jobledger.workers.supervisor import Supervisor, SupervisorConfig
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+WORK = Path(__file__).with_name("apps") / "work.py"
+LIMIT_S = 15.0
+#: Of the consumers here: long against the worker's sign of life every 3.3 s, short against a lease of 15 s.
+ACK_WAIT_S = 4.0
+Command = Callable[..., Any]  # of a `Process`, see conftest.py
+Tasks = dict[str, Task[..., Any]]
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Tasks:
+    return {each.name: each for each in TaskRegistry.load([str(WORK)])}
+
+
+@pytest.fixture
+def lease_s() -> float:
+    """Short, so that a renewal comes soon; overridden where waiting for its end is what is tested."""
+    return 3.0
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer, lease_s: float) -> AsyncIterator[Ledger]:
+    async with connect(
+        nats_server.url, environment=f"t_{secrets.token_hex(6)}", ledger_bytes_max=16 << 20, lease_s=lease_s
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def start(command: Command, ledger: Ledger) -> Command:
+    """Start `jobledger worker` for the tasks of work.py on this test's ledger."""
+    there = ("--url", ledger.config.url, "--environment", ledger.config.environment)
+
+    def begin(*words: str, app: str = str(WORK), **options: Any) -> Any:
+        return command("worker", "--app", app, *there, "--json", *words, **options)
+
+    return begin
+
+
+async def told(process: Any, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    line: dict[str, Any] = await anyio.to_thread.run_sync(process.line, limit_s)
+    return line
+
+
+async def workers_of(process: Any, count: int) -> list[int]:
+    """Read the supervisor's own line, then those of its workers; return their process ids."""
+    assert (await told(process))["processes"] == count
+    return [(await told(process))["pid"] for _ in range(count)]
+
+
+async def ended(process: Any, number: signal.Signals | None = None, limit_s: float = LIMIT_S) -> int:
+    code: int = await anyio.to_thread.run_sync(process.end, number, limit_s)
+    return code
+
+
+def lines(trace: Path) -> list[list[str]]:
+    """What the runs left behind: word, job, attempt, pid."""
+    if not trace.exists():
+        return []
+    return [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
+
+
+async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    with anyio.fail_after(limit_s):
+        while not holds():
+            await anyio.sleep(0.01)
+
+
+def exists(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped by somebody else has ended."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return False
+    return subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode == 0
+
+
+async def types(job: JobHandle[Any]) -> list[str]:
+    history: list[Stored] = await job.history()
+    return [event_type(stored.event) for stored in history]
+
+
+async def attempts(job: JobHandle[Any]) -> list[str]:
+    return [attempt.state for attempt in (await job.snapshot()).attempts]
+
+
+# Death and succession.
+
+
+async def test_a_dead_process_is_replaced_within_two_seconds_again_and_again(start: Command) -> None:
+    supervisor = start("--processes", "2")
+    victim, other = await workers_of(supervisor, 2)
+    took: list[float] = []
+    for _ in range(3):
+        os.kill(victim, signal.SIGKILL)
+        killed_at = time.monotonic()
+        victim = (await told(supervisor))["pid"]
+        took.append(time.monotonic() - killed_at)
+    assert min(took) <= 2.0, took  # the machine may be busy with something else, but hardly three times
+    assert exists(other)
+    assert await ended(supervisor, signal.SIGTERM) == 0
+    assert "was killed by SIGKILL: another starts in 0.1 s" in supervisor.errors
+    assert "another starts in 0.4 s" in supervisor.errors
+
+
+@pytest.mark.parametrize("lease_s", [15.0], ids=["default"])
+async def test_jobs_of_a_dead_process_go_on_without_waiting_for_its_lease(
+    start: Command, ledger: Ledger, tasks: Tasks, tmp_path: Path
+) -> None:
+    for priority in PRIORITIES:
+        await ensure_consumer(
+            ledger.inbox,
+            ledger.names.ledger_stream,
+            ledger.names.consumer("default", priority),
+            consumer_config(
+                ledger.names.dispatches("default", priority),
+                ack_wait_s=ACK_WAIT_S,
+                ack_pending_max=1000,
+            ),
+        )
+    supervisor = start("--processes", "2")
+    await workers_of(supervisor, 2)
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    jobs = [await ledger.enqueue(tasks["until_there"], str(trace), str(gate)) for _ in range(6)]
+    await until(lambda: len(lines(trace)) == 6)
+    victim = int(lines(trace)[0][3])
+    lost = {job for _, job, _, pid in lines(trace) if int(pid) == victim}
+    lease = next(info.worker for info in await ledger.leases.all() if info.pid == victim)
+    renewed_at = next(info.renewed_at for info in await ledger.leases.all() if info.pid == victim)
+    os.kill(victim, signal.SIGKILL)
+    await until(lambda: len(lines(trace)) == 6 + len(lost))
+    taken_over_at = ledger.clock.now()
+    assert (taken_over_at - renewed_at).total_seconds() < await ledger.leases.duration_s()
+    assert await ledger.leases.find(lease) is None
+    gate.touch()
+    assert {await job.result(timeout_s=LIMIT_S) for job in jobs} <= {"attempt 1", "attempt 2"}
+    for job in jobs:
+        assert await attempts(job) == (["lost", "completed"] if job.id in lost else ["completed"])
+    ends = Counter(job for word, job, *_ in lines(trace) if word == "end")
+    assert ends == {job.id: 1 for job in jobs}
+    assert await ended(supervisor, signal.SIGTERM) == 0
+    assert f"worker {lease} is gone: its lease is ended" in supervisor.errors
+
+
+async def test_a_process_that_was_asked_to_stop_by_somebody_is_replaced_too(start: Command) -> None:
+    supervisor = start("--processes", "1")
+    (first,) = await workers_of(supervisor, 1)
+    os.kill(first, signal.SIGTERM)
+    assert (await told(supervisor))["pid"] != first
+    assert "ended with code 0" in supervisor.errors
+    assert await ended(supervisor, signal.SIGINT) == 0
+
+
+# The end of all.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="alone", marks=pytest.mark.fault),
+        pytest.param(("--processes", "2"), id="supervised"),
+    ],
+)
+async def test_a_term_signal_with_fifty_running_loses_nothing_and_doubles_nothing(
+    start: Command, ledger: Ledger, tasks: Tasks, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Row 5 of the scoreboard: lost 0, duplicates 0, exit within the grace."""
+    grace_s = 5.0
+    trace = tmp_path / "trace"
+    worker = start("--grace", str(grace_s), *options)
+    if options:
+        await workers_of(worker, 2)
+    else:
+        await told(worker)
+    jobs = [await ledger.enqueue(tasks["nap"], str(trace), 0.5 + number / 25) for number in range(50)]
+    await until(lambda: len(lines(trace)) == 50)
+    told_at = time.monotonic()
+    assert await ended(worker, signal.SIGTERM) == 0
+    assert time.monotonic() - told_at <= grace_s
+    for job in jobs:
+        assert await types(job) == ["queued", "started", "completed"]
+    assert Counter(job for word, job, *_ in lines(trace) if word == "end") == {job.id: 1 for job in jobs}
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [pytest.param(False, id="grace over", marks=pytest.mark.fault), pytest.param(True, id="second signal")],
+)
+async def test_what_does_not_end_in_time_is_given_back_with_its_attempt(
+    start: Command, ledger: Ledger, tasks: Tasks, tmp_path: Path, *, twice: bool
+) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    worker = start("--grace", "60" if twice else "1", "--processes", "2")
+    await workers_of(worker, 2)
+    task = tasks["until_there"].options(max_attempts=1)
+    jobs = [await ledger.enqueue(task, str(trace), str(gate)) for _ in range(50)]
+    await until(lambda: len(lines(trace)) == 50)
+    worker.child.send_signal(signal.SIGTERM)
+    told_at = time.monotonic()
+    if twice:
+        await anyio.to_thread.run_sync(worker.said, "once more")
+        await anyio.sleep(0.5)
+        assert worker.child.poll() is None
+        worker.child.send_signal(signal.SIGTERM)
+    assert await ended(worker) == 0
+    assert time.monotonic() - told_at < LIMIT_S
+    for job in jobs:
+        assert await types(job) == ["queued", "started", "interrupted", "queued"]
+    gate.touch()
+    other = start()
+    await told(other)
+    assert {await job.result(timeout_s=LIMIT_S) for job in jobs} == {"attempt 2"}
+    assert Counter(job for word, job, *_ in lines(trace) if word == "end") == {job.id: 1 for job in jobs}
+    assert await ended(other, signal.SIGTERM) == 0
+
+
+async def test_a_signal_to_every_process_of_the_service_is_one_stop(
+    start: Command, ledger: Ledger, tasks: Tasks, tmp_path: Path
+) -> None:
+    """As systemd stops a unit: supervisor and workers get SIGTERM, and the supervisor passes its own on."""
+    trace = tmp_path / "trace"
+    supervisor = start("--processes", "2", "--grace", "10")
+    pids = await workers_of(supervisor, 2)
+    jobs = [await ledger.enqueue(tasks["nap"], str(trace), 1.5) for _ in range(4)]
+    await until(lambda: len(lines(trace)) == 4)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert await ended(supervisor, signal.SIGTERM) == 0
+    for job in jobs:
+        assert await types(job) == ["queued", "started", "completed"]
+
+
+async def test_workers_of_a_killed_supervisor_stop_in_good_order(
+    start: Command, ledger: Ledger, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    supervisor = start("--processes", "2")
+    pids = await workers_of(supervisor, 2)
+    jobs = [await ledger.enqueue(tasks["nap"], str(trace), 1.0) for _ in range(4)]
+    await until(lambda: len(lines(trace)) == 4)
+    supervisor.child.kill()
+    await until(lambda: not any(map(exists, pids)))
+    for job in jobs:
+        assert await types(job) == ["queued", "started", "completed"]
+    assert all(info.stopped for info in await ledger.leases.all() if info.pid in pids)
+
+
+# Starts that fail.
+
+
+async def test_a_module_that_cannot_be_imported_ends_everything_with_its_words_once(
+    start: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no good')", encoding="utf-8")
+    supervisor = start("--processes", "3", app="broken")
+    assert await ended(supervisor) == 2
+    assert supervisor.errors.count("ValueError: no good") == 1
+
+
+async def test_a_process_that_fails_before_any_was_ready_ends_everything_with_its_code(
+    start: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "leaves.py").write_text("import os\nos._exit(7)", encoding="utf-8")
+    supervisor = start("--processes", "2", app="leaves")
+    assert await ended(supervisor) == 7
+    assert "another would not either" in supervisor.errors
+
+
+async def test_no_server_and_no_module_are_told_before_any_process_starts(command: Command) -> None:
+    away = command("worker", "--app", "x", "--processes", "2", "--url", "nats://127.0.0.1:9")
+    assert await ended(away) == 5
+    assert "no server answers" in away.errors
+    nothing = command("worker", "--processes", "2")
+    assert await ended(nothing) == 2
+    assert "name their module with --app" in nothing.errors
+
+
+# The environment.
+
+
+async def test_one_image_serves_many_roles_by_its_environment(command: Command, ledger: Ledger) -> None:
+    variables = {
+        "JOBLEDGER_APP": str(WORK),
+        "JOBLEDGER_URL": ledger.config.url,
+        "JOBLEDGER_ENVIRONMENT": ledger.config.environment,
+        "JOBLEDGER_QUEUES": "email=3,reports=1",
+        "JOBLEDGER_CONCURRENCY": "7",
+        "JOBLEDGER_PROCESSES": "2",
+        "JOBLEDGER_GRACE_S": "1.5",
+    }
+    supervisor = command("worker", "--json", "--grace", "2.5", variables=variables)
+    pids = await workers_of(supervisor, 2)
+    ps = await anyio.run_process(["ps", "-o", "args=", "-ww", "-p", str(pids[0])])
+    assert "--concurrency 7 --grace 2.5" in ps.stdout.decode()  # what is on the command line wins
+    assert ledger.config.url not in ps.stdout.decode()  # it may hold a password
+    listed = await ledger.leases.all()
+    assert {each.pid for each in listed} == set(pids)
+    assert len({each.supervisor for each in listed}) == 1
+    assert all(each.queues == ("email", "reports") for each in listed)
+    table = command("workers", "list", "--url", ledger.config.url, "--environment", ledger.config.environment)
+    shown = table.rest()
+    assert table.end() == 0
+    assert all(len(line.rstrip()) <= 80 for line in shown)
+    assert sum(str(supervisor.child.pid) in line for line in shown) == 2
+    assert await ended(supervisor, signal.SIGTERM) == 0
+
+
+async def test_running_jobs_are_listed_by_id(
+    start: Command, ledger: Ledger, tasks: Tasks, tmp_path: Path
+) -> None:
+    worker = start()
+    await told(worker)
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    jobs = [await ledger.enqueue(tasks["until_there"], str(trace), str(gate)) for _ in range(3)]
+    with anyio.fail_after(LIMIT_S):  # told with the next renewal
+        while not (found := [info for info in await ledger.leases.all() if info.running == 3]):
+            await anyio.sleep(0.1)
+    assert set(found[0].jobs) == {job.id for job in jobs}
+    gate.touch()
+    assert await ended(worker, signal.SIGTERM) == 0
+
+
+# The server.
+
+
+async def test_a_server_restart_in_mid_work_needs_no_restart_of_the_workers(
+    command: Command, server_factory: Callable[..., EmbeddedServer], tasks: Tasks, tmp_path: Path
+) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    server = server_factory()
+    await server.start()
+    async with connect(server.url) as ledger:
+        words = ("--app", str(WORK), "--url", server.url, "--processes", "2", "--json")
+        supervisor = command("worker", *words)
+        pids = await workers_of(supervisor, 2)
+        jobs = [await ledger.enqueue(tasks["until_there"], str(trace), str(gate)) for _ in range(10)]
+        await until(lambda: len(lines(trace)) == 10)
+        for kill in (False, True):
+            if kill:
+                assert server.pid is not None
+                os.kill(server.pid, signal.SIGKILL)
+                await server.wait()
+            await server.stop()
+            gate.touch()  # they end while there is no server, and keep their outcomes for it
+            await until(lambda: sum(word == "end" for word, *_ in lines(trace)) >= 10)
+            await server.start()
+            more = [await ledger.enqueue(tasks["quick"], str(trace), number) for number in range(20)]
+            assert [await job.result(timeout_s=LIMIT_S) for job in more] == list(range(20))
+        for job in jobs:
+            await job.result(timeout_s=LIMIT_S)
+            assert (await attempts(job))[-1] == "completed"
+        assert {int(pid) for *_, pid in lines(trace)} <= set(pids)
+        assert await ended(supervisor, signal.SIGTERM) == 0
+    assert "another starts" not in supervisor.errors
+
+
+# Reload.
+
+MODULE = """
+from jobledger.ledger import task
+
+@task
+async def version() -> int:
+    return {number}
+"""
+
+
+async def test_a_changed_file_starts_the_worker_anew_and_a_broken_one_is_waited_for(
+    start: Command, ledger: Ledger, tmp_path: Path
+) -> None:
+    module = tmp_path / "shown.py"
+    module.write_text(MODULE.format(number=1), encoding="utf-8")
+    (tmp_path / "client.py").write_text(MODULE.format(number=0), encoding="utf-8")
+    task = TaskRegistry.load([str(tmp_path / "client.py")]).get("version")
+    worker = start("--reload", app="shown")
+    (first,) = await workers_of(worker, 1)
+    assert await (await ledger.enqueue(task)).result(timeout_s=LIMIT_S) == 1
+    module.write_text("def broken(:\n", encoding="utf-8")
+    await anyio.to_thread.run_sync(worker.said, "shown.py changed: starting anew")
+    await anyio.to_thread.run_sync(worker.said, "SyntaxError")
+    await anyio.to_thread.run_sync(worker.said, "waiting for a change")
+    assert not exists(first)
+    module.write_text(MODULE.format(number=22), encoding="utf-8")
+    second = (await told(worker))["pid"]
+    assert second != first
+    assert await (await ledger.enqueue(task)).result(timeout_s=LIMIT_S) == 22
+    assert await ended(worker, signal.SIGTERM) == 0
+
+
+# The supervisor itself, with processes that do as the test says.
+
+
+class Register:
+    """A lease store that notes who was said to be gone, and which of some processes were left then."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.pids: list[int] = []
+        self.left: list[int] = []
+
+    async def end(self, worker: str) -> bool:
+        self.ended.append(worker)
+        self.left += [pid for pid in self.pids if exists(pid)]
+        return True
+
+
+def child(body: str) -> list[str]:
+    """A program that speaks to its supervisor through `line`."""
+    head = "import os, signal, socket, subprocess, sys, time\n"
+    line = "line = socket.socket(fileno=int(sys.argv[-1].rpartition(':')[2]))\n"
+    return [sys.executable, "-S", "-c", head + line + body]
+
+
+def supervisor_of(body: str, leases: Register, **options: Any) -> Supervisor:
+    chosen: dict[str, Any] = {"grace_s": 0.2, "farewell_s": 0.3, **options}
+    config = SupervisorConfig(**chosen)
+    return Supervisor(leases, child(body), config, environment=dict(os.environ))
+
+
+async def test_a_lease_is_ended_only_after_everything_of_its_process_is_gone(tmp_path: Path) -> None:
+    leases = Register()
+    supervisor = supervisor_of(
+        "helper = subprocess.Popen(['sleep', '1000'])\n"
+        f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} {{helper.pid}}\\n')\n"
+        "line.send(f'identity one-{os.getpid()}\\nidentity two-{os.getpid()}\\nready\\n'.encode())\n"
+        "line.recv(100)\n",
+        leases,
+        restart_s_first=30.0,
+    )
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await supervisor.run())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await until(lambda: (tmp_path / "pids").exists() and bool((tmp_path / "pids").read_text()))
+        leases.pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+        os.kill(leases.pids[0], signal.SIGKILL)
+        await until(lambda: len(leases.ended) == 2)
+        supervisor.stop()
+    assert leases.left == []
+    assert leases.ended == [f"one-{leases.pids[0]}", f"two-{leases.pids[0]}"]
+    assert codes == [0]
+
+
+async def test_a_process_that_does_not_stop_is_killed_and_the_code_tells(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leases = Register()
+    supervisor = supervisor_of("line.send(b'identity stuck\\nready\\n')\nwhile True: time.sleep(1)\n", leases)
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await supervisor.run())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await until(supervisor._begun.is_set)
+        supervisor.stop()
+    assert codes == [1]
+    assert "did not stop in time: it is killed" in caplog.text
+    assert leases.ended == ["stuck"]
+
+
+async def test_a_cancelled_supervisor_leaves_nobody_behind(tmp_path: Path) -> None:
+    supervisor = supervisor_of(
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "line.send(b'ready\\n')\n"
+        "assert line.recv(100) == b'stop\\n'\n"
+        f"open({str(tmp_path / 'stopped')!r}, 'w')\n",
+        Register(),
+        grace_s=5.0,
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(supervisor.run)
+        await until(supervisor._begun.is_set)
+        group.cancel_scope.cancel()
+    assert (tmp_path / "stopped").exists()
+    assert not exists(int((tmp_path / "pid").read_text()))
+
+
+async def test_pauses_grow_to_their_limit_and_begin_anew_after_a_healthy_life(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The fourth child of those that die at once lives for a while."""
+    count = tmp_path / "count"
+    supervisor = supervisor_of(
+        f"open({str(count)!r}, 'a').write('x')\n"
+        "line.send(b'ready\\n')\n"
+        f"time.sleep(0.6 if os.path.getsize({str(count)!r}) == 4 else 0.06)\n"
+        "os._exit(9)\n",
+        Register(),
+        restart_s_first=0.01,
+        restart_s_max=0.03,
+        healthy_s=0.5,
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(supervisor.run)
+        await until(lambda: caplog.text.count("ended with code 9") >= 4)
+        supervisor.stop()
+    deaths = [record for record in caplog.records if "another starts" in record.message]
+    assert all("ended with code 9: another starts" in record.message for record in deaths)
+    pauses = [record.args[2] for record in deaths[:4] if isinstance(record.args, tuple)]
+    assert pauses == [0.01, 0.02, 0.03, 0.01]
