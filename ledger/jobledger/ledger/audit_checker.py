@@ -134,7 +134,9 @@ class Checker:
         if record is None:
             self._begin(stored, digest)
         elif isinstance(record, bytes):
-            self._follow(self._closed.unpack(record, event.queue, event.job), stored, digest)
+            reopened = self._closed.unpack(record, event.queue, event.job)
+            self._queues[event.queue][event.job] = reopened
+            self._follow(reopened, stored, digest)
         else:
             self._follow(record, stored, digest)
 
@@ -201,7 +203,8 @@ class Checker:
             return
         if event.prev:
             self._note(stored, "chain", f"it follows {event.prev!a}, and no event of its job is before it")
-        self._apply(None, Open(digest, None), stored)
+        record = jobs[event.job] = Open(digest, None)
+        self._apply(None, record, stored)
 
     def _follow(self, record: Open, stored: Stored, digest: bytes) -> None:
         """Take in a later event of a job."""
@@ -227,7 +230,8 @@ class Checker:
             sentence = early(job, event, stored.stored_at, self._tolerance)
             if sentence is not None:
                 self._note(stored, "timer", sentence)
-        self._attempts += isinstance(event, Started)
+        if type(event) is Started:
+            self._attempts += 1
         after = evolve(job, lean(event), stored.stream_sequence)
         if after.state in CLOSED_STATES:
             self._queues[event.queue][event.job] = self._closed.pack(after, record.digest)
@@ -235,7 +239,6 @@ class Checker:
         if after.state is JobState.RETRY_WAIT and after.due_at is None:
             self._half = (event.queue, event.job, stored.stream_sequence)
         record.job = after
-        self._queues[event.queue][event.job] = record
 
     def finish(self, expected: Expected | None = None) -> Report:
         """Check what can only be told at the end, and return the report; once.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, get_args
 
 from jobledger.ledger.events import (
+    EVENT_CLASSES,
     CancelRequested,
     Cause,
     Checkpointed,
@@ -86,7 +87,7 @@ class _Rule(Protocol):
 
 def violation(job: Job | None, event: JobEvent) -> str | None:
     """Return one sentence when `event` may not follow on `job` as it is, None when it may; None is no job yet."""
-    for rule in _RULES:
+    for rule in _RULES_OF[type(event)]:
         found = rule(job, event)
         if found is not None:
             return f"job {event.job}: {found}"
@@ -176,13 +177,16 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
     return None
 
 
-_RULES: Final[tuple[_Rule, ...]] = (
-    _type_fits_state,
-    _names_agree,
-    _may_be_queued,
-    _may_start,
-    _is_of_the_running_attempt,
-    _gives_up_an_undecided_job,
-    _asks_once,
-    _fences_a_stale_claim,
-)
+_OF_EVERY_EVENT: Final[tuple[_Rule, ...]] = (_type_fits_state, _names_agree)
+_OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
+    Queued: (_may_be_queued,),
+    Started: (_may_start,),
+    **dict.fromkeys(get_args(_OfAttempt), (_is_of_the_running_attempt,)),
+    DeadLettered: (_gives_up_an_undecided_job,),
+    CancelRequested: (_asks_once,),
+    Fenced: (_fences_a_stale_claim,),
+}
+#: By type, because most rules have nothing to say about most events, and an audit asks them about every one.
+_RULES_OF: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
+    cls: (*_OF_EVERY_EVENT, *_OF_TYPE.get(cls, ())) for cls in EVENT_CLASSES
+}
