@@ -459,6 +459,17 @@ async def test_the_last_message_of_a_chain_is_found_without_the_chain(log: Log) 
     assert newest.stream_sequence == 4
 
 
+@pytest.mark.parametrize("text", ["", "x" * 20_000], ids=["small", "more than one page"])
+async def test_subjects_in_use_are_told_from_others(log: Log, text: str) -> None:
+    kept = [event(f"j{number}", text=text, last=True) for number in range(300)]
+    await log.append([entry(log, 0, each) for each in kept])
+    subjects = [log.names.event(each) for each in kept]
+    unused = [log.names.event(event(f"j{number}", queue="other", last=True)) for number in range(300)]
+    assert await log.present([*unused, *subjects]) == set(subjects)
+    assert await log.present(unused) == set()
+    assert await log.present([]) == set()
+
+
 async def test_an_aggregate_that_no_version_knows_stops_the_reader(log: Log) -> None:
     subject = f"{log.names.ledger_root}.schedule.nightly.ticked"
     await log.append([entry(log, 0), Entry(subject, b"{}", f"{subject}.>", 0)])

@@ -36,6 +36,7 @@ _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 _TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _CHAIN_BATCH: Final = 256
+_PRESENT_BYTES_MAX: Final = 4 << 20
 _READ_TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
@@ -162,7 +163,7 @@ class JetStreamLog:
             if entry.expected is None:
                 continue
             request = {"seq": entry.expected + 1, "next_by_subj": entry.chain, "batch": 1}
-            found = await self._direct_get(request, batch=True)
+            found = [_message(*each) for each in await self._direct_get(request, batch=True)]
             if not found:
                 continue
             if found[0].data != entry.data:  # our own event is told from another's by its bytes
@@ -199,8 +200,27 @@ class JetStreamLog:
         found = await self._read({"seq": stream_sequence}, batch=False)
         return found[0] if found else None
 
+    async def present(self, subjects: Sequence[str]) -> set[str]:
+        """Return the subjects that are in use; see `Log.present`."""
+        assert len(subjects) <= BATCH_MESSAGES_MAX, "a look is for up to 1,000 subjects"
+        found: set[str] = set()
+        missing = list(subjects)
+        while missing:
+            # Only whole messages can be asked for: not more of them at once than a connection can take.
+            request = {"multi_last": missing, "max_bytes": _PRESENT_BYTES_MAX}
+            page = await self._read_raw(request, batch=True)
+            found.update(header(headers, b"Nats-Subject").decode() for _, headers in page)
+            missing = [subject for subject in missing if subject not in found]
+            if sum(len(data) + len(headers) for data, headers in page) < _PRESENT_BYTES_MAX:
+                break
+        return found
+
     async def _read(self, request: dict[str, Any], *, batch: bool) -> list[Message]:
-        """Read with patience for a reconnect.
+        """Read messages; see `_read_raw`."""
+        return [_message(data, headers) for data, headers in await self._read_raw(request, batch=batch)]
+
+    async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> list[tuple[bytes, bytes]]:
+        """Read with patience for a reconnect; return data and headers.
 
         Raises: ServerUnreachableError when the limit is over.
         """
@@ -219,7 +239,7 @@ class JetStreamLog:
                     raise ServerUnreachableError(message) from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[Message]:
+    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[tuple[bytes, bytes]]:
         """Ask the stream for messages directly; the answer to a batch is ended by a status."""
         found: list[tuple[bytes, bytes]] = []
         done: asyncio.Future[None] = self._loop.create_future()
@@ -247,7 +267,7 @@ class JetStreamLog:
             raise ReplyTimeoutError(message) from error
         finally:
             self._inbox.forget(reply)
-        return [_message(data, headers) for data, headers in found]
+        return found
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""

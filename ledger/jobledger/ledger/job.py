@@ -237,7 +237,10 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Take the order from a first event; a later one changes only what it names."""
-    dispatches = job.dispatches + 1 if isinstance(event, Queued) else job.dispatches
+    # A person who requeues a dead letter gives it new dispatches, as well as attempts.
+    dispatches = 0 if job.is_final else job.dispatches
+    if isinstance(event, Queued):
+        dispatches += 1
     dispatch_sequence = stream_sequence if isinstance(event, Queued) else job.dispatch_sequence
     due_at = event.run_at if isinstance(event, Scheduled) else None
     if job.last_sequence == stream_sequence:  # begun by this very event

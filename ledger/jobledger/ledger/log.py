@@ -111,6 +111,13 @@ class Log(Protocol):
         """Return the message at one sequence, None where there is none."""
         ...
 
+    async def present(self, subjects: Sequence[str]) -> set[str]:
+        """Return those of up to 1,000 whole subjects under which something is stored, in one look.
+
+        A replica may answer that lags behind: what is missing may be there, what is there is.
+        """
+        ...
+
     async def head(self) -> Head:
         """Return both ends of the log as they are now."""
         ...

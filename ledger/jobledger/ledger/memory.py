@@ -128,6 +128,10 @@ class MemoryLog:
         """Return one event; see `Log.get`."""
         return self._message(stream_sequence - 1) if 1 <= stream_sequence <= len(self._kept) else None
 
+    async def present(self, subjects: Sequence[str]) -> set[str]:
+        """Return the subjects that are in use; see `Log.present`."""
+        return set(subjects) & {kept.subject for kept in self._kept}
+
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
         return Head(first_sequence=1, last_sequence=len(self._kept), stored_bytes=self._stored_bytes)
