@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -11,16 +13,21 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError, UsageError
 from jobledger.cli.events import event_json, event_line
+from jobledger.cli.job_view import progress_text
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, load_tasks, opened, run
+from jobledger.cli.text import clock_time
 from jobledger.ledger import JobHandle, JobState, LedgerConfig, Task
+from jobledger.ledger.clock import Clock
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.errors import InvalidInputError, PayloadTooLargeError
+from jobledger.ledger.job import Progress
 from jobledger.ledger.json_text import check_text
 from jobledger.ledger.tasks import TaskWithOptions
 
 _INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
 _RESULT_SHOWN_MAX: Final = 2_000
+_PROGRESS_EVERY_S: Final = 1.0
 
 
 _Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
@@ -113,7 +120,28 @@ async def _enqueue(
         # The same line for people and programs: it is short, and it is what gets pasted into the next command.
         output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
         if wait:
-            await _wait(output, handle, wait_timeout_s)
+            async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
+                await _wait(output, handle, wait_timeout_s)
+
+
+def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:
+    """Return what shows a live report, at most one a second."""
+    shown_at = 0.0
+
+    def on_progress(data: bytes) -> None:
+        nonlocal shown_at
+        now = clock.monotonic()
+        if now - shown_at < _PROGRESS_EVERY_S:
+            return
+        shown_at = now
+        with contextlib.suppress(msgspec.MsgspecError):  # a hint; anybody may send one
+            report = msgspec.json.decode(data, type=Progress)
+            if output.as_json:
+                output.object({"progress": msgspec.structs.asdict(report)})
+            else:
+                output.say(f"{clock_time(clock.now())} progress: {progress_text(report)}", style="dim")
+
+    return on_progress
 
 
 async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None) -> None:

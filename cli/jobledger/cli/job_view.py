@@ -16,6 +16,7 @@ from jobledger.ledger import Attempt, Job, Ledger
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import PayloadMissingError
 from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.job import Progress
 from jobledger.ledger.payloads import Payloads
 
 _VALUE_SHOWN_MAX: Final = 600
@@ -94,7 +95,10 @@ def show_job(
             ("result", _shown(body["result"]) if body["result"] is not None else None),
             ("error", f"{job.error.type}: {job.error.message}" if job.error is not None else None),
             ("reason", job.cancel_reason or None),
+            ("progress", progress_text(job.progress) if job.progress is not None else None),
+            ("checkpoint", _checkpoint(job)),
             ("created", moment(job.created_at, now)),
+            ("due", moment(job.due_at, now) if job.due_at is not None and not job.is_final else None),
             ("ended", moment(job.finished_at, now) if job.finished_at is not None else None),
             ("attempts", f"{len(job.attempts)} of {job.max_attempts + job.attempts_given_back}"),
             ("timeout", duration(job.timeout_s) if job.timeout_s is not None else None),
@@ -145,6 +149,20 @@ def _show_traceback(output: Output, error: ErrorInfo | None) -> None:
         output.say(f"  ... ({len(lines) - _TRACEBACK_LINES_MAX} lines before, see --json)", style="dim")
     for line in lines[-_TRACEBACK_LINES_MAX:]:
         output.say(Text(f"  {line}"))
+
+
+def progress_text(progress: Progress) -> str:
+    """Return a report in words: `30 of 100 (30 %) counting`."""
+    note = f" {shortened(progress.note, 200)}" if progress.note else ""
+    if not progress.total:
+        return f"{progress.done:g}{note}"
+    return f"{progress.done:g} of {progress.total:g} ({100 * progress.done / progress.total:.0f} %){note}"
+
+
+def _checkpoint(job: Job) -> str | None:
+    if job.checkpoint_ref is not None:
+        return f"{job.checkpoint_ref.size_bytes:,} bytes in the object store"
+    return None if job.checkpoint is NO_VALUE else shortened(bytes(job.checkpoint).decode(), _VALUE_SHOWN_MAX)
 
 
 def _shown(value: Any) -> str:

@@ -13,17 +13,16 @@ from jobledger.cli import options
 from jobledger.cli.events import parse_time
 from jobledger.cli.job_view import job_object, show_job
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, caught_up, opened, operator, projection_path, run
+from jobledger.cli.session import Target, caught_up, opened, projection_path, run
 from jobledger.cli.text import age, colored, iso, shortened
-from jobledger.ledger import JobHandle, JobState, Ledger
+from jobledger.ledger import JobHandle, Ledger
 from jobledger.ledger.chain import fold
-from jobledger.ledger.commands import CancelJob
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.subjects import check_token
 from jobledger.projections import JobRow, Store
 
-app = typer.Typer(help="List, show and cancel jobs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, explain, cancel, retry and run jobs.", no_args_is_help=True)
 
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="The job's id, or a prefix of it that only one job has.")
@@ -118,39 +117,6 @@ async def _show(output: Output, target: Target, chosen: Path | None, job_id: str
             output.object(body)
         else:
             show_job(output, job, body, history, ledger.clock.now())
-
-
-@app.command("cancel")
-def cancel(
-    *,
-    job_id: JobId,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")] = "",
-    queue: options.Queue = None,
-    projection: options.ProjectionFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
-) -> None:
-    """End a job that waits; keep one that runs from running again."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _cancel(output, target, projection, job_id, queue, reason))
-
-
-async def _cancel(  # noqa: PLR0917 - what the command was told
-    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, reason: str
-) -> None:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
-        job = await ledger.execute(handle.ref, CancelJob(reason=reason), by=operator())
-    if output.as_json:
-        status = {"id": job.id, "queue": job.queue, "status": job.state.value}
-        output.object({**status, "cancel_requested": job.cancel_requested})
-    elif job.state is JobState.CANCELLED:
-        output.say(f"job {job.id} is cancelled")
-    else:
-        output.say(
-            f"job {job.id} runs: this attempt goes on, and if it does not complete the job is cancelled"
-        )
 
 
 async def find_job(

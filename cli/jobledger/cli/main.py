@@ -13,7 +13,19 @@ from typing import Annotated, Final, TextIO
 
 import typer
 
-from jobledger.cli import demo, doctor, enqueue, events, jobs, projection, server, up, worker, workers
+from jobledger.cli import (
+    demo,
+    doctor,
+    enqueue,
+    events,
+    job_acts,
+    jobs,
+    projection,
+    server,
+    up,
+    worker,
+    workers,
+)
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.session import exit_at_once, set_up_logs
 from jobledger.ledger.version import version
@@ -35,7 +47,7 @@ app.command("up")(up.up)
 app.command("server")(server.server)
 app.command("worker")(worker.worker)
 app.command("enqueue")(enqueue.enqueue)
-app.add_typer(jobs.app, name="jobs")
+app.add_typer(job_acts.add_to(jobs.app), name="jobs")
 app.add_typer(events.app, name="events")
 app.add_typer(projection.app, name="projection")
 app.add_typer(workers.app, name="workers")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from typing import Final, Protocol
 
 from jobledger.ledger.chain import Chain, transact
 from jobledger.ledger.client import Ledger
@@ -34,13 +34,32 @@ from jobledger.workers import delays
 from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
 from jobledger.workers.hooks import HookRunner
-from jobledger.workers.intake import Intake
 from jobledger.workers.patience import patiently
 from jobledger.workers.running import Running
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
 _NOBODY_S: Final = 0.5
+
+
+class Settlement(Protocol):
+    """What an attempt says to the broker about its delivery; see `Intake`, which is the usual one."""
+
+    def is_fresh(self, delivery: Delivery) -> bool:
+        """Return whether the broker can still take the delivery to be ours."""
+        ...
+
+    def ack(self, delivery: Delivery) -> None:
+        """Settle it for good."""
+        ...
+
+    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None:
+        """Give it back."""
+        ...
+
+    def drop(self, delivery: Delivery) -> None:
+        """Let it go without a word."""
+        ...
 
 
 class Attempts:
@@ -51,7 +70,7 @@ class Attempts:
         ledger: Ledger,
         tasks: TaskRegistry,
         lease: LeaseKeeper,
-        intake: Intake,
+        intake: Settlement,
         *,
         execution: Execution,
         hooks: HookRunner,
@@ -170,6 +189,14 @@ class Attempts:
         if running.stalled:
             self._hooks.tell("stall", job, worker=running.identity, reason=running.stalled)
         return outcome
+
+    def claims_held(self) -> dict[JobRef, int]:
+        """Return job -> claim epoch of what runs now and was not told to stop."""
+        return {
+            ref: running.job.claim_epoch
+            for ref, running in self.running.items()
+            if not (running.stop_reason or running.recording)
+        }
 
     def cancel(self, ref: JobRef, epoch: int, reason: str) -> None:
         """End a running attempt because somebody cancelled its job; one of another claim is left alone."""

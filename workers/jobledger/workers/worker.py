@@ -16,7 +16,6 @@ from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
-from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt import Attempts
 from jobledger.workers.cancels import CancelWatch
@@ -79,7 +78,7 @@ class Worker:
             ledger, tasks, self._lease, self._intake, execution=self._execution, hooks=self._hooks
         )
         self._cancels = CancelWatch(
-            ledger, self.queues, running=self._claims_held, on_cancel=self._attempts.cancel
+            ledger, self.queues, running=self._attempts.claims_held, on_cancel=self._attempts.cancel
         )
         self._watchdog = Watchdog(
             ledger.connection.loop,
@@ -173,14 +172,6 @@ class Worker:
         for running in list(self._attempts.running.values()):
             if running.identity == identity and not running.in_thread:
                 running.stop("the worker lost its lease")
-
-    def _claims_held(self) -> dict[JobRef, int]:
-        """Job -> claim epoch of what runs now and was not told to stop."""
-        return {
-            ref: running.job.claim_epoch
-            for ref, running in self._attempts.running.items()
-            if not (running.stop_reason or running.recording)
-        }
 
     def _running_of(self, task: asyncio.Task[Any]) -> Running | None:
         return next((each for each in list(self._attempts.running.values()) if each.task is task), None)

@@ -1,0 +1,175 @@
+"""`jobledger jobs cancel|retry|run|why`: what an operator does to one job, and what it waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import JobNotCompletedError
+from jobledger.cli.events import event_line
+from jobledger.cli.job_view import job_object
+from jobledger.cli.jobs import JobId, find_job
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, load_tasks, opened, operator, run
+from jobledger.cli.text import colored, moment
+from jobledger.ledger import Job, JobState, TaskRegistry
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.why import explain, find_facts
+from jobledger.workers.process import settle
+from jobledger.workers.single import run_one
+
+
+def add_to(app: typer.Typer) -> typer.Typer:
+    """Add these commands to `jobledger jobs`."""
+    for name, act in (("cancel", cancel), ("retry", retry), ("run", run_now), ("why", why)):
+        app.command(name)(act)
+    return app
+
+
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
+
+
+def cancel(
+    *,
+    job_id: JobId,
+    reason: Reason = "",
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """End a job: a waiting one at once, a running one as soon as its worker hears of it."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _cancel(output, target, projection, job_id, queue, reason))
+
+
+async def _cancel(  # noqa: PLR0917 - what the command was told
+    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, reason: str
+) -> None:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        job = await ledger.cancel(handle.ref, reason=reason, by=operator())
+    if output.as_json:
+        output.object({**_status(job), "cancel_requested": job.cancel_requested})
+    elif job.state is JobState.CANCELLED:
+        output.say(f"job {job.id} is cancelled")
+    else:
+        worker = job.attempts[-1].worker
+        output.say(f"job {job.id} runs on {worker}, which is asked to end it: `jobledger jobs show {job.id}`")
+
+
+def retry(
+    *,
+    job_id: JobId,
+    reason: Reason = "",
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Queue a job that waits for its time at once; give a dead letter one more attempt."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _retry(output, target, projection, job_id, queue, reason))
+
+
+async def _retry(  # noqa: PLR0917 - what the command was told
+    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, reason: str
+) -> None:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        job = await ledger.retry(handle.ref, reason=reason, by=operator())
+    if output.as_json:
+        output.object({**_status(job), "attempts_left": job.attempts_left})
+    else:
+        left = f"{job.attempts_left} attempt{'s' if job.attempts_left > 1 else ''}"
+        output.say(f"job {job.id} is queued in {job.queue} with {left} left")
+
+
+def run_now(
+    *,
+    job_id: JobId,
+    modules: options.App = None,
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Run one attempt of a waiting job here and now, past its queue; needs the module with its task (--app)."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    tasks = load_tasks(modules)
+    run(lambda: _run(output, target, projection, job_id, queue, tasks))
+
+
+async def _run(  # noqa: PLR0917 - what the command was told
+    output: Output,
+    target: Target,
+    chosen: Path | None,
+    job_id: str,
+    queue: str | None,
+    tasks: TaskRegistry,
+) -> None:
+    settle()
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        seen = (await handle.history())[-1].stream_sequence
+        job = await run_one(ledger, tasks, handle.ref, by=operator())
+        if output.as_json:
+            output.object(await job_object(ledger, job))
+        else:
+            for stored in await handle.history():
+                if stored.stream_sequence > seen:
+                    output.line(event_line(stored, with_job=False))
+    if job.state is not JobState.COMPLETED:
+        ended = job.state.value.replace("_", " ")
+        raise JobNotCompletedError(f"job {job.id} is {ended} after it (`jobledger jobs why {job.id}`)")
+
+
+def why(
+    *,
+    job_id: JobId,
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Say what a job waits for, since when, and the event that says so."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _why(output, target, projection, job_id, queue))
+
+
+async def _why(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        history = await handle.history()
+        job = await handle.snapshot()
+        facts = await find_facts(ledger, job)
+    found = explain(job, facts)
+    if output.as_json:
+        output.object({"id": job.id, **msgspec.structs.asdict(found)})
+        return
+    output.say(f"job {job.id}", style="bold")
+    output.facts(
+        [
+            ("status", colored(found.status)),
+            ("why", found.sentence),
+            ("since", moment(found.since, facts.now)),
+            ("try", found.hint or None),
+        ]
+    )
+    output.say()
+    output.say("the event that says so", style="bold")
+    for stored in history:
+        if stored.stream_sequence == found.event_sequence:
+            output.line(event_line(stored, with_job=False))
+
+
+def _status(job: Job) -> dict[str, str]:
+    return {"id": job.id, "queue": job.queue, "status": job.state.value}

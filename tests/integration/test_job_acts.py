@@ -1,0 +1,182 @@
+"""`jobs cancel|retry|run|why` from outside, and what stands behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.working import LIMIT_S, ended, types, working
+
+from jobledger.ledger import Attempt, Context, Job, JobState, Ledger, Retry, TaskRegistry, task
+from jobledger.ledger.commands import Claim, DeadLetter
+from jobledger.ledger.errors import IllegalTransitionError, JobNotFoundError, UnknownTaskError
+from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.why import Facts, Why, explain, find_facts
+from jobledger.workers.single import run_one
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="sums", max_attempts=2)
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@task(queue="sums")
+async def waits(context: Context) -> None:
+    await asyncio.sleep(60)
+
+
+@task(queue="sums", max_attempts=3)
+async def not_now() -> Retry:
+    return Retry(3_600, "not now")
+
+
+TASKS = TaskRegistry([add, waits, not_now])
+
+
+async def _why(ledger: Ledger, ref: JobRef) -> Why:
+    job = await (await ledger.job(ref.job_id)).snapshot()
+    return explain(job, await find_facts(ledger, job))
+
+
+async def test_one_job_runs_here_past_its_queue_and_nobody_runs_it_again(ledger: Ledger) -> None:
+    first, second = [await ledger.enqueue(add, 1, n) for n in (2, 3)]
+    after = await run_one(ledger, TASKS, second.ref, by="ada")
+    assert (after.state, bytes(after.result)) == (JobState.COMPLETED, b"4")
+    async with working(ledger, add):
+        assert await first.result(timeout_s=LIMIT_S) == 3
+    assert await types(second) == ["queued", "started", "completed"]
+
+
+async def test_a_delayed_job_runs_here_and_now(ledger: Ledger) -> None:
+    job = await ledger.enqueue(add.options(delay_s=3_600), 1, 2)
+    assert (await run_one(ledger, TASKS, job.ref)).state is JobState.COMPLETED
+    assert await types(job) == ["scheduled", "queued", "started", "completed"]
+
+
+async def test_what_cannot_run_here_is_refused(ledger: Ledger) -> None:
+    job = await ledger.enqueue(add, 1, 2)
+    with pytest.raises(UnknownTaskError):
+        await run_one(ledger, TaskRegistry([waits]), job.ref)
+    assert await types(job) == ["queued"]
+    await ledger.execute(job.ref, Claim(worker="w-1-00000000", lease_s=2))
+    with pytest.raises(IllegalTransitionError, match="is running: it cannot be run now"):
+        await run_one(ledger, TASKS, job.ref)
+    with pytest.raises(JobNotFoundError):
+        await run_one(ledger, TASKS, JobRef(queue="sums", job_id="nothing"))
+
+
+async def test_stopped_half_way_it_gives_the_job_back(ledger: Ledger) -> None:
+    job = await ledger.enqueue(waits)
+    running = asyncio.create_task(run_one(ledger, TASKS, job.ref))
+    while (await job.state()) is not JobState.RUNNING:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = await job.snapshot()
+    assert (after.state, after.attempts_given_back) == (JobState.QUEUED, 1)
+
+
+async def test_a_job_run_here_hears_of_its_cancel(ledger: Ledger) -> None:
+    job = await ledger.enqueue(waits)
+    running = asyncio.create_task(run_one(ledger, TASKS, job.ref))
+    while (await job.state()) is not JobState.RUNNING:
+        await asyncio.sleep(0.01)
+    await ledger.cancel(job.ref)
+    assert (await asyncio.wait_for(running, LIMIT_S)).state is JobState.CANCELLED
+
+
+async def test_why_says_what_a_job_waits_for(ledger: Ledger) -> None:
+    alone = await ledger.enqueue(add, 1, 2)
+    said = await _why(ledger, alone.ref)
+    assert said.sentence == "no worker serves queue sums"
+    assert said.event_sequence == 1
+    later = await ledger.enqueue(add.options(delay_s=7_200), 1, 2)
+    assert "it is not due before" in (await _why(ledger, later.ref)).sentence
+    async with working(ledger, add, waits, not_now, concurrency=1):
+        await ended(alone)
+        assert "attempt 1 completed it" in (await _why(ledger, alone.ref)).sentence
+        again = await ledger.enqueue(not_now)
+        while (await again.state()) is not JobState.RETRY_WAIT:
+            await asyncio.sleep(0.01)
+        assert "attempt 1 failed (Retry: not now)" in (await _why(ledger, again.ref)).sentence
+        busy = await ledger.enqueue(waits)
+        while (await busy.state()) is not JobState.RUNNING:
+            await asyncio.sleep(0.01)
+        assert "attempt 1 runs on worker" in (await _why(ledger, busy.ref)).sentence
+        behind = await ledger.enqueue(add, 3, 4)
+        assert "it stands in queue sums (normal) with" in (await _why(ledger, behind.ref)).sentence
+        await ledger.cancel(busy.ref)
+        await ended(behind)
+    lost = await ledger.enqueue(add, 5, 6)
+    await ledger.execute(lost.ref, Claim(worker="dead-1-00000000", lease_s=2))
+    assert "runs nowhere any more" in (await _why(ledger, lost.ref)).sentence
+    await ledger.execute(
+        lost.ref, DeadLetter(reason="max_deliver", epoch=(await lost.snapshot()).claim_epoch)
+    )
+    said = await _why(ledger, lost.ref)
+    assert "it waits for a person" in said.sentence
+    assert said.hint == f"jobledger dlq requeue {lost.id}"
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_every_state_has_its_sentence(state: JobState) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    attempt: Any = {"number": 1, "worker": "w", "epoch": 2, "started_at": now}
+    job = Job(
+        id="j",
+        queue="q",
+        task="t",
+        state=state,
+        created_at=now,
+        updated_at=now,
+        last_sequence=3,
+        due_at=now + timedelta(seconds=90),
+        attempts=(Attempt(**attempt),),
+    )
+    said = explain(job, Facts(now=now))
+    assert (said.status, bool(said.sentence)) == (state.value, True)
+    assert "None" not in said.sentence
+
+
+# From the command line.
+
+
+async def test_the_commands(nats_server: Any, command: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(
+        "from jobledger.ledger import task\n\n\n"
+        '@task(queue="sums", max_attempts=1)\nasync def add(a: int, b: int) -> int:\n'
+        "    if a < 0:\n        raise ValueError('negative')\n    return a + b\n"
+    )
+    target = ("--url", nats_server.url, "--environment", "acts", "--json")
+
+    def answer(*words: str, code: int = 0) -> dict[str, Any]:
+        process = command(*words, *target)
+        lines = process.rest()
+        assert process.end() == code, process.errors
+        said = lines[-1] if lines else process.errors
+        return json.loads(said)  # type: ignore[no-any-return]
+
+    def all_of_it() -> None:
+        app = ("--app", "sums.py")
+        size = ("--ledger-bytes-max", "16777216")
+        answer("enqueue", "add", "a=1", "b=2", "--id", "one", *app, *size)
+        assert answer("jobs", "why", "one")["sentence"] == "no worker serves queue sums"
+        assert answer("jobs", "run", "one", *app)["result"] == 3
+        assert answer("jobs", "run", "one", *app, code=4)["error"]["type"] == "IllegalTransitionError"
+        answer("enqueue", "add", "a=-1", "b=2", "--id", "two", *app)
+        failed = command("jobs", "run", "two", *app, *target)
+        assert failed.end() == 1
+        assert "dead letter" in failed.errors
+        assert answer("jobs", "retry", "two", "--reason", "again")["attempts_left"] == 1
+        assert answer("jobs", "cancel", "two")["status"] == "cancelled"
+        assert answer("jobs", "why", "nothing", code=3)["error"]["type"] == "JobNotFoundError"
+
+    await asyncio.to_thread(all_of_it)

@@ -1,0 +1,130 @@
+"""Running one job here and now, past its queue: through the same claim, attempt and outcome as in any worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import anyio
+
+from jobledger.ledger.chain import Chain, fold
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import IllegalTransitionError, JobNotFoundError, LedgerError
+from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.pull import Delivery
+from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.attempt import Attempts
+from jobledger.workers.cancels import CancelWatch
+from jobledger.workers.execution import Execution
+from jobledger.workers.hooks import HookRunner
+from jobledger.workers.verdicts import Judge
+
+_FAREWELL_S = 2.0
+_WAITS = frozenset({JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED})
+
+
+async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str = "") -> Job:
+    """Run one attempt of a waiting job in this process and return the job after it.
+
+    The job's dispatch stays with its queue's consumer; whoever is delivered it finds the job running or ended.
+    Cancelled half-way, it gives the job back as a worker does that is stopped.
+
+    Raises: JobNotFoundError, UnknownTaskError, IllegalTransitionError for a job that runs, has ended or was claimed by
+    somebody else meanwhile, UnreachableError.
+    """
+    stored, job = await _queued(ledger, ref, by)
+    tasks.get(job.task)
+    lease = LeaseKeeper(
+        ledger.leases,
+        ledger.clock,
+        (),
+        running=lambda: 1,
+        on_lost=lambda _identity: _stop(attempts, "the lease was lost"),
+        jobs=lambda: (ref.job_id,),
+    )
+    hooks = HookRunner(tasks)
+    execution = Execution(ledger, anyio.CapacityLimiter(1), Judge(random.Random()))  # noqa: S311 - jitter
+    attempts = Attempts(ledger, tasks, lease, _Nobody(), execution=execution, hooks=hooks)
+    cancels = CancelWatch(ledger, (ref.queue,), running=attempts.claims_held, on_cancel=attempts.cancel)
+    await lease.open()
+    await cancels.open()
+    keepers = [asyncio.create_task(lease.run()), asyncio.create_task(cancels.run())]
+    carried = asyncio.create_task(attempts.carry(_delivery(stored)))
+    try:
+        await asyncio.shield(carried)
+    except asyncio.CancelledError:
+        _stop(attempts, "its operator stopped it")
+        await asyncio.wait([carried], timeout=_FAREWELL_S)
+        raise
+    finally:
+        for task in (*keepers, carried):
+            task.cancel()
+        await asyncio.gather(*keepers, carried, return_exceptions=True)
+        await hooks.close()
+        with contextlib.suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await lease.close()
+    return await _after(ledger, ref, lease.identity)
+
+
+async def _queued(ledger: Ledger, ref: JobRef, by: str) -> tuple[Stored, Job]:
+    """Return the dispatch of a job that is queued, or was made so."""
+    history, chain = await _read(ledger, ref)
+    if chain.job is not None and chain.job.state in _WAITS:
+        await ledger.retry(ref, reason="run at once by an operator", by=by)
+        history, chain = await _read(ledger, ref)
+    job = chain.job
+    if job is None:
+        raise JobNotFoundError(ref.job_id)
+    if job.state is not JobState.QUEUED:
+        raise IllegalTransitionError(job.id, job.state.value, "be run now")
+    return next(each for each in history if each.stream_sequence == job.dispatch_sequence), job
+
+
+async def _read(ledger: Ledger, ref: JobRef) -> tuple[list[Stored], Chain]:
+    history = await ledger.log.read_chain(ledger.names.chain(ref))
+    return history, fold(history)
+
+
+async def _after(ledger: Ledger, ref: JobRef, identity: str) -> Job:
+    job = (await _read(ledger, ref))[1].job
+    assert job is not None, "it was there before"
+    if not any(attempt.worker == identity for attempt in job.attempts):
+        raise IllegalTransitionError(
+            job.id, f"{job.state.value}, claimed by a worker meanwhile", "be run here"
+        )
+    return job
+
+
+def _delivery(stored: Stored) -> Delivery:
+    """The work item as a consumer would hand it out."""
+    return Delivery(
+        data=stored.data,
+        reply="",
+        stream_sequence=stored.stream_sequence,
+        delivered=1,
+        stored_ns=0,
+        pending=0,
+    )
+
+
+def _stop(attempts: Attempts, reason: str) -> None:
+    for running in list(attempts.running.values()):
+        running.stop(reason)
+
+
+class _Nobody:
+    """No broker is to be told: its own delivery of the job takes its course."""
+
+    def is_fresh(self, delivery: Delivery) -> bool:  # noqa: ARG002 - the protocol's
+        return True
+
+    def ack(self, delivery: Delivery) -> None: ...
+
+    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None: ...
+
+    def drop(self, delivery: Delivery) -> None: ...
