@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
+from jobledger.cli.main import run
 from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.events import PRIORITIES, event_type
@@ -115,19 +116,23 @@ async def attempts(job: JobHandle[Any]) -> list[str]:
 
 
 async def test_a_dead_process_is_replaced_within_two_seconds_again_and_again(start: Command) -> None:
+    """Two seconds, or as long as two processes take to start at this moment, if the machine is that busy."""
     supervisor = start("--processes", "2")
-    victim, other = await workers_of(supervisor, 2)
+    await told(supervisor)
+    victim, begun_at = (await told(supervisor))["pid"], time.monotonic()
+    other = (await told(supervisor))["pid"]
+    limit_s = max(2.0, 2 * (time.monotonic() - begun_at))
     took: list[float] = []
-    for _ in range(3):
-        os.kill(victim, signal.SIGKILL)
+    for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):  # the last one ends in good order
+        os.kill(victim, number)
         killed_at = time.monotonic()
         victim = (await told(supervisor))["pid"]
         took.append(time.monotonic() - killed_at)
-    assert min(took) <= 2.0, took  # the machine may be busy with something else, but hardly three times
+    assert min(took) <= limit_s, took
     assert exists(other)
     assert await ended(supervisor, signal.SIGTERM) == 0
     assert "was killed by SIGKILL: another starts in 0.1 s" in supervisor.errors
-    assert "another starts in 0.4 s" in supervisor.errors
+    assert "ended with code 0: another starts in 0.4 s" in supervisor.errors
 
 
 @pytest.mark.parametrize("lease_s", [15.0], ids=["default"])
@@ -167,15 +172,6 @@ async def test_jobs_of_a_dead_process_go_on_without_waiting_for_its_lease(
     assert ends == {job.id: 1 for job in jobs}
     assert await ended(supervisor, signal.SIGTERM) == 0
     assert f"worker {lease} is gone: its lease is ended" in supervisor.errors
-
-
-async def test_a_process_that_was_asked_to_stop_by_somebody_is_replaced_too(start: Command) -> None:
-    supervisor = start("--processes", "1")
-    (first,) = await workers_of(supervisor, 1)
-    os.kill(first, signal.SIGTERM)
-    assert (await told(supervisor))["pid"] != first
-    assert "ended with code 0" in supervisor.errors
-    assert await ended(supervisor, signal.SIGINT) == 0
 
 
 # The end of all.
@@ -284,22 +280,18 @@ async def test_a_module_that_cannot_be_imported_ends_everything_with_its_words_o
     assert supervisor.errors.count("ValueError: no good") == 1
 
 
-async def test_a_process_that_fails_before_any_was_ready_ends_everything_with_its_code(
-    start: Command, tmp_path: Path
+def test_no_server_and_no_module_are_told_before_any_process_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "leaves.py").write_text("import os\nos._exit(7)", encoding="utf-8")
-    supervisor = start("--processes", "2", app="leaves")
-    assert await ended(supervisor) == 7
-    assert "another would not either" in supervisor.errors
-
-
-async def test_no_server_and_no_module_are_told_before_any_process_starts(command: Command) -> None:
-    away = command("worker", "--app", "x", "--processes", "2", "--url", "nats://127.0.0.1:9")
-    assert await ended(away) == 5
-    assert "no server answers" in away.errors
-    nothing = command("worker", "--processes", "2")
-    assert await ended(nothing) == 2
-    assert "name their module with --app" in nothing.errors
+    for name in ("APP", "URL", "PROCESSES"):
+        monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
+    assert run(["worker", "--app", "x", "--processes", "2", "--url", "nats://127.0.0.1:9"]) == 5
+    assert "no server answers" in capsys.readouterr().err
+    assert run(["worker", "--processes", "2"]) == 2
+    assert "name their module with --app" in capsys.readouterr().err
+    assert run(["worker", "--app", "x", "--processes", "0"]) == 2
+    assert run(["worker", "--app", "x", "--supervised", "me:0"]) == 2
+    assert "only a supervisor can give one" in capsys.readouterr().err
 
 
 # The environment.
@@ -456,11 +448,11 @@ async def test_a_lease_is_ended_only_after_everything_of_its_process_is_gone(tmp
     )
     codes: list[int] = []
 
-    async def run() -> None:
+    async def keep() -> None:
         codes.append(await supervisor.run())
 
     async with anyio.create_task_group() as group:
-        group.start_soon(run)
+        group.start_soon(keep)
         await until(lambda: (tmp_path / "pids").exists() and bool((tmp_path / "pids").read_text()))
         leases.pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
         os.kill(leases.pids[0], signal.SIGKILL)
@@ -478,16 +470,46 @@ async def test_a_process_that_does_not_stop_is_killed_and_the_code_tells(
     supervisor = supervisor_of("line.send(b'identity stuck\\nready\\n')\nwhile True: time.sleep(1)\n", leases)
     codes: list[int] = []
 
-    async def run() -> None:
+    async def keep() -> None:
         codes.append(await supervisor.run())
 
     async with anyio.create_task_group() as group:
-        group.start_soon(run)
+        group.start_soon(keep)
         await until(supervisor._begun.is_set)
         supervisor.stop()
     assert codes == [1]
     assert "did not stop in time: it is killed" in caplog.text
     assert leases.ended == ["stuck"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "code", "starts"),
+    [
+        (7, 0, 7, 1),  # nobody was ever ready: as that worker would have ended alone
+        (2, 0, 2, 1),
+        (None, 2, 2, 3),  # one is ready and dies, its successor cannot start: another could not either
+    ],
+)
+async def test_a_process_that_cannot_start_ends_everything_with_its_code(
+    tmp_path: Path, first: int | None, later: int, code: int, starts: int
+) -> None:
+    """The first child, then the second slot's, then the first one's successor."""
+    count = tmp_path / "count"
+    supervisor = supervisor_of(
+        f"open({str(count)!r}, 'a').write('x')\n"
+        f"number = os.path.getsize({str(count)!r})\n"
+        f"if number == 1 and {first} is not None: os._exit({first})\n"
+        "if number <= 2: line.send(b'ready\\n')\n"
+        f"if number > 2: os._exit({later})\n"
+        "if number == 1: time.sleep(0.3); os._exit(9)\n"
+        "assert line.recv(100) == b'stop\\n'\n",
+        Register(),
+        processes=2,
+        grace_s=5.0,
+    )
+    with anyio.fail_after(LIMIT_S):
+        assert await supervisor.run() == code
+    assert count.stat().st_size == starts
 
 
 async def test_a_cancelled_supervisor_leaves_nobody_behind(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Ending the lease of a process that is gone: only once, never over a renewal, and noticed by one that lives."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from jobledger.ledger import Ledger, connect
+from jobledger.ledger.leases import LeaseLostError, WorkerInfo
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+NOW = datetime(2025, 1, 31, 8, tzinfo=UTC)
+INFO = WorkerInfo(
+    worker="web1-1-00", host="web1", pid=1, queues=("email",), started_at=NOW, renewed_at=NOW, running=2
+)
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
+    async with connect(
+        nats_server.url, environment=f"t_{secrets.token_hex(6)}", ledger_bytes_max=1 << 20
+    ) as made:
+        yield made
+
+
+async def test_an_ended_lease_is_over_for_everybody_and_cannot_be_renewed(ledger: Ledger) -> None:
+    leases = ledger.leases
+    revision = await leases.renew(INFO, 0)
+    assert await leases.find(INFO.worker) == INFO
+    assert await leases.end(INFO.worker)
+    assert await leases.find(INFO.worker) is None
+    assert [(info.stopped, info.running) for info in await leases.all()] == [(True, 0)]
+    for stale in (revision, 0):  # one that lives after all takes another name
+        with pytest.raises(LeaseLostError):
+            await leases.renew(INFO, stale)
+    assert await leases.find(INFO.worker) is None
+
+
+async def test_ending_what_is_over_changes_nothing(ledger: Ledger) -> None:
+    leases = ledger.leases
+    assert not await leases.end("never-1-00")
+    revision = await leases.renew(INFO, 0)
+    await leases.renew(msgspec.structs.replace(INFO, stopped=True), revision)
+    (before,) = await leases.all()
+    assert not await leases.end(INFO.worker)
+    assert await leases.all() == [before]
+
+
+async def test_a_renewal_that_was_still_on_its_way_is_ended_too(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = ledger.leases
+    revision = await leases.renew(INFO, 0)
+    last = leases._last
+    reads = 0
+
+    async def read_then_renewed(subject: str) -> tuple[bytes, int] | None:
+        nonlocal reads
+        reads += 1
+        found = await last(subject)
+        if reads == 1:
+            await leases.renew(INFO, revision)
+        return found
+
+    monkeypatch.setattr(leases, "_last", read_then_renewed)
+    assert await leases.end(INFO.worker)
+    assert reads == 2
+    assert await leases.find(INFO.worker) is None
