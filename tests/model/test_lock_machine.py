@@ -53,7 +53,9 @@ class Locking(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.log = MemoryLog()
-        self.lives = dict.fromkeys(PROCESSES, 0)  # each process's newest identity; older leases are over
+        self.lives: dict[str, int] = dict.fromkeys(
+            PROCESSES, 0
+        )  # each process's newest identity; older leases are over
         self.views: dict[tuple[str, LockRef], LockView] = {}
         self.sent: list[Entry] = []
         #: The model: who is inside, by the lock; a holder that died stays until somebody takes over.
