@@ -44,6 +44,13 @@ SHOWN = {
         "the input of task count_words has 10,000,011 bytes and the limit is 8,388,608",
     ],
     "quickstart.py": ["welcome mail sent to user 7", "1 queued ", "2 started ", "3 completed "],
+    "verify_ledger.py": [
+        "the ledger is sound",
+        "9 events, 3 jobs (completed 3), 3 attempts",
+        "the ledger is NOT sound: 1 violation (outcome 1)",
+        "at 10 [outcome] email/",
+        "`completed` is a second outcome of attempt 1, which was completed before",
+    ],
     "testing_with_memory_log.py": ["claim 3 is stale, the current one is 2", "spent 100 cents, 3 events"],
 }
 ARGUMENTS = {"bulk.py": ["200"]}

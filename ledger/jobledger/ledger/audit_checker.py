@@ -59,7 +59,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checker:
-    """Checks events fed in stream order; keeps under 400 bytes of a job that is over, about a kilobyte of others.
+    """Checks events fed in stream order; keeps about 210 bytes of a job that is over and 760 of one that is not.
 
     A check from sequence 1 proves every rule. One that starts later cannot know what came before: of a chain
     whose first event it has not seen it checks the hash links between the events it sees, their subjects and
