@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,7 +38,7 @@ from jobledger.ledger.commands import (
     TakeOver,
 )
 from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
+from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError, SequenceGapError
 from jobledger.ledger.events import (
     Cancelled,
     Cause,
@@ -276,6 +277,52 @@ def test_the_violations_kept_are_bounded_and_all_are_counted() -> None:
     assert text.startswith("the ledger is NOT sound: 50 violations (transition 50)")
     assert "  at 1 [transition] email/j0: `cancelled` is its first event" in text
     assert text.endswith("  and 47 more")
+
+
+_CAUSES: tuple[Cause, ...] = ("due", "retried", "admitted", "resumed", "redispatched")
+
+
+def _dispatch_in_time(story: Story, job_id: str) -> None:
+    job = story.chains[story.ref(job_id)].job
+    story.now = max(story.now, job.due_at) if job is not None and job.due_at is not None else story.now
+    for cause in _CAUSES:
+        with contextlib.suppress(LedgerError):
+            story.do(job_id, Dispatch(cause=cause))
+            return
+
+
+_STEPS: list[Callable[[Story, str], Any]] = [
+    lambda story, job: story.claim(job),
+    lambda story, job: story.do(job, TakeOver(worker="w2", lease_s=15, lost_epoch=story.epoch(job))),
+    lambda story, job: story.complete(job),
+    lambda story, job: story.do(job, Fail(epoch=story.epoch(job), error=BOOM)),
+    lambda story, job: story.do(
+        job, Fail(epoch=story.epoch(job), error=BOOM, retry_at=story.now + timedelta(hours=1))
+    ),
+    lambda story, job: story.do(job, Fail(epoch=story.epoch(job), error=BOOM, give_up="rejected")),
+    lambda story, job: story.do(job, Interrupt(epoch=story.epoch(job), reason="deploy")),
+    lambda story, job: story.do(job, Snooze(epoch=story.epoch(job), until=story.now + timedelta(hours=1))),
+    lambda story, job: story.do(job, Pause(epoch=story.epoch(job), event="paid")),
+    lambda story, job: story.do(job, CancelJob()),
+    lambda story, job: story.do(job, ConfirmCancel(epoch=story.epoch(job))),
+    lambda story, job: story.do(job, DeadLetter(reason="max_deliver", epoch=story.epoch(job))),
+    lambda story, job: story.do(job, Requeue(attempts=2)),
+    lambda story, job: story.do(job, Discard()),
+    lambda story, job: story.do(job, Fence(epoch=2, attempt=1, worker="w1", outcome="failed")),
+    _dispatch_in_time,
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(_STEPS)), max_size=40))
+def test_whatever_is_decided_is_sound(steps: list[tuple[str, Callable[[Story, str], Any]]]) -> None:
+    story = Story()
+    story.enqueue("a", run_at=story.now + timedelta(minutes=1))
+    story.enqueue("b", max_attempts=2)
+    for job_id, step in steps:
+        with contextlib.suppress(LedgerError):
+            step(story, job_id)
+    report = check(story.messages, Expected(enqueued=[("email", "a"), ("email", "b")]))
+    assert report.violations == ()
 
 
 # Damage to what is stored.
