@@ -181,6 +181,47 @@ def test_a_writer_that_always_loses_gives_up() -> None:
     asyncio.run(scenario())
 
 
+class _Lagging(MemoryLog):
+    """A replica that lags: the next few reads lack the newest `behind` events."""
+
+    behind = 0
+    reads = 0
+
+    async def read_chain(self, chain: str) -> list[Stored]:
+        found = await super().read_chain(chain)
+        if not self.reads:
+            return found
+        self.reads -= 1
+        return found[: len(found) - self.behind]
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3])
+def test_no_outcome_is_refused_on_a_view_that_a_lagging_replica_gave(behind: int) -> None:
+    async def scenario() -> None:
+        log = _Lagging()
+        view = await grow(log, REF, NEW, CLAIM)
+        await transact(log, REF, CancelJob(), stamp)
+        log.behind, log.reads = behind, 2
+        after = await transact(log, REF, Complete(epoch=2), stamp, known=view)
+        assert after.job is not None
+        assert after.job.state is JobState.COMPLETED
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_a_lagging_replica_does_not_know_is_not_taken_for_missing() -> None:
+    async def scenario() -> None:
+        log = _Lagging()
+        view = await grow(log, REF, NEW)
+        await transact(log, REF, CLAIM, stamp)
+        log.behind, log.reads = 2, 2
+        after = await transact(log, REF, CancelJob(), stamp, known=view)
+        assert after.job is not None
+        assert after.job.cancel_requested
+
+    asyncio.run(scenario())
+
+
 def test_every_try_has_a_stamp_of_its_own() -> None:
     async def scenario() -> None:
         log = MemoryLog()

@@ -7,6 +7,7 @@ view when somebody else was faster. Enqueueing and claiming, to which a lost rac
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -22,6 +23,8 @@ from jobledger.ledger.subjects import JobRef, Names
 
 #: Lost races in a row after which a writer gives up; each one means that somebody else made progress.
 TRANSACT_TRIES_MAX = 16
+#: Pause before a chain is read again that lacks what is known to be in it.
+_LAG_S = 0.02
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False):
@@ -110,25 +113,28 @@ async def transact(
     """Decide `command` on the newest view of the job and append what follows; return the chain after it.
 
     `known` saves the first read when the caller's view is likely the newest; a refusal that rests on it is
-    decided again on the stored chain. Safe to repeat: an outcome or transition that was already recorded is
-    refused by `decide`.
+    decided again on the stored chain. None rests on a view older than what was known to be there before: a replica
+    that lags may show one. Safe to repeat: an outcome or transition that was already recorded is refused by `decide`.
 
     Raises: what `decide` refuses with, WrongSequenceError after too many lost races, and what `Log` raises.
     """
     chain = await load(log, ref) if known is None else known
     stored = known is None  # whether `chain` was read, not given
+    reached = chain.last_sequence  # what the newest view has at the least
     for _ in range(TRANSACT_TRIES_MAX):
         try:
             events = decide(chain.job, command, stamp())
         except (NotFoundError, RefusedError) as error:
-            if not stored:
-                chain, stored = await load(log, ref), True
-                continue
-            if isinstance(error, JobNotFoundError):
-                raise JobNotFoundError(ref.job_id) from error
-            raise
-        try:
-            return await commit(log, chain, events)
-        except WrongSequenceError:
-            chain, stored = await load(log, ref), True
+            if stored and chain.last_sequence >= reached:
+                if isinstance(error, JobNotFoundError):
+                    raise JobNotFoundError(ref.job_id) from error
+                raise
+        else:
+            try:
+                return await commit(log, chain, events)
+            except WrongSequenceError:
+                reached = max(reached, chain.last_sequence + 1)
+        chain, stored = await load(log, ref), True
+        if chain.last_sequence < reached:
+            await asyncio.sleep(_LAG_S)
     raise WrongSequenceError(log.names.chain(ref), chain.last_sequence)

@@ -159,7 +159,9 @@ class Ledger:
             sequence = await self.log.append(sealed.entries)
         except WrongSequenceError:
             existing = await self.log.read_chain(self.names.chain(command.ref))
-            return JobHandle(self._sources, command.ref, created=False, sequence=existing[0].stream_sequence)
+            # A replica that lags may answer that it has nothing yet.
+            sequence = existing[0].stream_sequence if existing else 0
+            return JobHandle(self._sources, command.ref, created=False, sequence=sequence)
         return JobHandle(self._sources, command.ref, created=True, sequence=sequence)
 
     def _seal_first(self, command: Enqueue) -> Sealed:
