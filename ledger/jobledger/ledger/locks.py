@@ -20,6 +20,7 @@ from jobledger.ledger.clock import Clock
 from jobledger.ledger.commands import Stamp
 from jobledger.ledger.errors import (
     InvalidInputError,
+    JetStreamDisabledError,
     LedgerError,
     LockLostError,
     LockReentryError,
@@ -53,7 +54,7 @@ WAIT_S_DEFAULT: Final = 10.0
 _WAIT_S_MAX: Final = 24 * 3600.0
 _LOOK_S_MAX: Final = 1.0  #: between two looks when no hint comes
 _LOOKS_PER_LEASE: Final = 5
-_LEASE_PATIENCE_S: Final = 2.0  #: for a new lease, after one was lost
+_LEASE_PATIENCE_S: Final = 5.0  #: for a lease, the first or after a loss, while the server is away
 _LEASE_LOOK_S: Final = 0.02
 _RETRY_S: Final = 0.5
 _RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`; after that it goes on behind
@@ -422,29 +423,39 @@ class Locks:
 
         Raises: UnreachableError.
         """
+        until = self._clock.monotonic() + _LEASE_PATIENCE_S
         async with self._opening:
             if self._closed:
                 raise ServerUnreachableError("the ledger is closed: connect again to take locks")
-            if self._keeper is None:
-                keeper = LeaseKeeper(
-                    self._leases,
-                    self._clock,
-                    (),
-                    running=lambda: len(self._held),
-                    on_lost=self._on_lost,
-                    kind="client",
-                )
-                await keeper.open()
-                self._keeper = keeper
-                self._keeping = asyncio.get_running_loop().create_task(keeper.run(), name="lease of locks")
-        keeper = self._keeper
-        until = self._clock.monotonic() + _LEASE_PATIENCE_S
+            keeper = self._keeper or await self._open_lease(until)
         while not keeper.is_valid:
             if self._clock.monotonic() >= until:
                 raise ServerUnreachableError(
                     "this process cannot renew its lease, and takes no lock without one"
                 )
             await asyncio.sleep(_LEASE_LOOK_S)
+        return keeper
+
+    async def _open_lease(self, until: float) -> LeaseKeeper:
+        while True:
+            # A new one each time: a first renewal without an answer may have taken the name.
+            keeper = LeaseKeeper(
+                self._leases,
+                self._clock,
+                (),
+                running=lambda: len(self._held),
+                on_lost=self._on_lost,
+                kind="client",
+            )
+            try:
+                await keeper.open()
+                break
+            except (UnreachableError, JetStreamDisabledError):  # it may be starting again
+                if self._clock.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+        self._keeper = keeper
+        self._keeping = asyncio.get_running_loop().create_task(keeper.run(), name="lease of locks")
         return keeper
 
     def _on_lost(self, identity: str) -> None:
