@@ -42,6 +42,11 @@ logger = logging.getLogger("jobledger.workers.attempt")
 _NOBODY_S: Final = 0.5
 
 
+#: While all processes of the pool are taken, a job is offered to other workers so often before it waits here.
+_PROCESS_DELIVERIES: Final = 3
+_PROCESS_DELAY_S: Final = 0.5
+
+
 class Settlement(Protocol):
     """What an attempt says to the broker about its delivery; see `Intake`, which is the usual one."""
 
@@ -128,6 +133,18 @@ class Attempts:
             # We are nobody, until the next lease.
             self._intake.nak(delivery, delays.soon_s(_NOBODY_S, delivery.delivered))
             return
+        if self._tasks.get(queued.task).rules.run_in != "process":
+            await self._claim_and_run(delivery, queued, identity)
+            return
+        # A job that waits for a process is not claimed yet; at first it is left to workers that have one free.
+        wait = delivery.delivered > _PROCESS_DELIVERIES
+        async with self._execution.place(wait=wait) as free:
+            if free:
+                await self._claim_and_run(delivery, queued, identity)
+            else:
+                self._intake.nak(delivery, _PROCESS_DELAY_S)
+
+    async def _claim_and_run(self, delivery: Delivery, queued: Queued, identity: str) -> None:
         verdict = await self._claimer.claim(delivery, queued)
         if isinstance(verdict, NotOurs):
             self._settle(delivery, verdict)

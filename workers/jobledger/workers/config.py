@@ -8,9 +8,11 @@ import msgspec
 
 from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.subjects import check_token
+from jobledger.workers.pool import PoolConfig
 
 _CONCURRENCY_MAX: Final = 10_000
 _QUEUES_MAX: Final = 100
+_STALL_S_MIN: Final = 0.1
 _WEIGHT_MAX: Final = 100
 _ACK_WAIT_S_MAX: Final = 3600
 
@@ -26,9 +28,26 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
     )
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
+    pool_size: int | None = None  #: processes for tasks with `run_in="process"`; None: one per CPU
+    pool_memory_bytes_max: int | None = None  #: address space of each of them; None: no limit
+    pool_calls_max: int | None = None  #: a process is replaced after so many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for so long is named in the log
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
     supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
+
+    def pool(self, lease_s: float, payload_bytes_max: int) -> PoolConfig:
+        """Return the settings of the process pool, under leases of `lease_s`.
+
+        Raises: ConfigurationError.
+        """
+        size = {} if self.pool_size is None else {"size": self.pool_size}
+        return PoolConfig(
+            **size,
+            calls_max=self.pool_calls_max,
+            memory_bytes_max=self.pool_memory_bytes_max,
+            payload_bytes_max=payload_bytes_max,
+            silence_s=lease_s / 2,
+        )
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -56,7 +75,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             f"ack_wait_s must be from 1 to 3600, got {self.ack_wait_s!r}",
         )
         _require(
-            0.1 <= self.stall_s <= _ACK_WAIT_S_MAX, f"stall_s must be from 0.1 to 3600, got {self.stall_s!r}"
+            _STALL_S_MIN <= self.stall_s <= _ACK_WAIT_S_MAX,
+            f"stall_s must be from {_STALL_S_MIN} to 3600, got {self.stall_s!r}",
         )
         _require(
             self.concurrency <= self.ack_pending_max,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Generator
-from datetime import timedelta
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,12 +29,17 @@ from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
 from jobledger.workers.channel import AttemptChannel
+from jobledger.workers.child_process import ChildStartError, Raised, Returned
+from jobledger.workers.messages import Call
 from jobledger.workers.patience import patiently
+from jobledger.workers.pool import ProcessPool
 from jobledger.workers.running import Running
 from jobledger.workers.verdicts import Judge, after, error_info
 
 logger = logging.getLogger("jobledger.workers.execution")
 _task_logger = logging.getLogger("jobledger.task")
+
+T = TypeVar("T")
 
 #: Results of these types are written by msgspec alone; any other may hold a Raw, which is written as it is.
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
@@ -51,12 +56,28 @@ class Execution:
         self._ledger = ledger
         self._threads = threads
         self._judge = judge
+        self._pool: ProcessPool | None = None
+        self._places = asyncio.Semaphore(0)  # in the pool
         self._abandoned: set[Running] = set()
 
     @property
     def abandoned_threads(self) -> int:
         """How many threads run on although their attempt was ended; each keeps its slot until it is over."""
         return len(self._abandoned)
+
+    def open(self, pool: ProcessPool | None) -> None:
+        """Run tasks with `run_in="process"` in this pool from now on."""
+        self._pool = pool
+        self._places = asyncio.Semaphore(0 if pool is None else pool.size)
+
+    @contextlib.asynccontextmanager
+    async def place(self, *, wait: bool) -> AsyncGenerator[bool, None]:
+        """Keep a process free for one attempt, so that its limits begin when its work does; False: none is free."""
+        if not wait and self._places.locked():
+            yield False
+            return
+        async with self._places:
+            yield True
 
     async def run(self, task: Task[Any, Any], running: Running) -> Outcome:
         """Run the task on the job's input and return what to record.
@@ -66,16 +87,16 @@ class Execution:
         """
         job = running.job
         try:
-            arguments = task.signature.decode(await self._ledger.inputs.get(job.input, job.input_ref))
+            text = await self._ledger.inputs.get(job.input, job.input_ref)
+            arguments = task.signature.decode(text)
+            if task.rules.run_in == "process":
+                return await self._run_in_process(task, running, text)
             if task.signature.context_parameter is not None:
                 arguments[task.signature.context_parameter] = await self._context(running)
         except (InvalidInputError, PayloadMissingError) as error:
             return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
         try:
-            if job.timeout_s is None and task.rules.heartbeat_s is None:
-                value = await self._call(task, running, arguments)
-            else:
-                value = await self._call_within(task, running, arguments)
+            value = await self._within(task, running, lambda: self._call(task, running, arguments))
         except _LimitReachedError as error:
             info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
             return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
@@ -89,14 +110,16 @@ class Execution:
             return self._judge.raised(job, task.rules, error, self._ledger.clock.now())
         return await self._outcome(task, job, value)
 
-    async def _call_within(self, task: Task[Any, Any], running: Running, arguments: dict[str, Any]) -> Any:
-        """Call with limits; a TimeoutError of the task's own stays what it is."""
+    async def _within(self, task: Task[Any, Any], running: Running, call: Callable[[], Awaitable[T]]) -> T:
+        """Call within the attempt's limits, if it has any; a TimeoutError of the task's own stays what it is."""
         limit_s = running.job.timeout_s
+        if limit_s is None and task.rules.heartbeat_s is None:
+            return await call()
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
                 with self._signs_of_life(task, running):
-                    return await self._call(task, running, arguments)
+                    return await call()
         except TimeoutError as error:
             if limit.expired():
                 sentence = f"the attempt was stopped after its timeout of {limit_s:g} s"
@@ -173,10 +196,49 @@ class Execution:
             raise error
         return value
 
+    async def _run_in_process(self, task: Task[Any, Any], running: Running, text: bytes) -> Outcome:
+        """Run the task in a process of the pool; whatever ends the wait ends the process."""
+        job = running.job
+        call = await self._process_call(task, running, text)
+        try:
+            result = await self._within(task, running, lambda: self._process_pool.run(call, running.channel))
+        except _LimitReachedError as error:
+            info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
+            return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
+        except ChildStartError as error:
+            return self._judge.raised(job, task.rules, error, self._ledger.clock.now())
+        if isinstance(result, Returned):
+            return await self._outcome(task, job, result.value)
+        if isinstance(result, Raised) and not result.may_retry:
+            return Fail(epoch=job.claim_epoch, error=result.error, give_up="rejected")
+        return self._judge.failed(job, task.rules, result.error, self._ledger.clock.now())
+
+    @property
+    def _process_pool(self) -> ProcessPool:
+        assert self._pool is not None, "a worker with such tasks opens a pool"
+        return self._pool
+
+    async def _process_call(self, task: Task[Any, Any], running: Running, text: bytes) -> Call:
+        job = running.job
+        if task.signature.context_parameter is not None:
+            running.channel = AttemptChannel(self._ledger, running.chain, running.identity)
+        checkpoint = job.checkpoint
+        if job.checkpoint_ref is not None:
+            checkpoint = msgspec.Raw(await self._ledger.inputs.get(checkpoint, job.checkpoint_ref))
+        return Call(
+            task=job.task,
+            input=msgspec.Raw(text),
+            job_id=job.id,
+            queue=job.queue,
+            attempt=job.attempts[-1].number,
+            worker=running.identity,
+            deadline=_deadline(job),
+            checkpoint=checkpoint,
+        )
+
     async def _context(self, running: Running) -> Context:
         job = running.job
         attempt = job.attempts[-1]
-        deadline = None if job.timeout_s is None else attempt.started_at + timedelta(seconds=job.timeout_s)
         extra = {"job": job.id, "queue": job.queue, "task": job.task, "attempt": attempt.number}
         running.channel = AttemptChannel(self._ledger, running.chain, running.identity)
         return Context(
@@ -185,7 +247,7 @@ class Execution:
             task=job.task,
             attempt=attempt.number,
             worker=attempt.worker,
-            deadline=deadline,
+            deadline=_deadline(job),
             logger=logging.LoggerAdapter(_task_logger, extra),
             channel=running.channel,
             checkpoint_value=await self._checkpoint_value(job),
@@ -225,3 +287,8 @@ class Execution:
             return SnoozeJob(epoch=job.claim_epoch, until=after(now, value.delay_s))
         reason = value.reason or "the task asked to be cancelled"
         return ConfirmCancel(epoch=job.claim_epoch, reason=reason)
+
+
+def _deadline(job: Job) -> datetime | None:
+    """When the running attempt times out, by this worker's clock."""
+    return None if job.timeout_s is None else job.attempts[-1].started_at + timedelta(seconds=job.timeout_s)

@@ -128,6 +128,11 @@ class ProcessPool:
         self._next_start: asyncio.TimerHandle | None = None
 
     @property
+    def size(self) -> int:
+        """How many calls run at once."""
+        return self._config.size
+
+    @property
     def pids(self) -> list[int]:
         """The process ids of the processes that are there, in order."""
         return sorted(child.pid for child in self._children)

@@ -19,8 +19,10 @@ from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt import Attempts
 from jobledger.workers.cancels import CancelWatch
+from jobledger.workers.config import WorkerConfig
 from jobledger.workers.execution import Execution
 from jobledger.workers.hooks import HookRunner
+from jobledger.workers.pool import ProcessPool
 from jobledger.workers.verdicts import Judge
 
 _FAREWELL_S = 2.0
@@ -51,6 +53,11 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     attempts = Attempts(ledger, tasks, lease, _Nobody(), execution=execution, hooks=hooks)
     cancels = CancelWatch(ledger, (ref.queue,), running=attempts.claims_held, on_cancel=attempts.cancel)
     await lease.open()
+    pool = None
+    if tasks.get(job.task).rules.run_in == "process":
+        settings = WorkerConfig(pool_size=1).pool(lease.duration_s, ledger.config.payload_bytes_max)
+        pool = ProcessPool(tasks.modules, settings)
+        execution.open(pool)
     await cancels.open()
     keepers = [asyncio.create_task(lease.run()), asyncio.create_task(cancels.run())]
     carried = asyncio.create_task(attempts.carry(_delivery(stored)))
@@ -65,6 +72,8 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
             task.cancel()
         await asyncio.gather(*keepers, carried, return_exceptions=True)
         await hooks.close()
+        if pool is not None:
+            await pool.close()
         with contextlib.suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
                 await lease.close()
