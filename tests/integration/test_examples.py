@@ -44,6 +44,13 @@ SHOWN = {
         "the input of task count_words has 10,000,011 bytes and the limit is 8,388,608",
     ],
     "quickstart.py": ["welcome mail sent to user 7", "1 queued ", "2 started ", "3 completed "],
+    "supervised_workers.py": [
+        "the supervisor keeps 2 processes",
+        "1 + 2 = 3",
+        "took its place",
+        "3 + 4 = 7",
+        "the supervisor ended with 0",
+    ],
     "verify_ledger.py": [
         "the ledger is sound",
         "9 events, 3 jobs (completed 3), 3 attempts",
