@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from jobledger.ledger.codec import Stored, encode
+from jobledger.ledger.codec import Stored, digest, encode
 from jobledger.ledger.errors import (
     CorruptLedgerError,
     LedgerFullError,
@@ -21,7 +21,7 @@ from jobledger.ledger.errors import (
     UnknownEventError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import Cancelled, JobEvent, Queued
+from jobledger.ledger.events import Cancelled, ErrorInfo, Failed, JobEvent, Queued, Started
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.subjects import JobRef, LockRef
 
@@ -30,15 +30,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-MakeLog = Callable[..., AbstractAsyncContextManager[Log]]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
+_COMMON: dict[str, Any] = {"job": "j1", "queue": "email", "task": "t", "at": NOW, "by": "w"}
+_ERROR = ErrorInfo(kind="exception", type="ValueError", message="no")
+EVENTS: dict[str, JobEvent] = {
+    "queued": Queued(**_COMMON),
+    "started": Started(**_COMMON, attempt=1, worker="w", lease_s=15.0),
+    "failed": Failed(**_COMMON, attempt=1, error=_ERROR),
+    "cancelled": Cancelled(**_COMMON),
+}
+
+MakeLog = Callable[..., AbstractAsyncContextManager[Log]]
 LIMIT_S = 5.0
 
 
 def event(
     job_id: str = "j1", *, queue: str = "email", by: str = "w", text: str = "", last: bool = False
 ) -> JobEvent:
-    """Any event will do: a log does not look into them. `text` makes its bytes what the test wants."""
+    """Any event will do: a log looks only at its link. `text` makes its bytes what the test wants."""
     kind = Cancelled if last else Queued
     made: JobEvent = kind(job=job_id, queue=queue, task="t", at=NOW, by=by, trace=text)
     return made
@@ -48,6 +57,21 @@ def entry(log: Log, expected: int | None, job_event: JobEvent | None = None) -> 
     job_event = job_event or event()
     chain = log.names.chain(JobRef(queue=job_event.queue, job_id=job_event.job))
     return Entry(log.names.event(job_event), encode(job_event), chain, expected)
+
+
+def link(log: Log, before: Entry, expected: int | None, job_event: JobEvent) -> Entry:
+    """Go on after `before` as every writer does: with its hash."""
+    return entry(log, expected, msgspec.structs.replace(job_event, prev=digest(before.data)))
+
+
+def links(log: Log, count: int, *, after: Entry | None = None, expected: int = 0) -> list[Entry]:
+    """Return `count` entries of one chain, to be appended as one."""
+    made: list[Entry] = []
+    for number in range(count):
+        one, before = event(by=f"w{number}"), (made[-1] if made else after)
+        given = None if made else expected
+        made.append(entry(log, given, one) if before is None else link(log, before, given, one))
+    return made
 
 
 def chain_of(log: Log, job_id: str = "j1", queue: str = "email") -> str:
@@ -98,8 +122,9 @@ async def test_sequences_are_dense_from_one(log: Log) -> None:
 
 @pytest.mark.parametrize("expected", [0, 1, 3])
 async def test_a_stale_condition_is_refused_and_changes_nothing(log: Log, expected: int) -> None:
-    await log.append([entry(log, 0)])
-    await log.append([entry(log, 1, event(by="w2"))])  # the chain is at 2
+    first = entry(log, 0)
+    await log.append([first])
+    await log.append([link(log, first, 1, event(by="w2"))])  # the chain is at 2
     before = await log.head()
     with pytest.raises(WrongSequenceError) as caught:
         async with asyncio.timeout(LIMIT_S):
@@ -133,8 +158,9 @@ async def test_other_chains_do_not_move_a_condition(log: Log) -> None:
 
 
 async def test_several_entries_are_stored_as_one_in_order(log: Log) -> None:
-    await log.append([entry(log, 0)])
-    batch = [entry(log, 1, event(by="a")), entry(log, None, event(by="b")), entry(log, 0, event("j2"))]
+    first = entry(log, 0)
+    await log.append([first])
+    batch = [*links(log, 2, after=first, expected=1), entry(log, 0, event("j2"))]
     assert await log.append(batch) == 2
     assert [stored.data for stored in await collect(log.read(from_sequence=2))] == [
         each.data for each in batch
@@ -156,8 +182,8 @@ async def test_of_two_chains_one_failed_condition_stores_nothing(log: Log, bad_l
 
 
 async def test_a_thousand_entries_are_one_append(log: Log) -> None:
-    first = await log.append([entry(log, 0)])
-    batch = [entry(log, first, event(by="0"))] + [entry(log, None, event(by=str(n))) for n in range(1, 1_000)]
+    first = entry(log, 0)
+    batch = links(log, 1_000, after=first, expected=await log.append([first]))
     assert await log.append(batch) == 2
     assert sequences(await log.read_chain(chain_of(log))) == list(range(1, 1_002))
 
@@ -185,9 +211,27 @@ async def fill_more(log: Log, prefix: str, count: int) -> None:
 
 
 async def test_a_long_chain_is_read_whole(log: Log) -> None:
-    batch = [entry(log, 0, event(by="0"))] + [entry(log, None, event(by=str(n))) for n in range(1, 700)]
+    batch = links(log, 700)
     await log.append(batch)
     assert [stored.data for stored in await log.read_chain(chain_of(log))] == [each.data for each in batch]
+
+
+async def test_a_chain_of_many_types_far_apart_is_read_whole(log: Log) -> None:
+    kinds = ["queued", "started", "failed", "queued", "started", "failed", "queued", "cancelled"]
+    made: list[Entry] = []
+    expected = 0
+    for kind in kinds:
+        one = EVENTS[kind]
+        made.append(link(log, made[-1], expected, one) if made else entry(log, expected, one))
+        expected = await log.append([made[-1]])
+        await fill_more(log, f"between-{len(made)}", 40)
+    assert [stored.data for stored in await log.read_chain(chain_of(log))] == [each.data for each in made]
+
+
+async def test_a_chain_whose_links_are_broken_is_still_read_whole(log: Log) -> None:
+    broken = [entry(log, 0), entry(log, None, event(last=True)), entry(log, None, event(by="w2"))]
+    await log.append(broken)
+    assert [stored.data for stored in await log.read_chain(chain_of(log))] == [each.data for each in broken]
 
 
 async def test_a_filter_may_span_queues_but_not_ids(log: Log) -> None:
