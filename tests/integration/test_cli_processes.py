@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.version import version
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
@@ -143,7 +144,9 @@ def test_a_worker_is_listed_and_stops_when_asked(start: Start, nats_server: Embe
     listed = [
         json.loads(line) for line in start("workers", "list", "--json", "--url", nats_server.url).rest()
     ]
-    assert (ready["worker"], False) in [(each["worker"], each["stopped"]) for each in listed]
+    (found,) = (each for each in listed if each["worker"] == ready["worker"])
+    assert (found["pid"], found["stopped"], found["supervisor"]) == (worker.child.pid, False, "")
+    assert (found["queues"], found["version"]) == (["math", "other"], version())
     if how == "eof":
         assert worker.child.stdin is not None
         worker.child.stdin.close()
