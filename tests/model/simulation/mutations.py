@@ -1,0 +1,113 @@
+"""Bugs to plant: each breaks one rule of the protocol, and the simulation must find it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from jobledger.ledger import chain as chain_module
+from jobledger.ledger import decisions
+from jobledger.ledger.chain import Chain, load
+from jobledger.ledger.errors import WrongSequenceError
+from jobledger.ledger.events import JobEvent
+from jobledger.ledger.jetstream import JetStreamLog
+from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.leases import JetStreamLeases
+from jobledger.ledger.log import Entry, Log
+from jobledger.ledger.subjects import JobRef
+from jobledger.workers import claims as claims_module
+from jobledger.workers import timers as timers_module
+from jobledger.workers.attempt import Attempts
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+@contextlib.contextmanager
+def _all(*patches: Planted) -> Generator[None, None, None]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def ack_before_the_outcome() -> Planted:
+    real = Attempts._run
+
+    async def run(self: Attempts, delivery: Any, *rest: Any) -> None:
+        self._intake.ack(delivery)
+        await real(self, delivery, *rest)
+
+    return mock.patch.object(Attempts, "_run", run)
+
+
+def take_over_without_a_look_at_the_lease() -> Planted:
+    async def find(*_: object) -> None:
+        return None
+
+    return mock.patch.object(JetStreamLeases, "find", find)
+
+
+def claim_without_a_condition() -> Planted:
+    real = claims_module.commit
+
+    async def commit(log: Log, chain: Chain, events: Sequence[JobEvent]) -> Chain:
+        newest = await load(log, JobRef(queue=events[0].queue, job_id=events[0].job))
+        moved = msgspec.structs.replace(chain, last_sequence=newest.last_sequence, last_data=newest.last_data)
+        return await real(log, moved, events)
+
+    return mock.patch.object(claims_module, "commit", commit)
+
+
+def take_a_lost_race_for_won() -> Planted:
+    real = chain_module.commit
+
+    async def commit(log: Log, chain: Chain, events: Sequence[JobEvent]) -> Chain:
+        try:
+            return await real(log, chain, events)
+        except WrongSequenceError:
+            return chain
+
+    return mock.patch.object(chain_module, "commit", commit)
+
+
+def keep_a_lease_beyond_its_end() -> Planted:
+    return _all(
+        mock.patch.object(LeaseKeeper, "is_valid", property(lambda _: True)),
+        mock.patch.object(LeaseKeeper, "_left_s", lambda _: 3600.0),
+    )
+
+
+def take_a_lost_answer_for_a_lost_race() -> Planted:
+    async def find_out(_: JetStreamLog, entries: Sequence[Entry], __: Exception) -> int:
+        raise WrongSequenceError(entries[0].chain, entries[0].expected or 0)
+
+    return mock.patch.object(JetStreamLog, "_find_out", find_out)
+
+
+def accept_the_outcome_of_a_stale_claim() -> Planted:
+    return mock.patch.object(decisions, "_check_epoch", lambda *_: None)
+
+
+def dispatch_whatever_the_job_waits_for_by_now() -> Planted:
+    real = timers_module.Dispatch
+
+    def dispatch(*, cause: Any, asked_by: int) -> Any:
+        return real(cause=cause)
+
+    return mock.patch.object(timers_module, "Dispatch", dispatch)
+
+
+MUTATIONS = (
+    ack_before_the_outcome,
+    take_over_without_a_look_at_the_lease,
+    claim_without_a_condition,
+    take_a_lost_race_for_won,
+    keep_a_lease_beyond_its_end,
+    take_a_lost_answer_for_a_lost_race,
+    accept_the_outcome_of_a_stale_claim,
+    dispatch_whatever_the_job_waits_for_by_now,
+)

@@ -1,0 +1,90 @@
+"""What must not come from the machine during a schedule: names, random bytes, threads, and its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import os
+import random
+import secrets
+import socket
+import sys
+from collections.abc import Generator
+from typing import Any
+from unittest import mock
+
+from tests.model.simulation.loop import World
+
+from jobledger.workers import hosting
+from jobledger.workers import worker as worker_module
+from jobledger.workers.reconciler import Reconciler
+
+_RealRandom = random.Random
+#: Ten minutes in the product; the simulation has no patience.
+RECONCILE_S = 20.0
+
+
+class NoWatchdog:
+    """Stands in for the watchdog, which watches real time from a thread."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Sources:
+    """The world that names and random numbers come from at present."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self._count = 0
+
+    def begin(self, world: World) -> None:
+        self.world = world
+        self._count = 0
+
+    def token_hex(self, size: int = 8) -> str:
+        self._count += 1
+        return f"{self._count:0{2 * size}x}"
+
+    def host(self) -> str:
+        process = self.world.current if self.world is not None else None
+        return process.name if process is not None else "nobody"
+
+    def new_random(self, seed: Any = None) -> random.Random:
+        self._count += 1
+        return _RealRandom(self._count if seed is None else seed)
+
+
+SOURCES = Sources()
+
+
+@contextlib.contextmanager
+def patched() -> Generator[None, None, None]:
+    """Own what is random and noisy, and collect garbage only where `collect` is called."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    collecting = gc.isenabled()
+    gc.disable()
+    with (
+        mock.patch.object(secrets, "token_hex", SOURCES.token_hex),
+        mock.patch.object(socket, "gethostname", SOURCES.host),
+        mock.patch.object(os, "getpid", lambda: 1),
+        mock.patch.object(random, "Random", SOURCES.new_random),
+        mock.patch.object(worker_module, "Watchdog", NoWatchdog),
+        mock.patch.object(hosting, "Reconciler", functools.partial(Reconciler, grace_s=RECONCILE_S)),
+        # Coroutines of crashed processes are closed when nobody refers to them; some object, and nobody cares.
+        mock.patch.object(sys, "unraisablehook", lambda _: None),
+    ):
+        try:
+            yield
+        finally:
+            gc.collect()
+            if collecting:
+                gc.enable()
+            logging.disable(disabled)

@@ -1,0 +1,433 @@
+"""The server: what arrives on the wire, and what JetStream does about it, on its own clock."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from tests.model.simulation.consumers import Consumer
+from tests.model.simulation.faults import Faults
+from tests.model.simulation.loop import World
+from tests.model.simulation.streams import (
+    LedgerStream,
+    Stream,
+    header_block,
+    matcher,
+    nanoseconds,
+    timestamp,
+)
+from tests.model.simulation.wire import SimConnection
+
+from jobledger.ledger.errors import WrongSequenceError
+from jobledger.ledger.log import Entry
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.streams import specifications
+from jobledger.ledger.subjects import Names
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_encode = msgspec.json.encode
+_PLAIN = b"NATS/1.0\r\n\r\n"
+
+
+class ServerClock:
+    """The server's wall clock."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.offset_s = 0.0
+
+    def now(self) -> datetime:
+        return EPOCH + timedelta(seconds=self._world.now + self.offset_s)
+
+    def monotonic(self) -> float:
+        return self._world.now
+
+
+class Server:
+    """One nats-server with JetStream."""
+
+    def __init__(self, world: World, faults: Faults, *, lease_s: float) -> None:
+        self.world = world
+        self.faults = faults
+        self.clock = ServerClock(world)
+        self.names = Names()
+        self.log = MemoryLog(names=self.names, clock=self.clock)
+        self.connections: list[SimConnection] = []
+        self.streams: dict[str, Stream] = {}
+        self.on_stored: Callable[[int], None] = lambda sequence: None
+        self.on_acked: Callable[[Consumer, int], None] = lambda consumer, sequence: None
+        self._staged: dict[str, list[Entry]] = {}
+        self._stores: list[tuple[Callable[[str], Any], Stream]] = []
+        self._random = world.random.random
+        for name, config in _specified(self.names, lease_s):
+            self._add(name, config)
+        self.ledger = self.streams[self.names.ledger_stream]
+
+    def _add(self, name: str, config: dict[str, Any]) -> Stream:
+        if name == self.names.ledger_stream:
+            stream: Stream = LedgerStream(name, config, self.now_ns, self.log)
+        else:
+            stream = Stream(name, config, self.now_ns)
+        self.streams[name] = stream
+        self._stores += [(matcher(subject), stream) for subject in config.get("subjects", ())]
+        return stream
+
+    def now_ns(self) -> int:
+        return nanoseconds(self.clock.now())
+
+    def latency(self) -> float:
+        return 0.0002 + 0.002 * self._random()
+
+    # What arrives.
+
+    def receive(
+        self,
+        connection: SimConnection,
+        generation: int,
+        subject: str,
+        reply: str,
+        headers: bytes,
+        data: bytes,
+    ) -> None:
+        if connection.generation != generation:
+            return
+        if subject.startswith("$JS.ACK."):
+            self._on_ack(subject, data)
+            return
+        faults = self.faults
+        if not faults.over and faults.active:
+            if faults.hit("lost request"):
+                return
+            if faults.hit("delayed request"):
+                delay = 0.01 * 600 ** self._random()  # 10 ms to 6 s: beyond the limit of an answer
+                self.world.after(delay, self._process, connection, generation, subject, reply, headers, data)
+                return
+        self._process(connection, generation, subject, reply, headers, data)
+
+    def _process(
+        self,
+        connection: SimConnection,
+        generation: int,
+        subject: str,
+        reply: str,
+        headers: bytes,
+        data: bytes,
+    ) -> None:
+        if subject.startswith("$JS.API."):
+            self._api(connection, generation, subject[8:], reply, data)
+            return
+        stream = self._store_of(subject)
+        if stream is None:
+            self._core(subject, data)
+            return
+        answer = self._publish(stream, subject, _parse(headers), data)
+        if reply and answer is not None:
+            self._answer(connection, generation, reply, b"", answer)
+
+    def _answer(
+        self, connection: SimConnection, generation: int, reply: str, headers: bytes, data: bytes
+    ) -> None:
+        faults = self.faults
+        if not faults.over and faults.active:
+            if faults.hit("lost reply"):
+                return
+            if faults.hit("delayed reply"):
+                delay = 0.01 * 800 ** self._random()
+                self.world.after(delay, self._answer_now, connection, generation, reply, headers, data)
+                return
+        self._answer_now(connection, generation, reply, headers, data)
+
+    def _answer_now(
+        self, connection: SimConnection, generation: int, reply: str, headers: bytes, data: bytes
+    ) -> None:
+        if connection.generation == generation:
+            connection.answer(reply, "", headers, data)
+
+    def _store_of(self, subject: str) -> Stream | None:
+        if subject.startswith("ledger."):
+            return self.ledger
+        for fits, stream in self._stores:
+            if fits(subject):
+                return stream
+        return None
+
+    def _core(self, subject: str, data: bytes) -> None:
+        for connection in list(self.connections):
+            prefix = subject.rpartition(".")[0]
+            if subject in connection.handlers or prefix in connection.handlers:
+                connection.answer(subject, "", b"", data)
+
+    def _on_ack(self, subject: str, word: bytes) -> None:
+        if self.faults.hit("lost ack"):
+            return
+        parts = subject.split(".")
+        stream = self.streams.get(parts[2])
+        consumer = stream.consumers.get(parts[3]) if stream is not None else None
+        if consumer is not None:
+            consumer.settle(int(parts[5]), word)
+
+    def forget(self, connection: SimConnection) -> None:
+        for stream in self.streams.values():
+            for consumer in stream.consumers.values():
+                consumer.forget(connection)
+
+    # Publishing.
+
+    def publish_own(self, subject: str, headers: dict[str, str], data: bytes) -> None:
+        """Publish what the server itself says: advisories, schedules that fire."""
+        stream = self._store_of(subject)
+        if stream is not None:
+            self._publish(stream, subject, headers, data)
+
+    def _publish(self, stream: Stream, subject: str, headers: dict[str, str], data: bytes) -> bytes | None:
+        if stream is self.ledger:
+            return self._append(subject, headers, data)
+        if _EXPECTED in headers:
+            last = stream.last_of_filter(headers.get(_EXPECTED_OF, subject))
+            if last != int(headers[_EXPECTED]):
+                return _refused(last)
+        sequence = stream.store(subject, headers, data)
+        self._handed_out(stream, subject, sequence)
+        if "Nats-Schedule" in headers:
+            self._schedule(stream, sequence, headers)
+        return f'{{"stream":"{stream.name}","seq":{sequence}}}'.encode()
+
+    def _append(self, subject: str, headers: dict[str, str], data: bytes) -> bytes | None:
+        expected = headers.get(_EXPECTED)
+        entry = Entry(
+            subject, data, headers.get(_EXPECTED_OF, subject), None if expected is None else int(expected)
+        )
+        batch = headers.get("Nats-Batch-Id")
+        if batch is None:
+            entries = [entry]
+        else:
+            entries = self._staged.setdefault(batch, [])
+            if entry.expected is None:
+                entry = Entry(subject, data, _chain_in(entries, subject), None)
+            entries.append(entry)
+            if "Nats-Batch-Commit" not in headers:
+                return None
+            del self._staged[batch]
+            if len(entries) != int(headers["Nats-Batch-Sequence"]):
+                return b'{"error":{"code":400,"err_code":10176,"description":"batch is incomplete"}}'
+        try:
+            first = self.log._store(entries)
+        except WrongSequenceError as error:
+            return _refused(self.log._last_of(error.chain))
+        for offset, each in enumerate(entries):
+            self.on_stored(first + offset)
+            self._handed_out(self.ledger, each.subject, first + offset)
+            self._source(first + offset, each)
+        return f'{{"stream":"{self.ledger.name}","seq":{first + len(entries) - 1}}}'.encode()
+
+    def _handed_out(self, stream: Stream, subject: str, sequence: int) -> None:
+        for consumer in list(stream.consumers.values()):
+            if consumer.fits(subject):
+                consumer.add(sequence)
+
+    def _source(self, sequence: int, entry: Entry) -> None:
+        """Copy into the streams that have the ledger as their source."""
+        for stream in self.streams.values():
+            for source in stream.config.get("sources") or ():
+                filters = [source.get("filter_subject") or ">"]
+                filters = [each["src"] for each in source.get("subject_transforms") or ()] or filters
+                if any(matcher(each)(entry.subject) for each in filters):
+                    copied = stream.store(entry.subject, {}, entry.data)
+                    self._handed_out(stream, entry.subject, copied)
+
+    # Schedules: never early by the server's clock.
+
+    def _schedule(self, stream: Stream, sequence: int, headers: dict[str, str]) -> None:
+        assert headers["Nats-Schedule"].startswith("@at "), headers["Nats-Schedule"]
+        due = datetime.fromisoformat(headers["Nats-Schedule"][4:])
+        delay = max(0.0, (due - self.clock.now()).total_seconds())
+        delay += 0.25 * self._random()  # it fires four times a second
+        if self.faults.hit("late timer"):
+            delay += 0.01 * 500 ** self._random()
+        self.world.after(delay, self._fire, stream, sequence, due)
+
+    def _fire(self, stream: Stream, sequence: int, due: datetime) -> None:
+        message = stream.message(sequence)
+        if message is None:  # replaced or purged
+            return
+        left = (due - self.clock.now()).total_seconds()
+        if left > 0:  # the clock was set back
+            self.world.after(left, self._fire, stream, sequence, due)
+            return
+        stream.remove(sequence)
+        target = message.headers["Nats-Schedule-Target"]
+        kept = {name: text for name, text in message.headers.items() if not name.startswith("Nats-")}
+        kept |= {"Nats-Scheduler": message.subject, "Nats-Schedule-Next": "purge"}
+        self.publish_own(target, kept, message.data)
+        if self.faults.hit("duplicate timer"):
+            self.publish_own(target, kept, message.data)
+
+    # The API.
+
+    def _api(self, connection: SimConnection, generation: int, call: str, reply: str, body: bytes) -> None:
+        parts = call.split(".")
+        if call.startswith("CONSUMER.MSG.NEXT."):
+            stream, name = self.streams[parts[3]], parts[4]
+            consumer = stream.consumers.get(name)
+            if consumer is not None and connection.generation == generation:
+                consumer.ask(connection, reply, body)
+            elif consumer is None:
+                self._answer(connection, generation, reply, b"NATS/1.0 503\r\n\r\n", b"")
+            return
+        if call.startswith("DIRECT.GET."):
+            self._direct_get(connection, generation, parts, reply, _decode(body) if body else {})
+            return
+        found = self._call(parts, _decode(body) if body else {})
+        if reply:
+            self._answer(connection, generation, reply, b"", _encode(found))
+
+    def _call(self, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        match parts:
+            case ["STREAM", "INFO", name]:
+                if name not in self.streams:
+                    return _error(404, 10059, "stream not found")
+                stream = self.streams[name]
+                state = stream.state()
+                if "subjects_filter" in body:
+                    state["subjects"] = stream.subjects(body["subjects_filter"])
+                return {"config": {"name": name, **stream.config}, "state": state, "created": stream.created}
+            case ["STREAM", "CREATE", name]:
+                self._add(name, {key: value for key, value in body.items() if key != "name"})
+                return self._call(["STREAM", "INFO", name], {})
+            case ["STREAM", "PURGE", name]:
+                stream = self.streams[name]
+                gone = stream.sequences(body.get("filter"))
+                for sequence in gone:
+                    stream.remove(sequence)
+                return {"success": True, "purged": len(gone)}
+            case ["STREAM", "MSG", "DELETE", name]:
+                self.streams[name].remove(int(body["seq"]))
+                return {"success": True}
+            case ["STREAM", "MSG", "GET", name]:
+                return self._get_at_leader(self.streams[name], body)
+            case ["CONSUMER", "INFO", name, consumer]:
+                found = self.streams[name].consumers.get(consumer)
+                return _error(404, 10014, "consumer not found") if found is None else found.info()
+            case ["CONSUMER", "CREATE" | "DURABLE", name, *_]:
+                return self._create_consumer(self.streams[name], body["config"])
+            case ["CONSUMER", "DELETE", name, consumer]:
+                self.streams[name].consumers.pop(consumer, None)
+                return {"success": True}
+            case ["CONSUMER", "NAMES", name]:
+                return {"consumers": sorted(self.streams[name].consumers), "total": 0}
+            case ["CONSUMER", "LIST", name]:
+                found_all = [each.info() for each in self.streams[name].consumers.values()]
+                return {"consumers": found_all, "total": len(found_all), "offset": 0, "limit": 256}
+            case _:
+                raise AssertionError(f"the simulated server has no {'.'.join(parts)}")
+
+    def _get_at_leader(self, stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
+        sequence = stream.last_of(body["last_by_subj"]) if "last_by_subj" in body else int(body["seq"])
+        message = stream.message(sequence)
+        if message is None:
+            return _error(404, 10037, "no message found")
+        data = base64.b64encode(message.data).decode()
+        stored = {
+            "subject": message.subject,
+            "seq": sequence,
+            "data": data,
+            "time": timestamp(message.stored_ns),
+        }
+        return {"message": stored}
+
+    def _create_consumer(self, stream: Stream, config: dict[str, Any]) -> dict[str, Any]:
+        name = (
+            config.get("durable_name")
+            or config.get("name")
+            or f"own{len(stream.consumers)}-{self.world.steps}"
+        )
+        if name not in stream.consumers:
+            stream.consumers[name] = Consumer(self, stream, name, config)
+        return stream.consumers[name].info()
+
+    def _direct_get(
+        self,
+        connection: SimConnection,
+        generation: int,
+        parts: list[str],
+        reply: str,
+        body: dict[str, Any],
+    ) -> None:
+        stream = self.streams[parts[2]]
+        if self.faults.hit("lost reply"):
+            return
+        by_subject = body.get("last_by_subj") or (".".join(parts[3:]) if len(parts) > 3 else None)
+        if by_subject is not None:
+            sequences = [] if self.faults.hit("stale read") else [stream.last_of(by_subject)]
+        elif "multi_last" in body:
+            sequences = sorted(found for each in body["multi_last"] if (found := stream.last_of(each)))
+        elif "next_by_subj" in body:
+            start = int(body.get("seq") or 1)
+            sequences = stream.sequences(body["next_by_subj"], start)[: int(body.get("batch") or 1)]
+        else:
+            sequences = [int(body["seq"])]
+        if stream is self.ledger and self.faults.hit("stale read"):  # the last few events are not there yet
+            head = len(self.log._kept) - self.faults.random.randint(1, 4)
+            sequences = [number for number in sequences if number <= head]
+        answers = [each for number in sequences if (each := self._stored(stream, number)) is not None]
+        if not answers:
+            answers = [(b"NATS/1.0 404 Message Not Found\r\n\r\n", b"")]
+        elif "batch" in body or "multi_last" in body:
+            answers.append((b"NATS/1.0 204 EOB\r\n\r\n", b""))
+        delay = 0.01 * 800 ** self._random() if self.faults.hit("delayed reply") else 0.0
+        for headers, data in answers:  # together, as one server sends them
+            if delay:
+                self.world.after(delay, self._answer_now, connection, generation, reply, headers, data)
+            else:
+                self._answer_now(connection, generation, reply, headers, data)
+
+    def _stored(self, stream: Stream, sequence: int) -> tuple[bytes, bytes] | None:
+        message = stream.message(sequence)
+        if message is None:
+            return None
+        block = header_block(
+            message.headers,
+            Stream=stream.name,
+            Subject=message.subject,
+            Sequence=str(sequence),
+            Time_Stamp=timestamp(message.stored_ns),
+        )
+        return block, message.data
+
+
+def _specified(names: Names, lease_s: float) -> list[tuple[str, dict[str, Any]]]:
+    specs = specifications(names, ledger_bytes_max=1 << 30, lease_s=lease_s, replicas=1)
+    return [(spec.name, spec.config) for spec in specs]
+
+
+def _parse(block: bytes) -> dict[str, str]:
+    if not block:
+        return {}
+    lines = block.decode().split("\r\n")[1:]
+    return dict(line.split(": ", 1) for line in lines if line)
+
+
+def _chain_in(entries: list[Entry], subject: str) -> str:
+    """Return the chain of an earlier entry of the batch that a subject belongs to."""
+    for entry in entries:
+        if subject.startswith(entry.chain[:-1]):
+            return entry.chain
+    return "?"  # it was lost on the way: the batch is incomplete
+
+
+def _refused(last: int) -> bytes:
+    return _error_bytes(400, 10071, f"wrong last sequence: {last}")
+
+
+def _error_bytes(code: int, number: int, text: str) -> bytes:
+    return _encode(_error(code, number, text))
+
+
+def _error(code: int, number: int, text: str) -> dict[str, Any]:
+    return {"error": {"code": code, "err_code": number, "description": text}}

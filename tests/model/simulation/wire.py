@@ -1,0 +1,135 @@
+"""The wire: a stand-in for `Connection` whose messages travel in virtual time, in order, and not always arrive.
+
+Each direction of a connection keeps its order, as TCP does. What is lost is lost whole, by a broken connection or
+by a server that never answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.model.simulation.loop import Handle, Process
+
+from jobledger.ledger.connection import ConnectionLostError, Handler
+
+if TYPE_CHECKING:
+    from tests.model.simulation.server import Server
+
+
+class SimConnection:
+    """What the product sees of the network, in one process."""
+
+    def __init__(self, process: Process, server: Server, number: int) -> None:
+        self.loop = process
+        self.process = process
+        self.max_payload = 1 << 20
+        self.is_connected = True
+        self.is_closed = False
+        self.has_jetstream = True
+        self.lost_listeners: list[Callable[[], None]] = []
+        self.refused_listeners: list[Callable[[str, str], None]] = []
+        self.closed_for_good = asyncio.Event()
+        self.held_until = 0.0  #: nothing passes before this moment: the network holds it back
+        self.generation = 0  #: grows with each loss; what was sent before is gone
+        self.handlers: dict[str, Handler] = {}
+        self.number = number
+        self._server = server
+        self._inboxes = 0
+        self._up = asyncio.Event()
+        self._up_free = 0.0
+        self._down_free = 0.0
+        process.on_death.append(self._on_death)
+        server.connections.append(self)
+
+    # What the product calls.
+
+    def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
+        if not self.is_connected:
+            raise ConnectionLostError
+        if not self.process.alive:
+            return
+        world = self.process.world
+        arrives = max(world.now + self._server.latency(), self._up_free, self.held_until)
+        self._up_free = arrives
+        world.push(
+            arrives,
+            Handle(self._server.receive, (self, self.generation, subject, reply, headers, data)),
+        )
+
+    async def listen(self, subject: str, handler: Handler) -> str:
+        key = subject.rpartition(".")[0] if subject[-1] in "*>" else subject
+        self.handlers[key] = handler
+        return key
+
+    async def unlisten(self, subscription: str) -> None:
+        self.handlers.pop(subscription, None)
+
+    def new_inbox(self) -> str:
+        self._inboxes += 1
+        return f"_INBOX.{self.number}.{self._inboxes}"
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        if self.is_connected:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.is_connected:
+                    self._up.clear()
+                    await self._up.wait()
+        except TimeoutError as error:
+            raise ConnectionLostError from error
+
+    # What the server and the faults call.
+
+    def answer(
+        self, subject: str, reply: str, headers: bytes, data: bytes, stored_as: str = ""
+    ) -> None:
+        """Send one message down to the process; a delivery goes to an inbox and shows the subject it is stored as."""
+        process = self.process
+        if not (process.alive and self.is_connected):
+            return
+        world = process.world
+        arrives = max(world.now + self._server.latency(), self._down_free, self.held_until)
+        self._down_free = arrives
+        arguments = (self.generation, subject, reply, headers, data, stored_as or subject)
+        world.push(arrives, Handle(self._deliver, arguments, process))
+
+    def _deliver(  # noqa: PLR0917
+        self, generation: int, subject: str, reply: str, headers: bytes, data: bytes, stored_as: str
+    ) -> None:
+        if generation != self.generation:
+            return
+        handler = self.handlers.get(subject) or self.handlers.get(subject.rpartition(".")[0])
+        if handler is not None:
+            handler(stored_as.encode(), reply.encode(), data, headers)
+
+    def lose(self) -> None:
+        """Break: what is on its way in both directions is gone, and the process hears of it."""
+        if not self.is_connected:
+            return
+        self.is_connected = False
+        self.generation += 1
+        self._up_free = self._down_free = self.held_until = 0.0
+        self._server.forget(self)
+        self.process.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._up.clear()
+        for listener in tuple(self.lost_listeners):
+            listener()
+
+    def find(self) -> None:
+        """Stand again."""
+        if self.process.alive and not self.is_connected:
+            self.is_connected = True
+            self.process.call_soon(self._up.set)
+
+    def _on_death(self) -> None:
+        self.is_connected = False
+        self._server.connections.remove(self)
+        self._server.forget(self)
+
+    def jetstream(self) -> Any:
+        raise AssertionError("no payload of a simulated job leaves its event")
