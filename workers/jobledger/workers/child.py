@@ -67,6 +67,7 @@ if sys.platform != "win32":
     import resource
 
 _NOT_READY_CODE: Final = 2
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG: Final = 1
 _PROGRESS_EVERY_S: Final = 0.05
 _HEARTBEAT_EVERY_S: Final = 0.05
@@ -352,13 +353,23 @@ def _heed_no_stop() -> None:
     def nothing(_signal: int, _frame: FrameType | None) -> None:
         pass
 
-    def as_usual() -> None:
+    before = threading.local()  # the thread that forks: what it held back before
+
+    def hold_back() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def be_usual() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        let_through()
 
-    signal.signal(signal.SIGINT, nothing)
-    signal.signal(signal.SIGTERM, nothing)
-    os.register_at_fork(after_in_child=as_usual)
+    for each in _STOP_SIGNALS:
+        signal.signal(each, nothing)
+    # A fork is ended as any process is, even by a signal that comes before it has its own handlers.
+    os.register_at_fork(before=hold_back, after_in_child=be_usual, after_in_parent=let_through)
 
 
 def _limit_memory(setup: Setup) -> None:

@@ -137,10 +137,18 @@ class ChildProcess:
 
         Raises: ChildStartError.
         """
+        # Not to be cancelled half-way, which would leave behind a process that nobody knows.
+        spawning = asyncio.create_task(_spawn(setup), name="process spawns")
         try:
-            child = await _spawn(setup)
+            child = await asyncio.shield(spawning)
         except OSError as error:
             raise ChildStartError(f"no process can be started for tasks: {error}") from error
+        except asyncio.CancelledError:
+            await asyncio.wait([spawning])
+            if not spawning.cancelled() and spawning.exception() is None:
+                spawning.result().kill()
+                await spawning.result().end()
+            raise
         try:
             await child.get_ready(setup, limit_s)
         except BaseException:
