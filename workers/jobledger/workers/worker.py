@@ -14,6 +14,7 @@ import anyio
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
+from jobledger.ledger.job import Job
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
@@ -25,6 +26,7 @@ from jobledger.workers.execution import Execution
 from jobledger.workers.hooks import HookRunner
 from jobledger.workers.hosting import start_reactors
 from jobledger.workers.intake import Intake
+from jobledger.workers.pool import ProcessPool
 from jobledger.workers.running import Running
 from jobledger.workers.verdicts import Judge
 from jobledger.workers.watchdog import Watchdog
@@ -56,6 +58,8 @@ class Worker:
         self.queues = self._config.queues or tuple(tasks.queues)
         if not len(tasks):
             raise ConfigurationError("the worker has no task: load a module that holds some")
+        self._tasks = tasks
+        self._pool: ProcessPool | None = None
         self._active: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._stopping_at_once = asyncio.Event()
@@ -110,6 +114,7 @@ class Worker:
         connection is closed for good.
         """
         await self._lease.open()
+        self._open_pool()
         await self._cancels.open()
         await self._intake.open()
         logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
@@ -120,7 +125,7 @@ class Worker:
             asyncio.create_task(self._watchdog.run(), name="watchdog"),
         ]
         pulling = asyncio.create_task(self._intake.run(), name="intake")
-        reactors = start_reactors(self._ledger) if self._config.reactors else []
+        reactors = start_reactors(self._ledger, self._on_dead_letter) if self._config.reactors else []
         try:
             await self._until_stopped([*keepers, pulling])
             await _end(pulling)
@@ -129,6 +134,21 @@ class Worker:
         finally:
             await _end(pulling, *keepers, *reactors)
             await self._farewell()
+            if self._pool is not None:
+                await self._pool.close()
+
+    def _on_dead_letter(self, job: Job) -> None:
+        """Tell the hooks of a job that a reactor of this process gave up."""
+        self._hooks.tell(
+            "dead_letter", job, worker=self.identity, error=job.error, reason=job.dead_reason or ""
+        )
+
+    def _open_pool(self) -> None:
+        """Be ready for tasks that run in processes, if there are any; the processes come when they are needed."""
+        if any(task.rules.run_in == "process" for task in self._tasks):
+            settings = self._config.pool(self._lease.duration_s, self._ledger.config.payload_bytes_max)
+            self._pool = ProcessPool(self._tasks.modules, settings)
+            self._execution.open(self._pool)
 
     async def _until_stopped(self, services: list[asyncio.Task[None]]) -> None:
         """Wait for a stop, or for a service to end, which it should not."""
