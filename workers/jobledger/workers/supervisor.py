@@ -45,7 +45,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: int = 1
     grace_s: float = 30.0  #: what the children were told
-    farewell_s: float = 20.0  #: on top, to give jobs back and leave (a `Worker` needs 14 s), before they are killed
+    farewell_s: float = 20.0  #: on top, to give jobs back and leave, which takes a `Worker` 14 s at most
     restart_s_first: float = 0.1  #: pause before a dead child's successor; doubled for each further death
     restart_s_max: float = 30.0
     healthy_s: float = 10.0  #: a child that lived so long begins the pauses anew
