@@ -9,6 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from jobledger.ledger.audit_rules import early
 from jobledger.ledger.commands import (
     CancelJob,
     Checkpoint,
@@ -32,7 +33,7 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide, outcome_type
+from jobledger.ledger.decisions import decide, outcome_type, retry_command
 from jobledger.ledger.errors import (
     IllegalTransitionError,
     InvalidInputError,
@@ -385,6 +386,13 @@ def step(job: Job, command: Command) -> Job:
 
 def _of_type(events: tuple[JobEvent, ...], *types: type[JobEvent]) -> bool:
     return [type(event) for event in events] == list(types)
+
+
+def test_a_retry_without_a_reason_is_still_told_from_a_timer_that_came_early() -> None:
+    waiting = grow(NEW, CLAIM, FAIL_LATER)
+    assert waiting.due_at is not None
+    (queued,) = decide(waiting, retry_command(waiting, waiting.id, ""), STAMP)
+    assert early(waiting, queued, STAMP.at, timedelta(seconds=1)) is None
 
 
 def test_a_failure_and_its_consequence_are_one_batch() -> None:

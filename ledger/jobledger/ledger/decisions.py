@@ -117,7 +117,8 @@ def retry_command(job: Job | None, job_id: str, reason: str) -> Dispatch | Reque
     cause = _ENDS_WAIT.get(job.state)
     if cause is None:
         raise IllegalTransitionError(job.id, job.state.value, "be retried")
-    return Dispatch(cause=cause, asked_by=job.wait_sequence, reason=reason)
+    # A reason tells a person's wish from a timer that came early.
+    return Dispatch(cause=cause, asked_by=job.wait_sequence, reason=reason or "retried by hand")
 
 
 _ENDS_WAIT: dict[JobState, Cause] = {
