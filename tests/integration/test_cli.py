@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobledger.cli.main import run
+from jobledger.ledger import sync
 from jobledger.ledger.server import EmbeddedServer
 
 TASKS = """
@@ -284,6 +285,22 @@ def test_events_are_printed_as_stored(cli: Cli) -> None:
     assert len(cli.there("events", "tail", "--json", "--from", events[1]["stored_at"]).lines) == 2
     beyond = cli.there("events", "tail", "--from", "99")
     assert (beyond.code, "beyond the ledger's end" in beyond.err) == (2, True)
+
+
+def test_events_of_locks_are_printed_between_those_of_jobs(cli: Cli) -> None:
+    cli.there("enqueue", "add", "a=1", "--id", "one")
+    with sync.connect(cli.url, environment=cli.environment) as ledger, ledger.lock("account", "42") as held:
+        pass
+    events = cli.there("events", "tail", "--json").lines
+    assert [each["type"] for each in events] == ["queued", "acquired", "released"]
+    assert events[1]["holder"] == held.holder
+    assert len(cli.there("events", "tail", "--json", "--type", "released").lines) == 1
+    assert len(cli.there("events", "tail", "--json", "--queue", "math").lines) == 1
+    shown = cli.there("events", "tail").out
+    assert f"lock account/42 by {held.holder}" in shown
+    assert f"lock account/42 of {held.fencing_number}" in shown
+    assert cli.head() == 3
+    assert [each["id"] for each in cli.there("jobs", "list", "--json").lines] == ["one"]
 
 
 def test_what_a_job_carries_cannot_steer_the_terminal(cli: Cli) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -16,7 +16,7 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import clock_time, colored, iso, plain, shortened
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.events import (
     EVENT_TYPES,
@@ -34,6 +34,15 @@ from jobledger.ledger.events import (
     Started,
     event_type,
 )
+from jobledger.ledger.lock_events import (
+    LOCK_EVENT_TYPES,
+    Acquired,
+    LockEvent,
+    Released,
+    decode_lock_event,
+    lock_event_type,
+)
+from jobledger.ledger.subjects import check_token
 
 app = typer.Typer(help="Read the ledger's events.", no_args_is_help=True)
 
@@ -74,9 +83,10 @@ def tail(
 ) -> None:
     """Print stored events in stream order, from the first one on unless told otherwise."""
     wanted = options.split(types)
-    unknown = sorted(set(wanted) - set(EVENT_TYPES))
+    known = (*EVENT_TYPES, *LOCK_EVENT_TYPES)
+    unknown = sorted(set(wanted) - set(known))
     if unknown:
-        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(EVENT_TYPES)}")
+        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(known)}")
     target = Target(url=url, environment=environment)
     begin = _parse_start(start)
     output = Output(as_json=as_json)
@@ -100,23 +110,44 @@ async def _tail(
             sequence = head + 1
         elif sequence > head + 1:
             raise UsageError(f"--from {sequence} lies beyond the ledger's end, which is {head}")
-        events = ledger.events(
+        batches = ledger.log.read_messages(
             from_sequence=sequence,
-            since=begin if isinstance(begin, datetime) else None,
-            types=types,
-            queue=queue,
+            from_time=begin if isinstance(begin, datetime) else None,
+            subject=None
+            if queue is None
+            else f"{ledger.names.ledger_root}.job.{check_token('queue', queue)}.>",
             follow=follow,
         )
-        left = limit
-        async with contextlib.aclosing(events):
-            async for stored in events:
+        async with contextlib.aclosing(_chosen(batches, types, limit)) as messages:
+            async for message in messages:
                 if output.as_json:
-                    output.raw(event_json(stored))
+                    output.raw(event_json(message))
+                elif isinstance(message, Stored):
+                    output.line(event_line(message, narrow=output.is_narrow))
                 else:
-                    output.line(event_line(stored, narrow=output.is_narrow))
+                    output.line(_lock_line(message))
+
+
+async def _chosen(
+    batches: AsyncGenerator[list[Message], None], types: Sequence[str], limit: int | None
+) -> AsyncGenerator[Message, None]:
+    """Yield the messages of these types, all when there are none, up to the limit."""
+    left = limit
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for message in batch:
+                if types and _type_of(message) not in types:
+                    continue
+                yield message
                 left = None if left is None else left - 1
                 if left == 0:
                     return
+
+
+def _type_of(message: Message) -> str:
+    if isinstance(message, Stored):
+        return event_type(message.event)
+    return lock_event_type(decode_lock_event(message))
 
 
 def _parse_start(text: str) -> int | datetime | None:
@@ -147,7 +178,7 @@ def parse_time(option: str, text: str, before: str = "") -> datetime:
     return found
 
 
-def event_json(stored: Stored) -> str:
+def event_json(stored: Message) -> str:
     """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time."""
     head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{iso(stored.stored_at)}",'
     data = stored.data.strip()
@@ -178,6 +209,26 @@ def event_line(stored: Stored, *, with_job: bool = True, narrow: bool = False) -
 def _unstyled(word: Text, name: str) -> Text:
     word.pad_right(_TYPE_WIDTH - len(name))
     return word
+
+
+def _lock_line(message: Message) -> Text:
+    event = decode_lock_event(message)
+    name = lock_event_type(event)
+    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
+    line.append_text(_unstyled(colored(name), name))
+    line.append(f" lock {plain(event.scope)}/{plain(event.lock)}", style="")
+    line.append(f" {shortened(_lock_detail(event), _DETAIL_MAX)}", style="dim")
+    return line
+
+
+def _lock_detail(event: LockEvent) -> str:
+    match event:
+        case Acquired(holder=holder, took_over=0):
+            return f"by {holder}"
+        case Acquired(holder=holder, took_over=number):
+            return f"by {holder}, over from {number}"
+        case Released(fencing_number=number):
+            return f"of {number}"
 
 
 def event_detail(stored: Stored) -> str:  # noqa: PLR0911 - one flat match over the facts
