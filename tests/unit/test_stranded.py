@@ -111,8 +111,8 @@ def test_a_dead_letter_says_how_it_came_to_it() -> None:
 @pytest.mark.parametrize(
     ("settled", "unsettled", "age_s", "expected"),
     [
-        (9, 5, 0.0, True),  # below what is settled
-        (10, 5, 0.0, True),
+        (9, 5, 0.0, False),  # one short of it
+        (10, 5, 0.0, True),  # up to here all is settled
         (3, 5, 0.0, False),  # somebody may have it
         (3, 5, 100.0, True),  # for far too long
         (0, 0, 0.0, True),  # nobody has anything

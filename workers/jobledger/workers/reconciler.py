@@ -36,7 +36,8 @@ from jobledger.workers.stranded import OnDeadLetter, Strays
 
 logger = logging.getLogger("jobledger.workers.reconciler")
 
-BATCH: Final = 500  # two subjects a job are asked for at once
+BATCH: Final = 1_000
+_ENDINGS: Final = (".completed", ".cancelled")
 _CHAINS_AT_ONCE: Final = 16
 _ACK_WAIT_S: Final = 60.0
 _FETCH_S: Final = 5.0
@@ -216,23 +217,26 @@ class Reconciler:
         return not (young or beyond)
 
     async def _settle(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
-        subjects: dict[str, tuple[str, str]] = {}
-        for each in old:
-            subject = each.subject.decode()
-            head = subject.rpartition(".queued.")[0]
-            subjects[subject] = (f"{head}.completed", f"{head}.cancelled")
-        ended = await self._ledger.log.present(
-            list({ending for pair in subjects.values() for ending in pair})
-        )
-        rest: list[Delivery] = []
-        for each in old:
-            if ended.isdisjoint(subjects[each.subject.decode()]):
-                rest.append(each)
-            else:
-                self._ack(each)
+        rest = old
+        for ending in _ENDINGS:  # most are completed, and asking costs more than anything else here
+            rest = await self._ack_ended(rest, ending)
         await asyncio.gather(
             *(self._settle_one(lane.work, each, ages[each.stream_sequence]) for each in rest)
         )
+
+    async def _ack_ended(self, deliveries: Sequence[Delivery], ending: str) -> list[Delivery]:
+        """Ack the dispatches of jobs that have a final event of this type; return the others."""
+        if not deliveries:
+            return []
+        subjects = [each.subject.decode().rpartition(".queued.")[0] + ending for each in deliveries]
+        ended = await self._ledger.log.present(list(set(subjects)))
+        rest: list[Delivery] = []
+        for each, subject in zip(deliveries, subjects, strict=True):
+            if subject in ended:
+                self._ack(each)
+            else:
+                rest.append(each)
+        return rest
 
     async def _settle_one(self, work: Position, delivery: Delivery, age_s: float) -> None:
         sequence = delivery.stream_sequence
