@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError, UsageError
-from jobledger.cli.events import event_json, event_line
+from jobledger.cli.events import event_json, event_line, parse_time
 from jobledger.cli.job_view import progress_text
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, load_tasks, opened, run
@@ -59,6 +60,12 @@ _Timeout = Annotated[
     float | None,
     typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
 ]
+_Delay = Annotated[
+    float | None, typer.Option("--delay", metavar="SECONDS", min=0, help="Run it no sooner than in so long.")
+]
+_At = Annotated[
+    str | None, typer.Option("--at", metavar="TIME", help="Run it no sooner than at this time (UTC).")
+]
 _Wait = Annotated[
     bool,
     typer.Option(
@@ -82,6 +89,8 @@ def enqueue(
     job_id: _Id = None,
     max_attempts: _MaxAttempts = None,
     timeout: _Timeout = None,
+    delay: _Delay = None,
+    at: _At = None,
     wait: _Wait = False,
     wait_timeout: _WaitTimeout = None,
     url: options.Url = DEFAULT_URL,
@@ -93,7 +102,13 @@ def enqueue(
     found = load_tasks(app).get(task)
     # All that can be refused without a server is refused here, so a bad request never depends on one.
     chosen = found.options(
-        queue=queue, priority=priority, max_attempts=max_attempts, timeout_s=timeout, id=job_id
+        queue=queue,
+        priority=priority,
+        max_attempts=max_attempts,
+        timeout_s=timeout,
+        id=job_id,
+        delay_s=delay,
+        run_at=_moment(delay, at),
     )
     values = _values(found, words or [], input_text)
     found.signature.encode((), values)
@@ -104,6 +119,18 @@ def enqueue(
             Output(as_json=as_json), target, chosen, values, wait=waiting, wait_timeout_s=wait_timeout
         )
     )
+
+
+def _moment(delay: float | None, at: str | None) -> datetime | None:
+    """Return the time of --at.
+
+    Raises: UsageError.
+    """
+    if at is None:
+        return None
+    if delay is not None:
+        raise UsageError("give --delay or --at, not both")
+    return parse_time("--at", at)
 
 
 async def _enqueue(

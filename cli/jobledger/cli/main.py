@@ -22,6 +22,7 @@ from jobledger.cli import (
     jobs,
     projection,
     server,
+    timers,
     up,
     worker,
     workers,
@@ -50,6 +51,7 @@ app.command("enqueue")(enqueue.enqueue)
 app.add_typer(job_acts.add_to(jobs.app), name="jobs")
 app.add_typer(events.app, name="events")
 app.add_typer(projection.app, name="projection")
+app.add_typer(timers.app, name="timers")
 app.add_typer(workers.app, name="workers")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

@@ -20,6 +20,8 @@ from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError
 from jobledger.ledger.streams import api, ensure_streams, timers_specification
 from jobledger.ledger.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
 
+#: The consumer on the TIMERS stream, shared by all workers of an environment.
+DUE_CONSUMER: Final = "due"
 #: The server fires 250 ms after it fired last, at the soonest; a timer is set so much before its moment.
 LEAD_S: Final = 0.5
 #: No timer is set further ahead: the server's schedules end in the year 2262. One that fires early is set again.

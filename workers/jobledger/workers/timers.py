@@ -27,7 +27,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.streams import api
-from jobledger.ledger.timers import Timer, Timers, read_timer, timer_of
+from jobledger.ledger.timers import DUE_CONSUMER, Timer, Timers, read_timer, timer_of
 from jobledger.workers.reactors import ConsumerReactor, Later, Reactor, Source
 
 logger = logging.getLogger("jobledger.workers.timers")
@@ -47,7 +47,6 @@ _LAG_S_MAX: Final = 30.0
 _MESSAGE_NOT_FOUND: Final = 10037
 _LAGGING_DELIVERIES_MAX: Final = 8
 _TRIES_MAX: Final = 8
-_DUE_CONSUMER: Final = "due"
 
 
 class TwoClocks:
@@ -207,7 +206,7 @@ class DueTimers(ConsumerReactor):
         if self._setter.timers_id not in ("", timers_id):
             self._setter.look_again()
         names = self.ledger.names
-        return Source(stream=names.timers_stream, consumer=_DUE_CONSUMER, filters=(names.timers_due,))
+        return Source(stream=names.timers_stream, consumer=DUE_CONSUMER, filters=(names.timers_due,))
 
     async def react(self, delivery: Delivery) -> Later | None:
         """Dispatch the job of one fired timer, once its moment has come by both clocks."""
