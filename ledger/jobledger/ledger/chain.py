@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from jobledger.ledger.codec import Stored, digest, encode
 from jobledger.ledger.commands import Command, Stamp
@@ -27,12 +28,39 @@ TRANSACT_TRIES_MAX = 16
 _LAG_S = 0.02
 
 
-class Chain(msgspec.Struct, frozen=True, gc=False):
+class Chain(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A job and the place in the log where its next event must follow."""
 
-    job: Job | None = None
+    folded: Job | None = None  #: the job before `unfolded`
     last_sequence: int = 0
     last_data: bytes = b""  #: the newest event as stored
+    unfolded: tuple[
+        JobEvent, ...
+    ] = ()  #: the newest events, up to `last_sequence`; often nobody asks what they make
+
+    @property
+    def job(self) -> Job | None:
+        """The job as all events add up; folded when it is first asked for."""
+        if self.unfolded:
+            job, sequence = self.folded, self.last_sequence - len(self.unfolded)
+            for event in self.unfolded:
+                sequence += 1
+                job = evolve(job, event, sequence)
+            force_setattr(self, "folded", job)
+            force_setattr(self, "unfolded", ())
+        return self.folded
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what the chains are, folded yet or not."""
+        if not isinstance(other, Chain):
+            return NotImplemented
+        return (self.last_sequence, self.last_data, self.job) == (
+            other.last_sequence,
+            other.last_data,
+            other.job,
+        )
+
+    __hash__ = None  # type: ignore[assignment] # its fields change when it is folded
 
     @property
     def last_hash(self) -> str:
@@ -64,28 +92,27 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
 
 
 def seal(chain: Chain, events: Sequence[JobEvent], names: Names) -> Sealed:
-    """Link `events` to the chain and to each other; the first entry carries the condition."""
+    """Link `events` to the chain and to each other; the first entry carries the condition.
+
+    The events are fresh from `decide` and nobody else's, so they are linked in place.
+    """
     filter_subject = names.chain(JobRef(queue=events[0].queue, job_id=events[0].job))
     expected: int | None = chain.last_sequence
     previous = chain.last_hash
-    linked: list[JobEvent] = []
     entries: list[Entry] = []
     for event in events:
-        link = msgspec.structs.replace(event, prev=previous)
-        data = encode(link)
-        entries.append(Entry(names.event(link), data, filter_subject, expected))
-        linked.append(link)
-        if len(linked) < len(events):  # the last one's is computed where the chain goes on
+        force_setattr(event, "prev", previous)
+        data = encode(event)
+        entries.append(Entry(names.event(event), data, filter_subject, expected))
+        if len(entries) < len(events):  # the last one's is computed where the chain goes on
             expected, previous = None, digest(data)
-    return Sealed(tuple(linked), tuple(entries))
+    return Sealed(tuple(events), tuple(entries))
 
 
 def advance(chain: Chain, sealed: Sealed, first_sequence: int) -> Chain:
     """Return the chain after its sealed events were accepted from `first_sequence` on."""
-    job = chain.job
-    for offset, event in enumerate(sealed.events):
-        job = evolve(job, event, first_sequence + offset)
-    return Chain(job, first_sequence + len(sealed.events) - 1, sealed.entries[-1].data)
+    last_sequence = first_sequence + len(sealed.events) - 1
+    return Chain(chain.job, last_sequence, sealed.entries[-1].data, sealed.events)
 
 
 async def load(log: Log, ref: JobRef) -> Chain:

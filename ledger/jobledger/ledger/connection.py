@@ -1,7 +1,7 @@
 """The connection to NATS: nats-py's client with two hot paths of our own, and its errors put into our words.
 
-nats-py keeps the protocol: connect, TLS, authentication, reconnect, parsing. Ours are sending a message without
-a coroutine and receiving one without a queue and a task, which the ledger does several times per job (ADR 004).
+nats-py keeps the protocol: connect, TLS, authentication, reconnect. Ours are sending a message without a coroutine
+and receiving one without a queue and a task, which the ledger does several times per job (ADR 004).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from jobledger.ledger.errors import (
     ServerUnreachableError,
     UnsupportedServerError,
 )
+from jobledger.ledger.parser import MessageParser
 
 logger = logging.getLogger("jobledger.connection")
 
@@ -51,6 +52,7 @@ class Connection(Client):
         #: Kept, for on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
         self.loop = asyncio.get_running_loop()
         self._handlers: dict[int, Handler] = {}
+        self._ps = MessageParser(self, self._handlers)
         self._up = asyncio.Event()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         self.refused_listeners: list[Callable[[str, str], None]] = []  #: called with verb and subject
@@ -100,8 +102,12 @@ class Connection(Client):
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
+        self.deliver(handler, bytes(subject), bytes(reply), data, headers or b"")
+
+    def deliver(self, handler: Handler, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Call the handler of a message; an exception in it is logged and goes no further."""
         try:
-            handler(bytes(subject), bytes(reply), data, headers or b"")
+            handler(subject, reply, data, headers)
         except Exception:
             # One bad message must not end the reader, and with it every other subscription.
             logger.exception("a message on %s could not be handled", subject.decode(errors="replace"))

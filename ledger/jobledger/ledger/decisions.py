@@ -145,6 +145,8 @@ _OUTCOME_TYPES: dict[type[Outcome], str] = {
 
 def _envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
     return {
+        "v": 1,  # given, though they are the defaults: a default factory is a call per event
+        "prev": "",
         "job": job.id,
         "queue": job.queue,
         "task": job.task,
@@ -163,6 +165,8 @@ def _require(job: Job, what: str, *states: JobState) -> None:
 
 def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     order: dict[str, Any] = {
+        "v": 1,
+        "prev": "",
         "job": command.ref.job_id,
         "queue": command.ref.queue,
         "task": command.task,

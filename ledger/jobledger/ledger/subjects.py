@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from jobledger.ledger.errors import ConfigurationError, InvalidTokenError, MalformedEventError
 from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, event_type
@@ -74,6 +75,7 @@ class Names(msgspec.Struct, frozen=True):
     """Every name one environment uses, so that several can share an account."""
 
     environment: str = ""  #: "" is the plain form; "staging" gives `staging_ledger.>` and `STAGING_LEDGER`
+    jobs_root: str = ""  #: what every job event's subject begins with; follows from the environment
 
     def __post_init__(self) -> None:
         """Check the environment's name."""
@@ -81,6 +83,7 @@ class Names(msgspec.Struct, frozen=True):
             check_token("environment", self.environment)
             if self.environment != self.environment.lower():  # stream names are its upper case
                 raise ConfigurationError(f"environment must be lower case, got {self.environment!r}")
+        force_setattr(self, "jobs_root", f"{self.ledger_root}.job.")
 
     def _subject(self, root: str) -> str:
         return f"{self.environment}_{root}" if self.environment else root
@@ -136,7 +139,7 @@ class Names(msgspec.Struct, frozen=True):
 
     def chain(self, ref: JobRef) -> str:
         """Return the filter of one job's chain, always this same string for every append to it."""
-        return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.>"
+        return f"{self.jobs_root}{ref.queue}.{ref.job_id}.>"
 
     def of_type(self, ref: JobRef, event: str) -> str:
         """Return the subject of one job's events of one type; `queued` has a priority more."""
@@ -169,10 +172,11 @@ class Names(msgspec.Struct, frozen=True):
 
     def event(self, event: JobEvent) -> str:
         """Return the subject under which `event` is stored."""
-        base = f"{self.ledger_root}.job.{event.queue}.{event.job}"
-        if isinstance(event, Queued):
-            return f"{base}.queued.{event.priority}"
-        return f"{base}.{event_type(event)}"
+        kind = event_type(event)
+        if kind == "queued":
+            assert isinstance(event, Queued)
+            kind = f"queued.{event.priority}"
+        return f"{self.jobs_root}{event.queue}.{event.job}.{kind}"
 
     def dispatches(self, queue: str, priority: Priority) -> str:
         """Return the filter of a queue's work items of one priority."""

@@ -11,10 +11,10 @@ import contextlib
 import logging
 from typing import Final, Protocol
 
-from jobledger.ledger.chain import Chain, transact
+from jobledger.ledger.chain import Chain, commit, load, transact
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.commands import ConfirmCancel, Fail, Fence, Interrupt, Outcome
-from jobledger.ledger.decisions import outcome_type
+from jobledger.ledger.decisions import decide, outcome_type
 from jobledger.ledger.errors import (
     AttemptStoppedError,
     CorruptLedgerError,
@@ -40,6 +40,8 @@ from jobledger.workers.running import Running
 logger = logging.getLogger("jobledger.workers.attempt")
 
 _NOBODY_S: Final = 0.5
+#: Ends of an attempt that only the holder of its claim can record.
+_BY_ITS_HOLDER: Final = frozenset({"completed", "failed", "interrupted", "snoozed", "paused"})
 
 
 #: While all processes of the pool are taken, a job is offered to other workers so often before it waits here.
@@ -229,27 +231,34 @@ class Attempts:
     async def _record(self, chain: Chain, outcome: Outcome, identity: str) -> bool:
         """Append the outcome on condition of the claim and return True; when it is lost, leave the receipt."""
         job = _job(chain)
-        ref = JobRef(queue=job.queue, job_id=job.id)
         try:
-            after = await patiently(
-                f"the outcome of job {job.id}",
-                lambda: transact(
-                    self._ledger.log, ref, outcome, lambda: self._ledger.stamp(identity), known=chain
-                ),
-            )
+            after = await self._store(chain, outcome, identity)
         except (StaleClaimError, IllegalTransitionError):
+            if await self._is_recorded(job):
+                return True
             await self._fence(job, outcome, identity)
             return False
-        if after.job is not None:
-            self._announce(after.job, identity)
+        if job.notify or self._hooks.any_for(
+            job.task
+        ):  # else nobody asked, and what it made need not be folded
+            self._announce(_job(after), identity)
         return True
+
+    async def _store(self, chain: Chain, outcome: Outcome, identity: str) -> Chain:
+        """Append what follows from the outcome; the first try is spared the ways around trouble."""
+        job, log = _job(chain), self._ledger.log
+        with contextlib.suppress(LedgerFullError, UnreachableError, WrongSequenceError):
+            return await commit(log, chain, decide(job, outcome, self._ledger.stamp(identity)))
+        ref = JobRef(queue=job.queue, job_id=job.id)
+        return await patiently(
+            f"the outcome of job {job.id}",
+            lambda: transact(log, ref, outcome, lambda: self._ledger.stamp(identity)),
+        )
 
     def _announce(self, job: Job, identity: str) -> None:
         """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
         if job.is_final and job.notify:
             self._ledger.hints.tell(job.notify, JobRef(queue=job.queue, job_id=job.id))
-        if not self._hooks.any_for(job.task):
-            return
         if job.state is JobState.COMPLETED:
             self._hooks.tell("success", job, worker=identity)
         elif job.attempts[-1].state == "failed":
@@ -258,6 +267,12 @@ class Attempts:
             self._hooks.tell(
                 "dead_letter", job, worker=identity, error=job.error, reason=job.dead_reason or ""
             )
+
+    async def _is_recorded(self, job: Job) -> bool:
+        """Return whether the claim came to an outcome all the same: ours, whose answer was lost for too long."""
+        stored = (await load(self._ledger.log, JobRef(queue=job.queue, job_id=job.id))).job
+        held = [] if stored is None else [each for each in stored.attempts if each.epoch == job.claim_epoch]
+        return any(each.state in _BY_ITS_HOLDER for each in held)
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)

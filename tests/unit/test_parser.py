@@ -1,0 +1,103 @@
+"""The shortcut for whole messages gives what nats-py's own parser gives, however the bytes arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
+
+from jobledger.ledger.parser import MessageParser
+
+OURS = 1
+HANDLERS: dict[int, Any] = {OURS: "handler"}
+
+
+class Client:
+    """Notes what a parser hands on, by either way."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def deliver(self, handler: object, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        self.got.append((OURS, subject, reply, data, headers))
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        self.got.append((sid, bytes(subject), bytes(reply), data, headers or b""))
+
+    async def _process_ping(self) -> None:
+        self.got.append("ping")
+
+    async def _process_pong(self) -> None:
+        self.got.append("pong")
+
+    async def _process_err(self, text: str) -> None:
+        self.got.append(text)
+
+
+def _message(sid: int, reply: bytes, headers: bytes, data: bytes) -> bytes:
+    middle = b" " + reply if reply else b""
+    if headers:
+        sizes = b" %d %d" % (len(headers), len(headers) + len(data))
+        return b"HMSG a.b %d%s%s\r\n" % (sid, middle, sizes) + headers + data + b"\r\n"
+    return b"MSG a.b %d%s %d\r\n" % (sid, middle, len(data)) + data + b"\r\n"
+
+
+frames = st.one_of(
+    st.builds(
+        _message,
+        st.sampled_from([OURS, OURS, OURS, 7]),
+        st.sampled_from([b"", b"_INBOX.x.1"]),
+        st.sampled_from([b"", b"NATS/1.0\r\nA: b\r\n\r\n"]),
+        st.one_of(
+            st.binary(max_size=20),
+            st.sampled_from([b"MSG a.b 1 3\r\nabc\r\n", b"\r\n", b"x" * 70_000, b"y" * 200_000]),
+        ),
+    ),
+    st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'slow'\r\n"]),
+)
+
+
+def _parsed(parser: Parser, client: Client, chunks: list[bytes]) -> list[Any]:
+    async def feed() -> None:
+        for chunk in chunks:
+            await parser.parse(chunk)
+
+    asyncio.run(feed())
+    return client.got
+
+
+@given(st.lists(frames, max_size=12), st.lists(st.integers(1, 5_000), max_size=40))
+def test_what_is_handed_on_is_what_the_plain_parser_hands_on(sent: list[bytes], cuts: list[int]) -> None:
+    stream, chunks = b"".join(sent), list[bytes]()
+    for cut in cuts:
+        chunks.append(stream[:cut])
+        stream = stream[cut:]
+    chunks = [chunk for chunk in [*chunks, stream] if chunk]
+    plain, quick = Client(), Client()
+    expected = _parsed(Parser(plain), plain, chunks)
+    assert _parsed(MessageParser(cast("Any", quick), HANDLERS), quick, chunks) == expected
+    assert len(expected) == sum(frame != b"+OK\r\n" for frame in sent)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"MSG a.b 1\r\n", b"MSG a.b x 3\r\nabc\r\n", b"MSG a.b 1 -3\r\n", b"HMSG a.b 1 3\r\n", b"?\r\n"],
+)
+def test_what_is_no_message_is_refused_as_nats_py_refuses_it(nonsense: bytes) -> None:
+    client = Client()
+    with pytest.raises(ProtocolError):
+        _parsed(MessageParser(cast("Any", client), HANDLERS), client, [nonsense])
+    assert client.got == []
+
+
+def test_what_was_kept_is_forgotten_with_the_connection() -> None:
+    client = Client()
+    parser = MessageParser(cast("Any", client), HANDLERS)
+    _parsed(parser, client, [b"MSG a.b 1 10\r\nabc"])
+    parser.reset()
+    assert _parsed(parser, client, [_message(OURS, b"", b"", b"new")]) == [(OURS, b"a.b", b"", b"new", b"")]
