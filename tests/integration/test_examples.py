@@ -43,6 +43,15 @@ SHOWN = {
         "1,000,011 bytes",
         "the input of task count_words has 10,000,011 bytes and the limit is 8,388,608",
     ],
+    "locks.py": [
+        "withdrew 10 with fencing number",
+        "withdrew 30 with fencing number",
+        "not now: lock account/42 is held by ",
+        "withdrew 20 with fencing number",
+        ": the account has seen ",
+        "lost: lock account/42 of fencing number",
+        "balance 40",
+    ],
     "quickstart.py": ["welcome mail sent to user 7", "1 queued ", "2 started ", "3 completed "],
     "supervised_workers.py": [
         "the supervisor keeps 2 processes",

@@ -172,8 +172,7 @@ class Locks:
                 finally:
                     held.when_lost = None
         except BaseException:
-            with contextlib.suppress(LockLostError):  # the block's own error is the one that counts
-                await self.release(held)
+            await self.release_after_error(held)
             raise
         if cancel_scope.cancelled_caught:
             _ = self._start_giving(held)
@@ -212,9 +211,16 @@ class Locks:
                 "lock %s/%s is not given back yet: the server does not answer", held.scope, held.id
             )
             return
-        why = "whether it was held to the end is not known" if was_ours is None else "it was taken over"
-        logger.warning("%s", held.error(why))
-        raise held.error(why)
+        raise held.error(
+            "whether it was held to the end is not known" if was_ours is None else "it was taken over"
+        )
+
+    async def release_after_error(self, held: HeldLock) -> None:
+        """Give a lock back whose block raised; the block's own error is the one that counts."""
+        try:
+            await self.release(held)
+        except LockLostError as error:
+            logger.warning("%s", error)
 
     async def close(self) -> None:
         """End the lease, so that nobody waits for it; what is still held is lost."""

@@ -16,7 +16,6 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from jobledger.ledger import client, handle
 from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import LockLostError
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.locks import WAIT_S_DEFAULT, HeldLock
 from jobledger.ledger.tasks import Task, TaskWithOptions
@@ -114,8 +113,7 @@ class Ledger:
         try:
             yield held
         except BaseException:
-            with contextlib.suppress(LockLostError):  # the block's own error is the one that counts
-                self._portal.call(locks.release, held)
+            self._portal.call(locks.release_after_error, held)
             raise
         self._portal.call(locks.release, held)
 
