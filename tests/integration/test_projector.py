@@ -54,6 +54,7 @@ from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.subjects import JobRef, LockRef, Names
 from jobledger.projections import (
     DamagedProjectionError,
+    DeadLetterFilter,
     EventGapError,
     JobRow,
     NewerSchemaError,
@@ -740,6 +741,20 @@ async def test_dead_letters_are_those_that_wait_for_a_person(store: Store) -> No
     assert letter.traceback == "Traceback ..."
     assert store.dead_letters(queue="queue-1") == []
     assert store.dead_letters(reason="rejected", queue="queue-0") == [letter]
+    after = letter.dead_at.replace("0Z", "1Z")  # text order is time order
+    for chosen, found in [
+        (DeadLetterFilter(fingerprint=letter.fingerprint[:5]), [letter]),
+        (DeadLetterFilter(fingerprint="g"), []),
+        (DeadLetterFilter(since=letter.dead_at), [letter]),
+        (DeadLetterFilter(until=letter.dead_at), []),
+        (DeadLetterFilter(until=after, task=letter.task), [letter]),
+    ]:
+        assert store.dead_letters(chosen=chosen) == found
+        assert store.dead_letter_count(chosen) == len(found)
+        groups = store.dead_letter_groups(chosen=chosen)
+        assert [(group.count, group.job_id, group.newest) for group in groups] == [
+            (1, each.job_id, each.dead_at) for each in found
+        ]
 
 
 async def test_counts_queues_slowest_and_position(store: Store) -> None:

@@ -20,6 +20,7 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
+from jobledger.ledger.fingerprint import fingerprint
 from jobledger.ledger.job import Job, evolve
 from jobledger.projections import rows, schema
 
@@ -140,6 +141,7 @@ def test_a_dead_letter_row_says_why() -> None:
         "error_type": "ValueError",
         "error": "no such user",
         "traceback": "Traceback ...",
+        "fingerprint": fingerprint("app.send", ERROR),
         "attempts": 1,
         "dead_at": "2025-01-31T08:00:02.125000Z",
         "last_sequence": 4,

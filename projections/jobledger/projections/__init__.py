@@ -19,7 +19,16 @@ from jobledger.projections.errors import (
     ProjectionTimeoutError,
 )
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
-from jobledger.projections.queries import AttemptRow, DeadLetterRow, JobRow, QueueRow, SlowAttempt, Store
+from jobledger.projections.queries import (
+    AttemptRow,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    DeadLetterRow,
+    JobRow,
+    QueueRow,
+    SlowAttempt,
+    Store,
+)
 from jobledger.projections.rebuild import difference, rebuild
 from jobledger.projections.schema import SCHEMA_VERSION
 
@@ -27,6 +36,8 @@ __all__ = [
     "SCHEMA_VERSION",
     "AttemptRow",
     "DamagedProjectionError",
+    "DeadLetterFilter",
+    "DeadLetterGroup",
     "DeadLetterRow",
     "EventGapError",
     "JobRow",

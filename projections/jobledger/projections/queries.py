@@ -88,9 +88,51 @@ class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str | None
     error: str | None
     traceback: str | None
+    fingerprint: str  #: equal for what is most likely one cause
     attempts: int
     dead_at: str
     last_sequence: int
+
+
+class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters that share a fingerprint, with the newest of them as the example."""
+
+    fingerprint: str
+    count: int
+    task: str
+    reason: str
+    error_type: str | None
+    error: str | None
+    queue: str
+    job_id: str
+    newest: str
+    oldest: str
+
+
+class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters; None is no condition. Times are ISO-8601 text in UTC and mean when they became dead."""
+
+    queue: str | None = None
+    task: str | None = None
+    reason: str | None = None
+    fingerprint: str | None = None  #: or a prefix of it
+    since: str | None = None  #: at this time or later
+    until: str | None = None  #: before this time
+
+    def where(self) -> tuple[str, list[str]]:
+        """Return the condition in SQL, and its values."""
+        terms = {
+            "queue = ?": self.queue,
+            "task = ?": self.task,
+            "reason = ?": self.reason,
+            "dead_at >= ?": self.since,
+            "dead_at < ?": self.until,
+        }
+        if self.fingerprint is not None:
+            # Hex digits are all below the tilde.
+            terms |= {"fingerprint >= ?": self.fingerprint, "fingerprint < ?": f"{self.fingerprint}~"}
+        given = {term: value for term, value in terms.items() if value is not None}
+        return " AND ".join(given) or "1", list(given.values())
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,23 +257,40 @@ class Store:
         self,
         limit: int = 50,
         *,
-        queue: str | None = None,
-        task: str | None = None,
-        reason: str | None = None,
-        since: str | None = None,
         order: Order = "newest",
+        chosen: DeadLetterFilter | None = None,
+        **conditions: str | None,
     ) -> list[DeadLetterRow]:
-        """Return at most `limit` dead letters by the time they became one, those that fit every filter."""
+        """Return at most `limit` dead letters by the time they became one, those that fit every condition.
+
+        The conditions are those of `DeadLetterFilter`, given as one or by name.
+        """
         _check_limit(limit)
-        filters = {"queue = ?": queue, "task = ?": task, "reason = ?": reason, "dead_at >= ?": since}
-        where = " AND ".join(term for term, value in filters.items() if value is not None) or "1"
+        where, values = (chosen or DeadLetterFilter(**conditions)).where()
         direction = "DESC" if order == "newest" else "ASC"
         sql = (
             f"SELECT {_DEAD_LETTER_COLUMNS} FROM dead_letters WHERE {where} "  # noqa: S608 - our own columns
             f"ORDER BY dead_at {direction}, last_sequence {direction} LIMIT ?"
         )
-        values = [value for value in filters.values() if value is not None]
         return [_struct(DeadLetterRow, row) for row in self._query(sql, [*values, limit])]
+
+    def dead_letter_count(self, chosen: DeadLetterFilter) -> int:
+        """Return how many dead letters fit."""
+        where, values = chosen.where()
+        return int(self._query(f"SELECT count(*) FROM dead_letters WHERE {where}", values)[0][0])  # noqa: S608
+
+    def dead_letter_groups(self, limit: int = 50, *, chosen: DeadLetterFilter) -> list[DeadLetterGroup]:
+        """Return at most `limit` groups of one fingerprint, the largest first."""
+        _check_limit(limit)
+        where, values = chosen.where()
+        # With max() as the only min or max in it, SQLite takes the other columns from the row that has it.
+        newest = (
+            "SELECT fingerprint, count(*) AS n, task, reason, error_type, error, queue, job_id, "  # noqa: S608
+            f"max(dead_at) FROM dead_letters WHERE {where} GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT ?"
+        )
+        oldest = f"SELECT min(dead_at) FROM dead_letters WHERE fingerprint = g.fingerprint AND {where}"  # noqa: S608
+        sql = f"SELECT g.*, ({oldest}) FROM ({newest}) AS g ORDER BY n DESC, fingerprint"  # noqa: S608
+        return [_struct(DeadLetterGroup, row) for row in self._query(sql, [*values, *values, limit])]
 
     def counts_by_state(self, queue: str | None = None) -> dict[str, int]:
         """Return how many jobs are in each state, 0 where none is."""

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.fingerprint import job_fingerprint
 from jobledger.ledger.job import Attempt, Job, JobState
 
 Value = str | int | float | bytes | None
@@ -141,6 +142,7 @@ def dead_letter_row(job: Job) -> Row:
         error.type if error is not None else None,
         error.message if error is not None else None,
         error.traceback if error is not None else None,
+        job_fingerprint(job),
         len(job.attempts),
         _optional_time_text(job.finished_at),
         job.last_sequence,

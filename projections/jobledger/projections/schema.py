@@ -10,7 +10,7 @@ import sqlite3
 from typing import Final
 
 #: Raise it with every change of a table, an index or the meaning of a column.
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 #: "jled" in SQLite's header, by which a file is known as ours.
 APPLICATION_ID: Final = 0x6A6C6564
 
@@ -64,6 +64,7 @@ DEAD_LETTER_COLUMNS: Final = (
     "error_type",
     "error",
     "traceback",
+    "fingerprint",
     "attempts",
     "dead_at",
     "last_sequence",
@@ -126,6 +127,7 @@ _TABLES: Final[dict[str, dict[str, type]]] = {
         "error_type": str,
         "error": str,
         "traceback": str,
+        "fingerprint": str,
         "attempts": int,
         "dead_at": str,
         "last_sequence": int,
@@ -154,6 +156,7 @@ _INDEXES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("jobs", ("task", "created_at")),
     ("attempts", ("duration_ms",)),
     ("dead_letters", ("dead_at",)),
+    ("dead_letters", ("fingerprint", "dead_at")),
 )
 
 
