@@ -29,6 +29,7 @@ from jobledger.cli.main import app
 from jobledger.ledger import Ledger, LedgerConfig, Task, TaskRegistry, connect
 from jobledger.ledger.events import EVENT_CLASSES, Event, Queued, Scheduled
 from jobledger.ledger.json_text import DEPTH_MAX
+from jobledger.ledger.lock_events import LOCK_EVENT_CLASSES
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.tasks import MAX_ATTEMPTS_DEFAULT
 from jobledger.ledger.transitions import CAUSES, LEGAL
@@ -452,6 +453,22 @@ _ORDER = (_fields(Queued) & _fields(Scheduled)) - _ENVELOPE
 )
 def test_every_field_of_an_event_is_described(heading: str, fields: set[str]) -> None:
     rows = _table(ROOT / "docs" / "events.md", heading)
+    assert {row[0].strip("`") for row in rows} == fields
+
+
+_LOCK_ENVELOPE = set.intersection(*map(_fields, LOCK_EVENT_CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("heading", "fields"),
+    [
+        ("Envelope", _LOCK_ENVELOPE | {"type"}),
+        *((str(cls.__struct_config__.tag), _fields(cls) - _LOCK_ENVELOPE) for cls in LOCK_EVENT_CLASSES),
+    ],
+    ids=str,
+)
+def test_every_field_of_a_locks_event_is_described(heading: str, fields: set[str]) -> None:
+    rows = _table(ROOT / "docs" / "locks.md", heading)
     assert {row[0].strip("`") for row in rows} == fields
 
 
