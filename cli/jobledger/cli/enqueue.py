@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -14,19 +13,17 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError, UsageError
 from jobledger.cli.events import event_json, event_line, parse_time
+from jobledger.cli.input_text import pairs, read_object
 from jobledger.cli.job_view import progress_text
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, load_tasks, opened, run
 from jobledger.cli.text import clock_time
-from jobledger.ledger import JobHandle, JobState, LedgerConfig, Task
+from jobledger.ledger import JobHandle, JobState, Task
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.errors import InvalidInputError, PayloadTooLargeError
 from jobledger.ledger.job import Progress
-from jobledger.ledger.json_text import check_text
 from jobledger.ledger.tasks import TaskWithOptions
 
-_INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
 _RESULT_SHOWN_MAX: Final = 2_000
 _PROGRESS_EVERY_S: Final = 1.0
 
@@ -197,44 +194,10 @@ def _values(task: Task[..., Any], words: list[str], input_text: str | None) -> d
     Raises: UsageError, InvalidInputError, PayloadTooLargeError.
     """
     if input_text is None:
-        return task.signature.parse_words(_pairs(words))
+        return task.signature.parse_words(pairs(words))
     if words:
         raise UsageError("give the arguments as key=value or as --input, not both")
-    text = _read_stdin() if input_text == "-" else input_text.encode("utf-8", "surrogateescape")
-    if len(text) > _INPUT_BYTES_MAX:
-        raise PayloadTooLargeError(f"input of task {task.name}", len(text), _INPUT_BYTES_MAX)
-    value: Any = msgspec.json.decode(check_text(text, what="JSON of --input"))
-    if not isinstance(value, dict):
-        raise InvalidInputError(
-            '--input must be a JSON object with the arguments by name, as in {"user_id": 7}'
-        )
-    return value  # pyright: ignore[reportUnknownVariableType] # an object's keys are text, its values anything
-
-
-def _pairs(words: list[str]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UsageError(f"{word[:60]!r} is not an argument of the form key=value")
-        if name in pairs:
-            raise UsageError(f"argument {name!r} is given twice")
-        pairs[name] = value
-    return pairs
-
-
-def _read_stdin() -> bytes:
-    """Read all of stdin, but never more than what may be an input.
-
-    Raises: InvalidInputError beyond that.
-    """
-    text = sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
-    if len(text) > _INPUT_BYTES_MAX:
-        limit = f"{_INPUT_BYTES_MAX:,} bytes"
-        raise InvalidInputError(
-            f"the input on stdin is larger than {limit}: store it elsewhere and pass a reference"
-        )
-    return text
+    return read_object(input_text, what=f"input of task {task.name}")
 
 
 def _shown(text: str, job_id: str) -> str:
