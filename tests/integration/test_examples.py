@@ -19,6 +19,26 @@ SHOWN = {
         "0 created, 200 were there already",
         "200 completed",
     ],
+    "by_hand.py": [
+        "queued: no worker serves queue reports",
+        "retry_wait: attempt 1 failed (Retry: the figures are not there yet); it is tried again at ",
+        "queued with 2 attempts left",
+        'completed: "report-2025-02.pdf"',
+    ],
+    "cancel.py": [
+        "asked while it was running",
+        "the coroutine cleans up",
+        "export is cancelled: the customer left",
+        "the thread cleans up",
+        "export_in_thread is cancelled: the customer left",
+        "a waiting job is cancelled at once",
+    ],
+    "checkpoints.py": [
+        "attempt 1 begins at page 0",
+        "attempt 2 begins at page 20",
+        "40 pages",
+        "heard of its progress while it ran: True",
+    ],
     "dead_letters.py": [
         "job charge-0 failed: ValueError: cannot charge c0 0 cents",
         "charge-0: exhausted after 2 attempts: cannot charge c0 0 cents",
@@ -29,6 +49,12 @@ SHOWN = {
         "order-0: dead letter, exhausted",
         "stopped; the next reader begins at",
         "order 5 is on its way",
+    ],
+    "hooks.py": [
+        "charged 100 cents",
+        "attempt 1 of charge-7: cannot charge 0 cents, again soon",
+        "attempt 2 of charge-7: cannot charge 0 cents, no more",
+        "charge-7 is a dead letter: exhausted",
     ],
     "inspect_job.py": [
         "report-2025-01.pdf",
@@ -51,6 +77,18 @@ SHOWN = {
         ": the account has seen ",
         "lost: lock account/42 of fencing number",
         "balance 40",
+    ],
+    "poison.py": [
+        "a good job is fine",
+        "segfault: dead_lettered after 2 attempts, ",
+        "was ended by SIGSEGV",
+        "ended itself with exit code 3",
+        "memory: dead_lettered after 2 attempts, MemoryError",
+        "the attempt was stopped after its timeout of 1 s",
+    ],
+    "priorities.py": [
+        "taken in the order high, normal, low",
+        "three in four are of the queue with weight 3: True",
     ],
     "quickstart.py": ["welcome mail sent to user 7", "1 queued ", "2 started ", "3 completed "],
     "supervised_workers.py": [

@@ -30,6 +30,9 @@ def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: Emb
             ledger.enqueue(double, number="four")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
         with pytest.raises(JobNotFoundError):
             ledger.job("nobody")
+        assert ledger.cancel(job, reason="not needed").state is JobState.CANCELLED
+        later = ledger.enqueue(double.options(delay_s=3_600), number=5)
+        assert ledger.retry(later, reason="now").state is JobState.QUEUED
 
 
 def test_threads_share_one_connection(nats_server: EmbeddedServer) -> None:

@@ -30,6 +30,7 @@ class JobHandle(Generic[R]):
     def __init__(self, portal: BlockingPortal, asynchronous: handle.JobHandle[R]) -> None:
         self._portal = portal
         self._job = asynchronous
+        self.ref = asynchronous.ref
         self.id = asynchronous.id
         self.queue = asynchronous.queue
         self.created = asynchronous.created  #: whether this very call made the job
@@ -87,6 +88,14 @@ class Ledger:
         return _call(
             self._portal, lambda: self._ledger.enqueue_many(task, inputs, ids=ids, on_progress=on_progress)
         )
+
+    def cancel(self, job: JobHandle[Any], *, reason: str = "", by: str = "") -> Job:
+        """End a waiting job at once, ask a running one to end. See `client.Ledger.cancel`."""
+        return _call(self._portal, lambda: self._ledger.cancel(job.ref, reason=reason, by=by))
+
+    def retry(self, job: JobHandle[Any], *, reason: str = "", by: str = "") -> Job:
+        """Let a waiting job wait no longer, give a dead letter one more attempt. See `client.Ledger.retry`."""
+        return _call(self._portal, lambda: self._ledger.retry(job.ref, reason=reason, by=by))
 
     def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
         """Return a handle of a job that exists. See `client.Ledger.job`."""
