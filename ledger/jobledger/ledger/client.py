@@ -16,16 +16,17 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 import uuid_utils
 
 from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, load, seal, transact
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.commands import CancelJob, Command, Enqueue, Stamp
+from jobledger.ledger.commands import CancelJob, Command, Discard, Enqueue, Stamp
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connection import Connection, open_connection
+from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
 from jobledger.ledger.decisions import decide, retry_command
 from jobledger.ledger.errors import (
     AmbiguousIdError,
@@ -255,6 +256,17 @@ class Ledger:
         """
         chain = await load(self.log, job)
         return await self.execute(job, retry_command(chain.job, job.job_id, reason), by=by)
+
+    async def requeue(
+        self, job_id: str, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
+    ) -> Job:
+        """Give a dead letter new attempts, perhaps with another input; see `dead_letters.requeue` and `Requeuing`."""
+        ref = (await self.job(job_id, queue=queue)).ref
+        return (await requeue(self, ref, Requeuing(**changes), by=by)).job
+
+    async def discard(self, job_id: str, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
+        """Close a dead letter for good; all of it is kept. Raises: JobNotFoundError, IllegalTransitionError."""
+        return await self.execute((await self.job(job_id, queue=queue)).ref, Discard(reason=reason), by=by)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on the newest view of a job, record what follows, and return the job after it.

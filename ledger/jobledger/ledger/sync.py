@@ -9,13 +9,14 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.ledger import client, handle
 from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.locks import WAIT_S_DEFAULT, HeldLock
 from jobledger.ledger.tasks import Task, TaskWithOptions
@@ -100,6 +101,16 @@ class Ledger:
     def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
         """Return a handle of a job that exists. See `client.Ledger.job`."""
         return JobHandle(self._portal, _call(self._portal, lambda: self._ledger.job(job_id, queue=queue)))
+
+    def requeue(
+        self, job_id: str, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
+    ) -> Job:
+        """Give a dead letter new attempts, perhaps with another input. See `client.Ledger.requeue`."""
+        return _call(self._portal, lambda: self._ledger.requeue(job_id, queue=queue, by=by, **changes))
+
+    def discard(self, job_id: str, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
+        """Close a dead letter for good. See `client.Ledger.discard`."""
+        return _call(self._portal, lambda: self._ledger.discard(job_id, queue=queue, reason=reason, by=by))
 
     @contextlib.contextmanager
     def lock(

@@ -1,0 +1,146 @@
+"""What a person does with a dead letter: requeue it, perhaps with another input, or discard it.
+
+Everything is kept: a new input is a new fact in the `queued` event, and the one before stays in the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import msgspec
+
+from jobledger.ledger.chain import TRANSACT_TRIES_MAX, Chain, commit, load
+from jobledger.ledger.commands import Requeue
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.events import PRIORITIES, Priority
+from jobledger.ledger.job import Job
+from jobledger.ledger.json_text import encode_value
+from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.tasks import TaskRegistry
+
+if TYPE_CHECKING:
+    from jobledger.ledger.client import Ledger
+
+_ATTEMPTS_MAX: Final = 1_000
+
+
+class Changes(TypedDict, total=False):
+    """What a requeue changes; see `Requeuing`."""
+
+    input: Mapping[str, Any] | None
+    edit: Mapping[str, Any] | None
+    attempts: int
+    priority: Priority | None
+    reason: str
+    tasks: TaskRegistry | None
+
+
+class Requeuing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a dead letter is requeued."""
+
+    input: Mapping[str, Any] | None = None  #: the whole new input
+    edit: Mapping[str, Any] | None = None  #: arguments to replace; the others stay as they are
+    attempts: int = 1  #: how many more it may have
+    priority: Priority | None = None  #: None: as before
+    reason: str = ""  #: why; kept in the ledger
+    tasks: TaskRegistry | None = None  #: a new input is checked against its task in here
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the job.
+
+        Raises: InvalidInputError.
+        """
+        if self.input is not None and self.edit is not None:
+            raise InvalidInputError("give a whole new input or arguments to replace, not both")
+        if type(self.attempts) is not int or not 1 <= self.attempts <= _ATTEMPTS_MAX:
+            raise InvalidInputError(
+                f"attempts must be a whole number from 1 to {_ATTEMPTS_MAX}, got {self.attempts!r}"
+            )
+        if self.priority is not None and self.priority not in PRIORITIES:
+            raise InvalidInputError(f"priority must be high, normal or low, got {self.priority!r}")
+
+    @property
+    def command(self) -> Requeue:
+        """The command without its input."""
+        return Requeue(attempts=self.attempts, priority=self.priority, reason=self.reason)
+
+
+class Requeued(msgspec.Struct, frozen=True, kw_only=True):
+    """What a requeue does, or would do."""
+
+    job: Job  #: after it; before it when it was only planned
+    input_text: bytes | None  #: JSON text of the new input; None where it stays as it is
+
+
+async def plan_requeue(ledger: Ledger, ref: JobRef, how: Requeuing) -> Requeued:
+    """Return what `requeue` would do now; nothing is written anywhere.
+
+    Raises: as `requeue`.
+    """
+    chain = await load(ledger.log, ref)
+    job = _refuse(ledger, chain, ref, how)
+    text = await _new_input(ledger, job, how)
+    if text is not None:
+        ledger.inputs.fits_inline(text, what=_what(job))
+    return Requeued(job=job, input_text=text)
+
+
+async def requeue(ledger: Ledger, ref: JobRef, how: Requeuing, *, by: str = "") -> Requeued:
+    """Give a dead letter new attempts, perhaps with another input, on the view that both were decided on.
+
+    Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
+    PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, UnreachableError.
+    """
+    for _ in range(TRANSACT_TRIES_MAX):
+        chain = await load(ledger.log, ref)
+        job = _refuse(ledger, chain, ref, how)
+        text = await _new_input(ledger, job, how)
+        command = how.command
+        if text is not None:
+            value, reference = await ledger.inputs.put(text, what=_what(job))
+            command = msgspec.structs.replace(command, input=value, input_ref=reference)
+        try:
+            after = await commit(ledger.log, chain, decide(job, command, ledger.stamp(by)))
+        except WrongSequenceError:
+            continue
+        assert after.job is not None, "an append leaves a job"
+        return Requeued(job=after.job, input_text=text)
+    raise WrongSequenceError(ledger.log.names.chain(ref), 0)
+
+
+def _refuse(ledger: Ledger, chain: Chain, ref: JobRef, how: Requeuing) -> Job:
+    """Return the job; refuse what can be refused before its input is looked at."""
+    if chain.job is None:
+        raise JobNotFoundError(ref.job_id)
+    decide(chain.job, how.command, ledger.stamp())
+    return chain.job
+
+
+async def _new_input(ledger: Ledger, job: Job, how: Requeuing) -> bytes | None:
+    if how.input is None and how.edit is None:
+        return None
+    values = how.input if how.input is not None else await _edited(ledger, job, how.edit or {})
+    if how.tasks is not None:
+        return how.tasks.get(job.task).signature.encode((), values)
+    return encode_value(dict(values), what=_what(job))
+
+
+async def _edited(ledger: Ledger, job: Job, edit: Mapping[str, Any]) -> dict[str, Any]:
+    old = await ledger.inputs.get(job.input, job.input_ref)
+    values: Any = {}
+    if old:
+        try:
+            values = msgspec.json.decode(old)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise InvalidInputError(
+                f"the input of job {job.id} cannot be read: give a whole new one"
+            ) from error
+    if not isinstance(values, dict):
+        raise InvalidInputError(f"the input of job {job.id} is no JSON object: give a whole new one")
+    return {**values, **edit}  # pyright: ignore[reportUnknownVariableType] # an object's values are anything
+
+
+def _what(job: Job) -> str:
+    return f"input of job {job.id}"
