@@ -1,0 +1,152 @@
+"""Timers without a server: which events ask for one, what is sent, and what two clocks make of a moment."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from jobledger.ledger.errors import MalformedEventError
+from jobledger.ledger.events import ErrorInfo, Failed, JobEvent, Paused, Queued, Scheduled, Snoozed, Started
+from jobledger.ledger.pull import Delivery
+from jobledger.ledger.subjects import Names
+from jobledger.ledger.timers import Timer, _id_of, read_timer, schedule_headers, timer_of
+from jobledger.workers.timers import TwoClocks
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+LATER = NOW + timedelta(seconds=60)
+_COMMON: dict[str, Any] = {"job": "j1", "queue": "email", "task": "t", "at": NOW, "by": "w"}
+_ERROR = ErrorInfo(kind="exception", type="ValueError", message="no")
+
+
+@pytest.mark.parametrize(
+    ("event", "cause", "due_at"),
+    [
+        (Scheduled(**_COMMON, run_at=LATER), "due", LATER),
+        (Snoozed(**_COMMON, attempt=1, until=LATER), "due", LATER),
+        (Snoozed(**_COMMON, attempt=1, until=NOW), "due", NOW),  # nothing else would ever move it
+        (Paused(**_COMMON, attempt=1, until=LATER), "due", LATER),
+        (Paused(**_COMMON, attempt=1, event="paid"), None, None),
+        (Failed(**_COMMON, attempt=1, error=_ERROR, retry_at=LATER), "retried", LATER),
+        (Failed(**_COMMON, attempt=1, error=_ERROR, retry_at=NOW), None, None),  # queued in the same batch
+        (Failed(**_COMMON, attempt=1, error=_ERROR), None, None),
+        (Queued(**_COMMON), None, None),
+        (Started(**_COMMON, attempt=1, worker="w", lease_s=15.0), None, None),
+    ],
+)
+def test_events_that_name_a_moment_ask_for_a_timer(
+    event: JobEvent, cause: str | None, due_at: datetime | None
+) -> None:
+    timer = timer_of(event, 42)
+    if due_at is None:
+        assert timer is None
+        return
+    assert timer is not None
+    assert (timer.queue, timer.job_id, timer.asked_by, timer.cause, timer.due_at) == (
+        "email",
+        "j1",
+        42,
+        cause,
+        due_at,
+    )
+
+
+def _timer(due_at: datetime) -> Timer:
+    return Timer(queue="email", job_id="j1", asked_by=42, cause="due", due_at=due_at)
+
+
+def _headers(names: Names, due_at: datetime) -> dict[str, str]:
+    first, *lines = schedule_headers(names, _timer(due_at), NOW).decode().split("\r\n")
+    assert (first, lines[-2:]) == ("NATS/1.0", ["", ""])
+    return dict(line.split(": ", 1) for line in lines[:-2])
+
+
+def test_the_message_names_half_a_second_before_the_moment_and_where_to_fire() -> None:
+    assert _headers(Names("staging"), LATER) == {
+        "Nats-Schedule": "@at 2026-01-02T03:05:05.178901Z",
+        "Nats-Schedule-Target": "staging_timer.due.email.j1.42",
+    }
+    assert Names("staging").timer_at(_timer(LATER).ref, 42) == "staging_timer.at.email.j1.42"
+
+
+@pytest.mark.parametrize(
+    ("due_at", "shown"),
+    [
+        (datetime(2026, 1, 2, 5, 5, 6, tzinfo=timezone(timedelta(hours=2))), "2026-01-02T03:05:05.500000Z"),
+        (datetime(2020, 1, 1, tzinfo=UTC), "2026-01-02T03:04:05.178901Z"),  # past: at once
+        (datetime.max.replace(tzinfo=UTC), "2035-12-31T03:04:05.178901Z"),  # 10 years, and then again
+        (datetime.min.replace(tzinfo=UTC), "2026-01-02T03:04:05.178901Z"),
+    ],
+)
+def test_whatever_the_moment_the_server_gets_one_that_it_can_hold(due_at: datetime, shown: str) -> None:
+    assert _headers(Names(), due_at)["Nats-Schedule"] == f"@at {shown}"
+
+
+def test_a_timer_survives_its_bytes_and_nothing_else_is_one() -> None:
+    timer = _timer(LATER)
+    assert read_timer(msgspec.json.encode(timer)) == timer
+    for broken in (b"", b"{}", b"null", b"\xff", b'{"queue": 1}'):
+        with pytest.raises(MalformedEventError, match="no timer"):
+            read_timer(broken)
+
+
+def test_ids_sort_by_the_time_their_stream_was_made() -> None:
+    created = [
+        "2026-01-02T03:04:05Z",
+        "2026-01-02T03:04:05.000000001Z",
+        "2026-01-02T03:04:05.1Z",
+        "2026-01-02T03:04:05.12345678Z",
+        "2026-01-02T03:04:06Z",
+        "2026-11-02T03:04:05.9Z",
+    ]
+    ids = [_id_of(each) for each in created]
+    assert ids == sorted(ids)
+    assert {(len(each), each.isdigit()) for each in ids} == {(23, True)}
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.wall = NOW
+        self.elapsed = 0.0
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.elapsed
+
+
+def _stamped(offset_s: float, delivered: int = 1) -> Delivery:
+    stored_ns = int(NOW.timestamp()) * 1_000_000_000 + 678_901_000 + int(offset_s * 1_000_000) * 1_000
+    return Delivery(b"", "", 1, delivered, stored_ns, 0)
+
+
+def test_a_moment_has_come_when_both_clocks_say_so() -> None:
+    clock = _Clock()
+    clocks = TwoClocks(clock)
+    assert clocks.wait_s(NOW) == 5.0  # nothing is known of the server's clock yet
+    clocks.heard(_stamped(-60))
+    assert clocks.wait_s(NOW) == 5.0  # an old stamp says nothing
+    clocks.heard(_stamped(-2))
+    assert clocks.wait_s(NOW) == pytest.approx(
+        2.0
+    )  # the server's clock is behind ours, by two seconds at most
+    clocks.heard(_stamped(-0.001))
+    clocks.heard(_stamped(-3))
+    assert clocks.wait_s(NOW) == pytest.approx(0.001)  # a late delivery does not set it back
+    clocks.heard(_stamped(30))
+    assert clocks.wait_s(NOW + timedelta(seconds=1)) == 1.0  # a server ahead of us does not make us early
+    assert clocks.wait_s(NOW - timedelta(seconds=1)) == -1.0
+
+
+def test_what_is_known_of_the_servers_clock_is_forgotten_after_a_minute() -> None:
+    clock = _Clock()
+    clocks = TwoClocks(clock)
+    clocks.heard(_stamped(0))
+    clock.elapsed = 61.0
+    clocks.heard(_stamped(-4, delivered=2))  # delivered again: stamped long ago
+    assert clocks.wait_s(NOW) == 0.0
+    clocks.heard(_stamped(-4))  # the server's clock was set back
+    assert clocks.wait_s(NOW) == pytest.approx(4.0)
