@@ -27,7 +27,15 @@ from jobledger.ledger.errors import (
     LockTimeoutError,
 )
 from jobledger.ledger.identity import new_identity
-from jobledger.ledger.lock_events import Acquired, LockEvent, decode_lock_event
+from jobledger.ledger.lock_events import (
+    Acquire,
+    Acquired,
+    LockEvent,
+    decide,
+    decode_lock_event,
+    seal,
+    view_of,
+)
 from jobledger.ledger.lock_hints import LockWatch
 from jobledger.ledger.locks import HeldLock, Locks
 from jobledger.ledger.log import Entry, Log
@@ -374,6 +382,21 @@ async def test_whoever_is_cancelled_while_taking_it_leaves_it_free(world: World,
                 await asyncio.sleep(0.005)
     types = await world.types()
     assert types == ["acquired", "released"] * (len(types) // 2)
+
+
+async def test_what_was_stored_for_nobody_is_taken_at_once_by_its_own_process(world: World) -> None:
+    """An append that everybody had given up arrived late: its process lives, and no task of it is inside."""
+    async with world.client() as one:
+        async with one.hold("account", "42"):
+            pass
+        view = view_of(await world.log.last(world.log.names.lock_chain(REF)))
+        stamp = Stamp(at=SYSTEM_CLOCK.now(), by=identity_of(one))
+        event = decide(REF, view.lock, Acquire(holder=identity_of(one), lease_s=LEASE_S), stamp)
+        number = await world.log.append([seal(view, event, world.log.names)])
+        async with one.hold("account", "42", wait_s=0) as held:
+            assert held.fencing_number > number
+    assert await world.types() == ["acquired", "released", "acquired", "acquired", "released"]
+    assert (await verify(world.log)).violations == ()
 
 
 async def test_a_client_that_ends_frees_its_locks_and_cancels_their_blocks(world: World) -> None:
