@@ -252,7 +252,8 @@ class Attempts:
         ref = JobRef(queue=job.queue, job_id=job.id)
         return await patiently(
             f"the outcome of job {job.id}",
-            lambda: transact(log, ref, outcome, lambda: self._ledger.stamp(identity)),
+            # `known`, so that no lagging replica's view, older than our claim, makes it look lost.
+            lambda: transact(log, ref, outcome, lambda: self._ledger.stamp(identity), known=chain),
         )
 
     def _announce(self, job: Job, identity: str) -> None:
