@@ -45,6 +45,14 @@ SHOWN = {
         "charge-2: exhausted after 2 attempts: cannot charge c2 -2 cents",
         "charged c0 100 cents",
     ],
+    "delayed_and_retried.py": [
+        "while it waits it is scheduled",
+        "reminded ada: scheduled queued started completed",
+        "reminded grace: scheduled queued started completed",
+        "sent to ada at attempt 3: queued started failed queued started failed queued started completed",
+        "grace replied: queued started snoozed queued started failed queued started completed",
+        "dispatched before its time: False",
+    ],
     "follow_events.py": [
         "order-0: dead letter, exhausted",
         "stopped; the next reader begins at",
