@@ -1,0 +1,98 @@
+"""What the fault suite shares: one seed for all, servers as they are shipped, fleets of real workers, the figures."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import ServerFactory
+from tests.support.figures import Recorder
+from tests.support.fleet import Fleet
+from tests.support.watch import make_consumers
+
+from jobledger.ledger import Ledger, connect
+from jobledger.ledger.server import EmbeddedServer
+
+VARIABLE = "JOBLEDGER_FAULT_SEED"
+SEED = int(os.environ.get(VARIABLE) or secrets.randbelow(1 << 31))
+
+ConnectTo = Callable[..., AbstractAsyncContextManager[Ledger]]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(f"faults: {VARIABLE}={SEED} repeats this run's choices")
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """The choices of one test, the same whichever others run."""
+    return random.Random(f"{SEED}:{request.node.name}")
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Recorder:
+    return Recorder(request.node.nodeid, SEED, time.monotonic())
+
+
+@pytest.fixture
+async def server(server_factory: ServerFactory) -> AsyncIterator[EmbeddedServer]:
+    """A nats-server of the test's own, with nats.conf as it is shipped: every append is fsynced."""
+    made = server_factory(durability="power")
+    await made.start()
+    yield made
+
+
+@pytest.fixture
+def environment() -> str:
+    return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def connected(server: EmbeddedServer, environment: str) -> ConnectTo:
+    """Connect to the test's environment; the first who does makes it."""
+
+    def make(url: str | None = None, **settings: Any) -> AbstractAsyncContextManager[Ledger]:
+        given: dict[str, Any] = {"ledger_bytes_max": 1 << 30, "lease_s": 3.0, **settings}
+        return connect(url or server.url, environment=environment, **given)
+
+    return make
+
+
+@pytest.fixture
+async def ledger(connected: ConnectTo) -> AsyncIterator[Ledger]:
+    """One client, with consumers that deliver again after two seconds of silence."""
+    async with connected() as made:
+        await make_consumers(made, "work", ack_wait_s=2.0)
+        yield made
+
+
+@pytest.fixture
+def secret() -> str:
+    """A word that is in every input and in the workers' address, and must not be in any log."""
+    return f"hush{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+async def fleet(
+    server: EmbeddedServer, environment: str, ledger: Ledger, tmp_path: Path, secret: str
+) -> AsyncIterator[Fleet]:
+    """Workers of the test's environment; at its end every one of them is gone."""
+    url = f"nats://worker:{secret}@127.0.0.1:{server.port}"
+    made = Fleet(tmp_path, url, environment, lease_s=await ledger.leases.duration_s())
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A file that tasks wait for; it is there at the latest when the test is over."""
+    path = tmp_path / "gate"
+    yield path
+    path.touch()
