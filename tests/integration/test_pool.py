@@ -435,6 +435,42 @@ async def test_a_process_is_made_ready_even_if_who_asked_has_left(pools: Pools) 
 # Whose turn it is.
 
 
+async def test_a_process_can_be_taken_first_and_called_later(pools: Pools) -> None:
+    pool = pools(size=2)
+    assert pool.free == 2
+    child = await pool.take()
+    other = await pool.take()
+    waiting = asyncio.create_task(pool.take())
+    await asyncio.sleep(0)
+    assert pool.free == -1
+    pool.give_back(other)
+    assert await waiting is other
+    pool.give_back(other)
+    assert value(await pool.run(call("pid"), child=child)) == child.pid
+    assert pool.free == 2
+
+
+async def test_a_process_that_died_after_it_was_taken_costs_nothing(pools: Pools) -> None:
+    pool = pools()
+    child = await pool.take()
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: not child.is_alive)
+    assert value(await pool.run(call("add", left=1, right=1), child=child)) == 2
+
+
+async def test_a_pool_that_refuses_lets_what_runs_go_on(pools: Pools) -> None:
+    pool = pools()
+    child = await pool.take()
+    waiting = asyncio.create_task(pool.take())
+    await asyncio.sleep(0)
+    pool.refuse()
+    with pytest.raises(PoolClosedError):
+        await waiting
+    with pytest.raises(PoolClosedError):
+        await pool.take()
+    assert value(await pool.run(call("add", left=1, right=1), child=child)) == 2
+
+
 async def test_processes_are_reused(pools: Pools) -> None:
     pool = pools(size=4)
     assert len({value(await pool.run(call("pid"))) for _ in range(20)}) == 1

@@ -99,6 +99,11 @@ def _process_of(marker: Path) -> Path:
     return Path("/proc") / marker.read_text()
 
 
+def _rewrite(tasks: TaskRegistry, source: str) -> None:
+    """Change what new processes load."""
+    Path(tasks.modules[0]).write_text(source)
+
+
 async def _gone(marker: Path) -> None:
     """Wait until the process that left its id in a file is no more."""
     process = _process_of(marker)
@@ -205,6 +210,37 @@ async def test_a_worker_takes_other_work_while_its_processes_are_taken(
         assert (await waiting.state()) is JobState.QUEUED
         await ledger.cancel(blocking.ref)
         assert await waiting.result(timeout_s=LIMIT_S) == "later"
+
+
+async def test_a_stopping_worker_lets_go_of_jobs_that_wait_for_a_process(
+    ledger: Ledger, tasks: TaskRegistry, tmp_path: Path
+) -> None:
+    """Else one would be started in the middle of the stop, when a process becomes free."""
+    async with working(ledger, registry=tasks, pool_size=1, grace_s=0.3) as worker:
+        first = await ledger.enqueue(tasks.get("stoppable"), str(tmp_path / "first"))
+        await until((tmp_path / "first").exists)
+        waiting = await ledger.enqueue(tasks.get("stoppable"), str(tmp_path / "second"))
+        await until(lambda: worker._pool is not None and worker._pool.free < 0)
+        stopped_at = time.monotonic()
+    assert time.monotonic() - stopped_at < 2
+    assert not (tmp_path / "second").exists()
+    after = await waiting.snapshot()
+    assert (after.state, after.attempts) == (JobState.QUEUED, ())
+    assert (await first.snapshot()).state is JobState.QUEUED
+    assert [info.stopped for info in await ledger.leases.all()] == [True]  # not left to run out
+
+
+async def test_a_job_is_not_charged_with_an_attempt_while_no_process_starts(
+    ledger: Ledger, tasks: TaskRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.workers.execution._NO_PROCESS_S", 0.1)
+    _rewrite(tasks, "raise ValueError('not now')")
+    async with working(ledger, registry=tasks, pool_size=1) as worker:
+        job = await ledger.enqueue(tasks.get("work"), "done")
+        await until(lambda: worker._pool is not None and worker._pool._start_error is not None)
+        _rewrite(tasks, SOURCE)
+        assert await job.result(timeout_s=LIMIT_S) == "done"
+    assert len((await job.snapshot()).attempts) == 1
 
 
 async def test_a_process_task_must_come_from_a_module(ledger: Ledger) -> None:

@@ -22,6 +22,7 @@ from jobledger.ledger.errors import (
     InvalidError,
     InvalidInputError,
     PayloadMissingError,
+    PayloadTooLargeError,
 )
 from jobledger.ledger.events import NO_VALUE, ErrorInfo
 from jobledger.ledger.job import Job
@@ -29,10 +30,10 @@ from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
 from jobledger.workers.channel import AttemptChannel
-from jobledger.workers.child_process import ChildStartError, Raised, Returned
+from jobledger.workers.child_process import ChildProcess, ChildStartError, Raised, Returned
 from jobledger.workers.messages import Call
 from jobledger.workers.patience import patiently
-from jobledger.workers.pool import ProcessPool
+from jobledger.workers.pool import PoolClosedError, ProcessPool
 from jobledger.workers.running import Running
 from jobledger.workers.verdicts import Judge, after, error_info
 
@@ -41,6 +42,8 @@ _task_logger = logging.getLogger("jobledger.task")
 
 T = TypeVar("T")
 
+#: How long a job that needs a process is held while none can be started; then it is offered to other workers.
+_NO_PROCESS_S: Final = 5.0
 #: Results of these types are written by msgspec alone; any other may hold a Raw, which is written as it is.
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
@@ -57,7 +60,7 @@ class Execution:
         self._threads = threads
         self._judge = judge
         self._pool: ProcessPool | None = None
-        self._places = asyncio.Semaphore(0)  # in the pool
+        self._taken: dict[asyncio.Task[Any], ChildProcess] = {}  #: for the attempt that its task will make
         self._abandoned: set[Running] = set()
 
     @property
@@ -68,16 +71,36 @@ class Execution:
     def open(self, pool: ProcessPool | None) -> None:
         """Run tasks with `run_in="process"` in this pool from now on."""
         self._pool = pool
-        self._places = asyncio.Semaphore(0 if pool is None else pool.size)
 
     @contextlib.asynccontextmanager
     async def place(self, *, wait: bool) -> AsyncGenerator[bool, None]:
-        """Keep a process free for one attempt, so that its limits begin when its work does; False: none is free."""
-        if not wait and self._places.locked():
+        """Keep a process for an attempt of the present task, so that its limits begin when its work does.
+
+        False: none is free, or none can be started, or the worker stops.
+        """
+        child = await self._take_process(wait=wait)
+        if child is None:
             yield False
             return
-        async with self._places:
+        own_task = asyncio.current_task()
+        assert own_task is not None
+        self._taken[own_task] = child
+        try:
             yield True
+        finally:
+            if self._taken.pop(own_task, None) is not None:  # there was no attempt
+                self._process_pool.give_back(child)
+
+    async def _take_process(self, *, wait: bool) -> ChildProcess | None:
+        if not wait and self._process_pool.free <= 0:
+            return None
+        try:
+            return await self._process_pool.take()
+        except PoolClosedError:
+            return None
+        except ChildStartError:  # which the pool has logged; no attempt is spent on it
+            await asyncio.sleep(_NO_PROCESS_S)
+            return None
 
     async def run(self, task: Task[Any, Any], running: Running) -> Outcome:
         """Run the task on the job's input and return what to record.
@@ -93,7 +116,7 @@ class Execution:
                 return await self._run_in_process(task, running, text)
             if task.signature.context_parameter is not None:
                 arguments[task.signature.context_parameter] = await self._context(running)
-        except (InvalidInputError, PayloadMissingError) as error:
+        except (InvalidInputError, PayloadMissingError, PayloadTooLargeError) as error:
             return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
         try:
             value = await self._within(task, running, lambda: self._call(task, running, arguments))
@@ -201,12 +224,16 @@ class Execution:
         job = running.job
         call = await self._process_call(task, running, text)
         try:
-            result = await self._within(task, running, lambda: self._process_pool.run(call, running.channel))
+            child = self._taken.pop(running.task, None)
+            result = await self._within(
+                task, running, lambda: self._process_pool.run(call, running.channel, child=child)
+            )
         except _LimitReachedError as error:
             info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
             return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
-        except ChildStartError as error:
-            return self._judge.raised(job, task.rules, error, self._ledger.clock.now())
+        except (ChildStartError, PoolClosedError) as error:  # the one that was taken died before its call
+            info = error_info("exception", error)
+            return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
         if isinstance(result, Returned):
             return await self._outcome(task, job, result.value)
         if isinstance(result, Raised) and not result.may_retry:

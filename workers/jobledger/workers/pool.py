@@ -120,6 +120,7 @@ class ProcessPool:
         self._starting: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._refusing = False
         self._closed = False
         self._ticking: asyncio.Task[None] | None = None
         self._pause_s = 0.0  #: 0 after a good start
@@ -137,23 +138,49 @@ class ProcessPool:
         """The process ids of the processes that are there, in order."""
         return sorted(child.pid for child in self._children)
 
+    @property
+    def free(self) -> int:
+        """How many calls would get a process without waiting for one that is taken; below 0 when some wait."""
+        waiting = sum(not turn.done() for turn in self._waiting)
+        return self._config.size - (len(self._children) - len(self._idle)) - waiting
+
+    async def take(self) -> ChildProcess:
+        """Wait for a process that has its tasks loaded, and keep it for a call: for `run`, or for `give_back`.
+
+        Raises: ChildStartError when no process can be started, at once while a new try is not yet due; PoolClosedError.
+        """
+        return await self._take()
+
+    def give_back(self, child: ChildProcess) -> None:
+        """Let others have a process that was taken and not called."""
+        self._give(child)
+
     async def run(
-        self, call: Call, listener: Listener | None = None, *, on_begin: Callable[[int], None] | None = None
+        self,
+        call: Call,
+        listener: Listener | None = None,
+        *,
+        child: ChildProcess | None = None,
+        on_begin: Callable[[int], None] | None = None,
     ) -> Result:
-        """Run a task in a process and return what came of it; waits for a free one first.
+        """Run a task in a process, the one that was taken for it or the next that is free; return what came of it.
 
-        `on_begin` is told the process id when the wait is over, as a timeout of the task should start then. When this is
-        cancelled, or the listener raises, the process is killed at once, gone before this returns, and replaced.
+        `on_begin` is told the process id when the wait is over. When this is cancelled, or the listener raises, the
+        process is killed at once, gone before this returns, and replaced.
 
-        Raises: ChildStartError when no process can be started, at once while a new try is not yet due;
-        PayloadTooLargeError, PoolClosedError; what the listener raised.
+        Raises: ChildStartError and PoolClosedError, as `take`; PayloadTooLargeError; what the listener raised.
         """
         for what, value in (("input", call.input), ("checkpoint", call.checkpoint)):
             size_bytes = len(bytes(value))
             if size_bytes > self._config.payload_bytes_max:
+                if child is not None:
+                    self._give(child)
                 what = f"{what} of task {call.task}"  # noqa: PLW2901 - said in full
                 raise PayloadTooLargeError(what, size_bytes, self._config.payload_bytes_max)
-        child = await self._take()
+        if child is not None and not child.is_alive:  # it died since, and nothing of the call was run
+            self._give(child)
+            child = None
+        child = child or await self._take()
         try:
             if on_begin is not None:
                 on_begin(child.pid)
@@ -168,8 +195,8 @@ class ProcessPool:
     # Whose turn it is.
 
     async def _take(self) -> ChildProcess:
-        if self._closed:
-            raise PoolClosedError("the process pool is closed")
+        if self._refusing:
+            raise PoolClosedError("the process pool takes no more calls")
         while self._idle:
             child = self._idle.pop()
             if child.is_alive:
@@ -250,6 +277,7 @@ class ProcessPool:
         self._changed.set()
         error = None if starting.cancelled() else starting.exception()
         if error is None:
+            self._grow()  # who got the new process may have asked for another before this one was counted
             return
         if not isinstance(error, ChildStartError):
             logger.error("a process of the pool could not be started", exc_info=error)
@@ -335,16 +363,21 @@ class ProcessPool:
         """Close."""
         await self.close()
 
+    def refuse(self) -> None:
+        """Take no more calls, and let nobody wait any longer; what runs goes on."""
+        self._refusing = True
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(PoolClosedError("the process pool was closed while the call waited"))
+        self._waiting.clear()
+
     async def close(self, *, limit_s: float = 5.0) -> None:
         """Take no more calls, let the processes come to their end in good order, and kill what is left after the limit.
 
         A call that is killed returns `Died`. When this is cancelled, all are killed at once.
         """
         self._closed = True
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_exception(PoolClosedError("the process pool was closed while the call waited"))
-        self._waiting.clear()
+        self.refuse()
         for starting in self._starting:
             starting.cancel()
         while self._idle:

@@ -200,6 +200,8 @@ class Worker:
 
     async def _drain(self) -> None:
         """Let what runs come to its end within the grace, then make it give its jobs back."""
+        if self._pool is not None:
+            self._pool.refuse()  # who waits for a process has not claimed its job, and lets it go
         if not await self._all_done(self._config.grace_s, self._stopping_at_once):
             for running in list(self._attempts.running.values()):
                 running.stop("the worker was stopped")
