@@ -59,6 +59,10 @@ class JobNotCompletedError(LedgerError):
     """`enqueue --wait` saw the job end otherwise than completed."""
 
 
+class NotADeadLetterError(RefusedError):
+    """`dlq show` was given a job that is none, or none any more."""
+
+
 class ProjectionDiffersError(LedgerError):
     """`projection verify` found a row that a rebuilt projection does not have."""
 

@@ -20,6 +20,7 @@ from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.events import (
     EVENT_TYPES,
+    NO_VALUE,
     Cancelled,
     CancelRequested,
     Completed,
@@ -231,13 +232,18 @@ def _lock_detail(event: LockEvent) -> str:
             return f"of {number}"
 
 
+def _has_input(event: Queued) -> bool:
+    return event.input is not NO_VALUE or event.input_ref is not None
+
+
 def event_detail(stored: Stored) -> str:  # noqa: PLR0911 - one flat match over the facts
     """Return what an event says beyond its type, in a few words; "" where that is all."""
     match stored.event:
         case Queued(cause="new"):
             return f"priority {stored.event.priority}" if stored.event.priority != "normal" else ""
-        case Queued(cause=cause, attempt=attempt):
-            return f"{cause}, attempt {attempt} is next"
+        case Queued(cause=cause, attempt=attempt, reason=reason):
+            edited = ", new input" if cause == "requeued" and _has_input(stored.event) else ""
+            return f"{cause}, attempt {attempt} is next{edited}{f': {reason}' if reason else ''}"
         case Scheduled(run_at=run_at):
             return f"due at {iso(run_at)}"
         case Started(attempt=attempt, worker=worker):

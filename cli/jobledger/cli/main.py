@@ -15,6 +15,8 @@ import typer
 
 from jobledger.cli import (
     demo,
+    dlq,
+    dlq_acts,
     doctor,
     enqueue,
     events,
@@ -49,6 +51,7 @@ app.command("server")(server.server)
 app.command("worker")(worker.worker)
 app.command("enqueue")(enqueue.enqueue)
 app.add_typer(job_acts.add_to(jobs.app), name="jobs")
+app.add_typer(dlq_acts.add_to(dlq.app), name="dlq")
 app.add_typer(events.app, name="events")
 app.add_typer(projection.app, name="projection")
 app.add_typer(timers.app, name="timers")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import msgspec
 
 from jobledger.ledger.chain import TRANSACT_TRIES_MAX, Chain, commit, load
-from jobledger.ledger.commands import Requeue
+from jobledger.ledger.commands import Discard, Requeue
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, WrongSequenceError
 from jobledger.ledger.events import PRIORITIES, Priority
@@ -108,6 +108,18 @@ async def requeue(ledger: Ledger, ref: JobRef, how: Requeuing, *, by: str = "") 
         assert after.job is not None, "an append leaves a job"
         return Requeued(job=after.job, input_text=text)
     raise WrongSequenceError(ledger.log.names.chain(ref), 0)
+
+
+async def plan_discard(ledger: Ledger, ref: JobRef) -> Job:
+    """Return the job that could be discarded now; nothing is written.
+
+    Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter.
+    """
+    job = (await load(ledger.log, ref)).job
+    if job is None:
+        raise JobNotFoundError(ref.job_id)
+    decide(job, Discard(), ledger.stamp())
+    return job
 
 
 def _refuse(ledger: Ledger, chain: Chain, ref: JobRef, how: Requeuing) -> Job:
