@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest format bench faults clean
+.PHONY: help install demo test lint types imports pytest format bench faults simulate clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -56,8 +56,8 @@ imports: install ## the direction of imports between and inside the packages
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 
 pytest: install ## all tests but the slow fault tests
-	@echo "tests: pytest"
-	@$(BIN)/python -m pytest -q
+	@echo "tests: pytest, a process per CPU"
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -69,6 +69,13 @@ bench: install ## the core benchmark, both durability settings
 faults: install ## kill, freeze and damage servers and workers (slow)
 	@echo "faults: pytest -m fault"
 	@$(BIN)/python -m pytest -q -m fault --timeout 300
+
+COUNT ?= 100000
+FIRST ?= 1000000
+
+simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs the first 10,000)
+	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
+	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 
 clean: ## remove .venv, caches and build results; keeps .jobledger
 	rm -rf $(VENV) .cache .hypothesis build dist

@@ -77,7 +77,9 @@ class Witness:
         event = self.stored[sequence - 1].event
         job = self.jobs[event.job]
         if job.dispatch_sequence == sequence and job.state in _ALIVE:
-            self.violations.append(f"{event.job}: its dispatch at {sequence} is acknowledged while it is {job.state.value}")
+            self.violations.append(
+                f"{event.job}: its dispatch at {sequence} is acknowledged while it is {job.state.value}"
+            )
 
     def check_start(self, name: str, attempt: int, worker: str) -> None:
         """Whoever begins to run a job must hold it at this very moment."""

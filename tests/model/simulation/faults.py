@@ -38,29 +38,34 @@ RULE_BREAKERS = frozenset({"server clock jump"})
 class Faults:
     """One schedule's faults. Few kinds at a time find more than all at once: each hides others."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, always: frozenset[str] = frozenset()) -> None:
+        """`always` are active whatever the seed says: to find a planted bug sooner."""
         self.random = random
         self.counts: Counter[str] = Counter()
         share = random.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.8))
         self.active = {kind for kind in KINDS if random.random() < share}
         if random.random() < 0.9:
             self.active -= RULE_BREAKERS
+        self.active |= always
+        self.breaks_rules = bool(self.active & RULE_BREAKERS)
         self.until = random.choice((1.0, 4.0, 8.0, 20.0)) * (0.5 + random.random())
-        self.over = False
+        self._chances = {kind: chance for kind, chance in MESSAGE_FAULTS.items() if kind in self.active}
+
+    @property
+    def over(self) -> bool:
+        return not self.active
+
+    def end(self) -> None:
+        """Let none happen any more."""
+        self.active, self._chances = set(), {}
 
     def hit(self, kind: str) -> bool:
         """Return whether the fault happens now, and count it."""
-        if self.over or kind not in self.active or self.random.random() >= MESSAGE_FAULTS[kind]:
+        chance = self._chances.get(kind)
+        if chance is None or self.random.random() >= chance:
             return False
         self.counts[kind] += 1
         return True
 
-    def has(self, kind: str) -> bool:
-        return not self.over and kind in self.active
-
     def note(self, kind: str) -> None:
         self.counts[kind] += 1
-
-    @property
-    def breaks_rules(self) -> bool:
-        return bool(self.active & RULE_BREAKERS)

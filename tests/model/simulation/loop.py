@@ -128,8 +128,8 @@ class World:
         self.runnable.clear()
 
 
-class Process(asyncio.AbstractEventLoop):
-    """One process: an event loop, a wall clock that may jump and a monotonic one that may be fast or slow."""
+class Process:
+    """One process: an event loop (as much of one as asyncio asks for), a wall clock that may jump and a monotonic one that may be fast or slow."""
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
         self.world = world
@@ -173,8 +173,9 @@ class Process(asyncio.AbstractEventLoop):
         handle = self._ready.popleft()
         callback = handle.callback
         if callback is not None:
-            events._set_running_loop(self)
-            world.current = self
+            if world.current is not self:
+                events._set_running_loop(cast("asyncio.AbstractEventLoop", self))
+                world.current = self
             try:
                 if handle.context is None:
                     callback(*handle.args)
@@ -271,9 +272,9 @@ class Process(asyncio.AbstractEventLoop):
         return cast("asyncio.TimerHandle", handle)
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=cast("asyncio.AbstractEventLoop", self))
 
-    def create_task(  # type: ignore[override]
+    def create_task(
         self,
         coro: Coroutine[Any, Any, Any],
         *,
@@ -301,7 +302,7 @@ class SimTask(asyncio.Task[Any]):
         context: contextvars.Context | None,
     ) -> None:
         self.serial = serial
-        super().__init__(coro, loop=loop, name="t", context=context)
+        super().__init__(coro, loop=cast("asyncio.AbstractEventLoop", loop), name="t", context=context)
 
     def __hash__(self) -> int:
         return self.serial

@@ -12,6 +12,7 @@ import random
 import secrets
 import socket
 import sys
+import warnings
 from collections.abc import Generator
 from typing import Any
 from unittest import mock
@@ -74,16 +75,18 @@ def patched() -> Generator[None, None, None]:
     with (
         mock.patch.object(secrets, "token_hex", SOURCES.token_hex),
         mock.patch.object(socket, "gethostname", SOURCES.host),
-        mock.patch.object(os, "getpid", lambda: 1),
+        mock.patch.object(os, "getpid", return_value=1),
         mock.patch.object(random, "Random", SOURCES.new_random),
         mock.patch.object(worker_module, "Watchdog", NoWatchdog),
         mock.patch.object(hosting, "Reconciler", functools.partial(Reconciler, grace_s=RECONCILE_S)),
         # Coroutines of crashed processes are closed when nobody refers to them; some object, and nobody cares.
-        mock.patch.object(sys, "unraisablehook", lambda _: None),
+        mock.patch.object(sys, "unraisablehook", return_value=None),
+        warnings.catch_warnings(action="ignore"),
     ):
         try:
             yield
         finally:
+            SOURCES.world = None
             gc.collect()
             if collecting:
                 gc.enable()

@@ -54,8 +54,10 @@ class Totals:
         faults = ", ".join(f"{kind} {self.faults[kind]:,}" for kind in KINDS)
         states = ", ".join(f"{state} {count:,}" for state, count in sorted(self.states.items()))
         lines = [
-            (f"{self.schedules:,} schedules, {self.simulated_s / 3600:,.1f} simulated hours in {self.took_s:.0f} s, "
-            f"{self.steps:,} steps, {self.jobs:,} jobs ({states}), {self.events:,} events"),
+            (
+                f"{self.schedules:,} schedules, {self.simulated_s / 3600:,.1f} simulated hours in {self.took_s:.0f} s, "
+                f"{self.steps:,} steps, {self.jobs:,} jobs ({states}), {self.events:,} events"
+            ),
             f"faults: {faults}",
             f"violations: {self.violations}",
         ]
@@ -64,12 +66,14 @@ class Totals:
         return "\n".join(lines)
 
 
-def run_one(seed: int) -> Result:
+def run_one(seed: int, *, always: frozenset[str] = frozenset()) -> Result:
     """Run the schedule of one seed. Call within `patched`."""
-    return Schedule(seed).run()
+    return Schedule(seed, always=always).run()
 
 
-def run_seeds(seeds: Iterable[int], *, failures_max: int = 1 << 30) -> Totals:
+def run_seeds(
+    seeds: Iterable[int], *, failures_max: int = 1 << 30, always: frozenset[str] = frozenset()
+) -> Totals:
     """Run many in this process."""
     totals = Totals()
     began = time.perf_counter()
@@ -78,7 +82,7 @@ def run_seeds(seeds: Iterable[int], *, failures_max: int = 1 << 30) -> Totals:
         gc.freeze()
         try:
             for number, seed in enumerate(seeds):
-                totals.add(run_one(seed))
+                totals.add(run_one(seed, always=always))
                 if number % _COLLECT_EVERY == 0:
                     gc.collect()
                 if len(totals.failed) >= failures_max:

@@ -30,8 +30,9 @@ from jobledger.workers.config import WorkerConfig
 from jobledger.workers.worker import Worker
 
 _LOOK_S = 0.25
+_MEDDLING_TRIES = 5
 _REST_LIMIT_S = 600.0
-_CONFIG = LedgerConfig()
+_CONFIGS = tuple(LedgerConfig(commit=commit) for commit in ("auto", "auto", "group"))
 
 
 class SimClock:
@@ -66,12 +67,12 @@ class Result(msgspec.Struct, kw_only=True):
 class Schedule:
     """Everything of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, always: frozenset[str] = frozenset()) -> None:
         self.seed = seed
         self.random = Random(f"{seed}")
         self.world = World(self.random)
         SOURCES.begin(self.world)
-        self.faults = Faults(self.random)
+        self.faults = Faults(self.random, always)
         pick = self.random.choice
         self.lease_s = pick((3.0, 3.0, 3.0, 3.0, 6.0, 6.0, 15.0))
         self._settings: dict[str, Any] = {
@@ -80,13 +81,15 @@ class Schedule:
             "ack_wait_s": pick((1.0, 3.0, 10.0)),
             "grace_s": pick((0.0, 1.0, 5.0)),
         }
+        self._config = pick(_CONFIGS)
         self.server = Server(self.world, self.faults, lease_s=self.lease_s)
+        self.server.deliveries_max = pick((None, None, 4))  # else nobody would ever see a dispatch given up
         self.witness = Witness(self.server)
         self.runs = Runs(self.world, self.witness.check_start)
         self.workers: dict[Process, Worker | None] = {}
-        self.worker_count = pick((1, 2, 2, 3))
-        self.hosts = pick((1, 1, self.worker_count))  # how many of them host the reactors
-        self.job_count = self.random.randint(1, 6)
+        self.worker_count = pick((1, 2, 2, 2, 3))
+        self.hosts = pick((1, 1, 1, self.worker_count))  # how many of them host the reactors
+        self.job_count = pick((1, 1, 2, 2, 3, 4, 6))
         self.created: Counter[str] = Counter()
         self.acknowledged: set[str] = set()
         self.unsure: set[str] = set()  # an enqueue that may have made it had no answer
@@ -146,7 +149,7 @@ class Schedule:
         inbox = Inbox(plain)
         await inbox.open()
         publisher = Publisher(plain, inbox)
-        return await _assemble(plain, inbox, publisher, self.server.names, _CONFIG, SimClock(process))
+        return await _assemble(plain, inbox, publisher, self.server.names, self._config, SimClock(process))
 
     def start_worker(self, slot: int) -> None:
         process, connection = self.process("w")
@@ -173,13 +176,14 @@ class Schedule:
     def _on_worker_death(self, process: Process, slot: int) -> None:
         del self.workers[process]
         if not self.world.stopped:  # its supervisor starts another
-            self.world.after(self.random.uniform(0.05, 2.0), self.start_worker, slot)
+            pause_s = self.random.choice((0.2, 3.0, 8.0)) * self.random.random()
+            self.world.after(pause_s, self.start_worker, slot)
 
     # The end.
 
     def heal(self) -> None:
         """Let no fault happen from here on, and end those that last."""
-        self.faults.over = True
+        self.faults.end()
         for connection in self.server.connections:
             connection.held_until = 0.0
             connection.process.thaw()
@@ -241,7 +245,7 @@ class Operators:
 
     def start(self) -> None:
         process, connection = self._schedule.process("c")
-        process.create_task(self._main(process, connection))
+        _ = process.create_task(self._main(process, connection))
 
     async def _main(self, process: Process, connection: SimConnection) -> None:
         schedule, random = self._schedule, self._random
@@ -255,6 +259,7 @@ class Operators:
                 "max_attempts": random.randint(1, 4),
                 "priority": random.choice(("normal", "normal", "high", "low")),
                 "timeout_s": random.choice((None, None, 2.0)),
+                "delay_s": random.choice((None, None, None, 0.3, 2.0)),
             }
             kind = random.choice(KINDS)
             seconds = random.choice((0.0, 0.01, 0.3, 1.0, schedule.lease_s * random.uniform(0.5, 2)))
@@ -287,7 +292,7 @@ class Operators:
                 self._schedule.errors.append(f"an operator got {error!r}")
             self._schedule.operations_left -= 1
 
-        process.create_task(later())
+        _ = process.create_task(later())
 
     async def _enqueue(self, ledger: Ledger, options: dict[str, Any], arguments: tuple[str, float]) -> None:
         schedule = self._schedule
@@ -304,7 +309,8 @@ class Operators:
 
     async def _meddle(self, ledger: Ledger, name: str, what: str) -> None:
         ref = JobRef(queue=QUEUE, job_id=name)
-        while True:
+        patience = _MEDDLING_TRIES if what in ("requeue", "discard") else 1
+        while patience:
             try:
                 if what == "cancel":
                     await ledger.cancel(ref, reason="an operator")
@@ -315,7 +321,9 @@ class Operators:
                 else:
                     await ledger.execute(ref, Discard())
             except (RefusedError, NotFoundError):
-                return
+                patience -= 1
+                await asyncio.sleep(1.0)
+                continue
             except LedgerError:
                 await asyncio.sleep(0.5)
                 continue
@@ -343,7 +351,7 @@ class Havoc:
             "stop": self._stop,
         }.items():
             if kind in self._faults.active:
-                for _ in range(self._random.randint(1, 4)):
+                for _ in range(self._random.choice((1, 1, 2, 3))):
                     world.at(self._random.random() ** 2 * until, self._do, kind, action)
         if self._faults.active & {"crash", "freeze"}:
             self._watch_events()

@@ -19,7 +19,7 @@ from tests.model.simulation.streams import (
     nanoseconds,
     timestamp,
 )
-from tests.model.simulation.wire import SimConnection
+from tests.model.simulation.wire import Sent, SimConnection
 
 from jobledger.ledger.errors import WrongSequenceError
 from jobledger.ledger.log import Entry
@@ -62,6 +62,7 @@ class Server:
         self.streams: dict[str, Stream] = {}
         self.on_stored: Callable[[int], None] = lambda sequence: None
         self.on_acked: Callable[[Consumer, int], None] = lambda consumer, sequence: None
+        self.deliveries_max: int | None = None  #: of the consumers of work, whatever they are asked to be
         self._staged: dict[str, list[Entry]] = {}
         self._stores: list[tuple[Callable[[str], Any], Stream]] = []
         self._random = world.random.random
@@ -86,68 +87,42 @@ class Server:
 
     # What arrives.
 
-    def receive(
-        self,
-        connection: SimConnection,
-        generation: int,
-        subject: str,
-        reply: str,
-        headers: bytes,
-        data: bytes,
-    ) -> None:
-        if connection.generation != generation:
+    def receive(self, sent: Sent) -> None:
+        if sent.connection.generation != sent.generation:
             return
-        if subject.startswith("$JS.ACK."):
-            self._on_ack(subject, data)
+        if sent.subject.startswith("$JS.ACK."):
+            self._on_ack(sent.subject, sent.data)
             return
-        faults = self.faults
-        if not faults.over and faults.active:
-            if faults.hit("lost request"):
+        if self.faults.active:
+            if self.faults.hit("lost request"):
                 return
-            if faults.hit("delayed request"):
+            if self.faults.hit("delayed request"):
                 delay = 0.01 * 600 ** self._random()  # 10 ms to 6 s: beyond the limit of an answer
-                self.world.after(delay, self._process, connection, generation, subject, reply, headers, data)
+                self.world.after(delay, self._process, sent)
                 return
-        self._process(connection, generation, subject, reply, headers, data)
+        self._process(sent)
 
-    def _process(
-        self,
-        connection: SimConnection,
-        generation: int,
-        subject: str,
-        reply: str,
-        headers: bytes,
-        data: bytes,
-    ) -> None:
+    def _process(self, sent: Sent) -> None:
+        subject = sent.subject
         if subject.startswith("$JS.API."):
-            self._api(connection, generation, subject[8:], reply, data)
+            self._api(sent)
             return
         stream = self._store_of(subject)
         if stream is None:
-            self._core(subject, data)
+            self._core(subject, sent.data)
             return
-        answer = self._publish(stream, subject, _parse(headers), data)
-        if reply and answer is not None:
-            self._answer(connection, generation, reply, b"", answer)
+        answer = self._publish(stream, subject, _parse(sent.headers), sent.data)
+        if sent.reply and answer is not None:
+            self._answer(sent, b"", answer)
 
-    def _answer(
-        self, connection: SimConnection, generation: int, reply: str, headers: bytes, data: bytes
-    ) -> None:
-        faults = self.faults
-        if not faults.over and faults.active:
-            if faults.hit("lost reply"):
+    def _answer(self, sent: Sent, headers: bytes, data: bytes) -> None:
+        if self.faults.active:
+            if self.faults.hit("lost reply"):
                 return
-            if faults.hit("delayed reply"):
-                delay = 0.01 * 800 ** self._random()
-                self.world.after(delay, self._answer_now, connection, generation, reply, headers, data)
+            if self.faults.hit("delayed reply"):
+                self.world.after(0.01 * 800 ** self._random(), _answer_now, sent, headers, data)
                 return
-        self._answer_now(connection, generation, reply, headers, data)
-
-    def _answer_now(
-        self, connection: SimConnection, generation: int, reply: str, headers: bytes, data: bytes
-    ) -> None:
-        if connection.generation == generation:
-            connection.answer(reply, "", headers, data)
+        _answer_now(sent, headers, data)
 
     def _store_of(self, subject: str) -> Stream | None:
         if subject.startswith("ledger."):
@@ -270,62 +245,63 @@ class Server:
 
     # The API.
 
-    def _api(self, connection: SimConnection, generation: int, call: str, reply: str, body: bytes) -> None:
-        parts = call.split(".")
-        if call.startswith("CONSUMER.MSG.NEXT."):
-            stream, name = self.streams[parts[3]], parts[4]
-            consumer = stream.consumers.get(name)
-            if consumer is not None and connection.generation == generation:
-                consumer.ask(connection, reply, body)
-            elif consumer is None:
-                self._answer(connection, generation, reply, b"NATS/1.0 503\r\n\r\n", b"")
+    def _api(self, sent: Sent) -> None:
+        parts = sent.subject.split(".")[2:]
+        if parts[:3] == ["CONSUMER", "MSG", "NEXT"]:
+            consumer = self.streams[parts[3]].consumers.get(parts[4])
+            if consumer is None:
+                self._answer(sent, b"NATS/1.0 503\r\n\r\n", b"")
+            elif sent.connection.generation == sent.generation:
+                consumer.ask(sent.connection, sent.reply, sent.data)
             return
-        if call.startswith("DIRECT.GET."):
-            self._direct_get(connection, generation, parts, reply, _decode(body) if body else {})
+        body = _decode(sent.data) if sent.data else {}
+        if parts[0] == "DIRECT":
+            self._direct_get(sent, parts, body)
             return
-        found = self._call(parts, _decode(body) if body else {})
-        if reply:
-            self._answer(connection, generation, reply, b"", _encode(found))
+        call = self._stream_call if parts[0] == "STREAM" else self._consumer_call
+        found = call(parts[1:], body)
+        if sent.reply:
+            self._answer(sent, b"", _encode(found))
 
-    def _call(self, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
+    def _stream_call(self, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
         match parts:
-            case ["STREAM", "INFO", name]:
-                if name not in self.streams:
-                    return _error(404, 10059, "stream not found")
-                stream = self.streams[name]
-                state = stream.state()
-                if "subjects_filter" in body:
-                    state["subjects"] = stream.subjects(body["subjects_filter"])
-                return {"config": {"name": name, **stream.config}, "state": state, "created": stream.created}
-            case ["STREAM", "CREATE", name]:
+            case ["INFO", name]:
+                return self._stream_info(name, body)
+            case ["CREATE", name]:
                 self._add(name, {key: value for key, value in body.items() if key != "name"})
-                return self._call(["STREAM", "INFO", name], {})
-            case ["STREAM", "PURGE", name]:
-                stream = self.streams[name]
-                gone = stream.sequences(body.get("filter"))
-                for sequence in gone:
-                    stream.remove(sequence)
-                return {"success": True, "purged": len(gone)}
-            case ["STREAM", "MSG", "DELETE", name]:
-                self.streams[name].remove(int(body["seq"]))
-                return {"success": True}
-            case ["STREAM", "MSG", "GET", name]:
+                return self._stream_info(name, {})
+            case ["MSG", "GET", name]:
                 return self._get_at_leader(self.streams[name], body)
-            case ["CONSUMER", "INFO", name, consumer]:
-                found = self.streams[name].consumers.get(consumer)
-                return _error(404, 10014, "consumer not found") if found is None else found.info()
-            case ["CONSUMER", "CREATE" | "DURABLE", name, *_]:
-                return self._create_consumer(self.streams[name], body["config"])
-            case ["CONSUMER", "DELETE", name, consumer]:
-                self.streams[name].consumers.pop(consumer, None)
-                return {"success": True}
-            case ["CONSUMER", "NAMES", name]:
-                return {"consumers": sorted(self.streams[name].consumers), "total": 0}
-            case ["CONSUMER", "LIST", name]:
-                found_all = [each.info() for each in self.streams[name].consumers.values()]
-                return {"consumers": found_all, "total": len(found_all), "offset": 0, "limit": 256}
             case _:
-                raise AssertionError(f"the simulated server has no {'.'.join(parts)}")
+                raise AssertionError(f"the simulated server has no STREAM.{'.'.join(parts)}")
+
+    def _stream_info(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        if name not in self.streams:
+            return _error(404, 10059, "stream not found")
+        stream = self.streams[name]
+        state = stream.state()
+        if "subjects_filter" in body:
+            state["subjects"] = stream.subjects(body["subjects_filter"])
+        return {"config": {"name": name, **stream.config}, "state": state, "created": stream.created}
+
+    def _consumer_call(self, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        call, stream = parts[0], self.streams[parts[1]]
+        match call:
+            case "INFO":
+                found = stream.consumers.get(parts[2])
+                return _error(404, 10014, "consumer not found") if found is None else found.info()
+            case "CREATE":
+                return self._create_consumer(stream, body["config"])
+            case "DELETE":
+                stream.consumers.pop(parts[2], None)
+                return {"success": True}
+            case "NAMES":
+                return {"consumers": sorted(stream.consumers), "total": len(stream.consumers)}
+            case "LIST":
+                infos = [each.info() for each in stream.consumers.values()]
+                return {"consumers": infos, "total": len(infos), "offset": 0, "limit": 256}
+            case _:
+                raise AssertionError(f"the simulated server has no CONSUMER.{'.'.join(parts)}")
 
     def _get_at_leader(self, stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
         sequence = stream.last_of(body["last_by_subj"]) if "last_by_subj" in body else int(body["seq"])
@@ -347,18 +323,13 @@ class Server:
             or config.get("name")
             or f"own{len(stream.consumers)}-{self.world.steps}"
         )
+        if name.startswith("work_") and self.deliveries_max is not None:
+            config = {**config, "max_deliver": self.deliveries_max}
         if name not in stream.consumers:
             stream.consumers[name] = Consumer(self, stream, name, config)
         return stream.consumers[name].info()
 
-    def _direct_get(
-        self,
-        connection: SimConnection,
-        generation: int,
-        parts: list[str],
-        reply: str,
-        body: dict[str, Any],
-    ) -> None:
+    def _direct_get(self, sent: Sent, parts: list[str], body: dict[str, Any]) -> None:
         stream = self.streams[parts[2]]
         if self.faults.hit("lost reply"):
             return
@@ -383,9 +354,9 @@ class Server:
         delay = 0.01 * 800 ** self._random() if self.faults.hit("delayed reply") else 0.0
         for headers, data in answers:  # together, as one server sends them
             if delay:
-                self.world.after(delay, self._answer_now, connection, generation, reply, headers, data)
+                self.world.after(delay, _answer_now, sent, headers, data)
             else:
-                self._answer_now(connection, generation, reply, headers, data)
+                _answer_now(sent, headers, data)
 
     def _stored(self, stream: Stream, sequence: int) -> tuple[bytes, bytes] | None:
         message = stream.message(sequence)
@@ -404,6 +375,11 @@ class Server:
 def _specified(names: Names, lease_s: float) -> list[tuple[str, dict[str, Any]]]:
     specs = specifications(names, ledger_bytes_max=1 << 30, lease_s=lease_s, replicas=1)
     return [(spec.name, spec.config) for spec in specs]
+
+
+def _answer_now(sent: Sent, headers: bytes, data: bytes) -> None:
+    if sent.connection.generation == sent.generation:
+        sent.connection.answer(sent.reply, "", headers, data)
 
 
 def _parse(block: bytes) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from tests.model.simulation.loop import Process, World
 
@@ -26,6 +26,9 @@ KINDS = (
     "poison once",
     "checkpoint",
 )
+
+
+Ending = str | Retry | Snooze | Cancel
 
 
 class BoomError(Exception):
@@ -105,7 +108,7 @@ _runs: list[Runs] = []
 
 
 @contextlib.contextmanager
-def recording(runs: Runs):  # type: ignore[no-untyped-def]
+def recording(runs: Runs) -> Generator[None, None, None]:
     _runs.append(runs)
     try:
         yield
@@ -114,7 +117,7 @@ def recording(runs: Runs):  # type: ignore[no-untyped-def]
 
 
 @task(queue="sim", max_attempts=3, backoff=Backoff(base_s=0.5, cap_s=4.0))
-async def act(context: Context, kind: str, seconds: float) -> str:
+async def act(context: Context, kind: str, seconds: float) -> Ending:
     """Do what a simulated job is told to do."""
     runs = _runs[-1]
     run = runs.begin(context.job_id, context.attempt, context.worker)
@@ -125,7 +128,7 @@ async def act(context: Context, kind: str, seconds: float) -> str:
             run.ended = runs.world.now
 
 
-async def _act(context: Context, kind: str, seconds: float, run: Run):  # type: ignore[no-untyped-def]
+async def _act(context: Context, kind: str, seconds: float, run: Run) -> Ending:
     first = context.attempt == 1
     if kind == "poison" or (kind == "poison once" and first):
         await asyncio.sleep(seconds / 10)

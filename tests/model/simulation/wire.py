@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.model.simulation.loop import Handle, Process
 
@@ -16,6 +16,17 @@ from jobledger.ledger.connection import ConnectionLostError, Handler
 
 if TYPE_CHECKING:
     from tests.model.simulation.server import Server
+
+
+class Sent(NamedTuple):
+    """One message on its way, up or down."""
+
+    connection: SimConnection
+    generation: int  #: of the connection when it was sent
+    subject: str
+    reply: str
+    headers: bytes
+    data: bytes
 
 
 class SimConnection:
@@ -53,10 +64,8 @@ class SimConnection:
         world = self.process.world
         arrives = max(world.now + self._server.latency(), self._up_free, self.held_until)
         self._up_free = arrives
-        world.push(
-            arrives,
-            Handle(self._server.receive, (self, self.generation, subject, reply, headers, data)),
-        )
+        message = Sent(self, self.generation, subject, reply, headers, data)
+        world.push(arrives, Handle(self._server.receive, (message,)))
 
     async def listen(self, subject: str, handler: Handler) -> str:
         key = subject.rpartition(".")[0] if subject[-1] in "*>" else subject
@@ -83,9 +92,7 @@ class SimConnection:
 
     # What the server and the faults call.
 
-    def answer(
-        self, subject: str, reply: str, headers: bytes, data: bytes, stored_as: str = ""
-    ) -> None:
+    def answer(self, subject: str, reply: str, headers: bytes, data: bytes, stored_as: str = "") -> None:
         """Send one message down to the process; a delivery goes to an inbox and shows the subject it is stored as."""
         process = self.process
         if not (process.alive and self.is_connected):
@@ -93,17 +100,16 @@ class SimConnection:
         world = process.world
         arrives = max(world.now + self._server.latency(), self._down_free, self.held_until)
         self._down_free = arrives
-        arguments = (self.generation, subject, reply, headers, data, stored_as or subject)
-        world.push(arrives, Handle(self._deliver, arguments, process))
+        message = Sent(self, self.generation, subject, reply, headers, data)
+        world.push(arrives, Handle(self._deliver, (message, stored_as or subject), process))
 
-    def _deliver(  # noqa: PLR0917
-        self, generation: int, subject: str, reply: str, headers: bytes, data: bytes, stored_as: str
-    ) -> None:
-        if generation != self.generation:
+    def _deliver(self, message: Sent, stored_as: str) -> None:
+        if message.generation != self.generation:
             return
+        subject = message.subject
         handler = self.handlers.get(subject) or self.handlers.get(subject.rpartition(".")[0])
         if handler is not None:
-            handler(stored_as.encode(), reply.encode(), data, headers)
+            handler(stored_as.encode(), message.reply.encode(), message.data, message.headers)
 
     def lose(self) -> None:
         """Break: what is on its way in both directions is gone, and the process hears of it."""
