@@ -26,6 +26,7 @@ from jobledger.ledger.errors import (
     LockReentryError,
     LockTimeoutError,
 )
+from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.identity import new_identity
 from jobledger.ledger.lock_events import (
     Acquire,
@@ -37,7 +38,7 @@ from jobledger.ledger.lock_events import (
     view_of,
 )
 from jobledger.ledger.lock_hints import LockWatch
-from jobledger.ledger.locks import HeldLock, Locks
+from jobledger.ledger.locks import Locks
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.streams import api

@@ -6,9 +6,9 @@ from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.context import Context
 from jobledger.ledger.errors import AttemptStoppedError, LedgerError
 from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.hooks import Hooks, Notice
 from jobledger.ledger.job import Attempt, Job, JobState
-from jobledger.ledger.locks import HeldLock
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task, TaskRegistry, task

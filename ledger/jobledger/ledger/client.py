@@ -37,6 +37,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import EVENT_TYPES
 from jobledger.ledger.handle import JobHandle, Sources
+from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.hints import Hints
 from jobledger.ledger.identity import new_identity
 from jobledger.ledger.inbox import Inbox
@@ -44,7 +45,7 @@ from jobledger.ledger.jetstream import JetStreamLog
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.leases import JetStreamLeases
 from jobledger.ledger.lock_hints import NatsLockHints
-from jobledger.ledger.locks import WAIT_S_DEFAULT, HeldLock, Locks
+from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
 from jobledger.ledger.options import Options
 from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher

@@ -29,6 +29,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
     WrongSequenceError,
 )
+from jobledger.ledger.held_lock import HeldLock, Place, Turn
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.leases import Leases
 from jobledger.ledger.lock_events import (
@@ -66,77 +67,6 @@ _REST_S: Final = 0.05
 _RESTS_MAX: Final = 1_000
 
 
-class HeldLock:
-    """A lock as long as it is held. Its fencing number goes along with every write to what the lock guards."""
-
-    def __init__(self, turn: _Turn, keeper: LeaseKeeper, view: LockView, holder: str) -> None:
-        assert view.lock is not None, "a view after `acquired` has a lock"
-        self.scope = turn.ref.scope
-        self.id = turn.ref.lock_id
-        self.fencing_number = (
-            view.lock.fencing_number
-        )  #: stream sequence of `acquired`; grows from holder to holder
-        self.holder = holder  #: the identity whose lease keeps the lock, as others see it
-        self.turn = turn
-        self.view = view
-        self.when_lost: Callable[[], None] | None = None
-        self._keeper = keeper
-        self._why = ""
-
-    def __repr__(self) -> str:
-        """Show scope, id and fencing number."""
-        return f"<HeldLock {self.scope}/{self.id} {self.fencing_number}>"
-
-    @property
-    def is_held(self) -> bool:
-        """Whether nobody else can have the lock yet, by this process's monotonic clock. Safe in any thread."""
-        return not self._why and self.has_lease
-
-    @property
-    def has_lease(self) -> bool:
-        """Whether nobody can have taken the lock over yet, given back or not."""
-        return self._keeper.holds(self.holder)
-
-    def check(self) -> None:
-        """Return if the lock is held at this moment; to be called before what must not be done without it.
-
-        Raises: LockLostError.
-        """
-        if not self.is_held:
-            raise self.error(self._why or "the lease of this process was not renewed in time")
-
-    def error(self, why: str) -> LockLostError:
-        """Return the error that says that this lock is lost."""
-        return LockLostError(self.scope, self.id, self.fencing_number, why)
-
-    def end(self, why: str) -> None:
-        """Hold it no longer; what runs under it is told, once."""
-        if not self._why:
-            self._why = why
-            if self.when_lost is not None:
-                self.when_lost()
-
-
-class _Place:
-    """Where the tasks of this process that want one lock take turns."""
-
-    def __init__(self) -> None:
-        self.mutex = asyncio.Lock()
-        self.users = 0
-        self.owner: object = None  #: the task or thread inside, None while nobody is
-
-
-class _Turn:
-    """One task's turn at a lock: it alone of this process may take it, until `end`."""
-
-    def __init__(self, ref: LockRef, place: _Place, watch: LockWatch) -> None:
-        self.ref = ref
-        self.place = place
-        self.watch = watch
-        self.exits = contextlib.AsyncExitStack()
-        self.is_handed_on = False  #: a background task ends it
-
-
 class Locks:
     """The locks of one client."""
 
@@ -151,7 +81,7 @@ class Locks:
         self._keeper: LeaseKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
-        self._places: dict[LockRef, _Place] = {}
+        self._places: dict[LockRef, Place] = {}
         self._held: dict[int, HeldLock] = {}  # by fencing number
         self._rests: dict[LockRef, float] = {}  # until when a lock that others want is left to them
         self._background: set[asyncio.Task[Any]] = set()
@@ -244,9 +174,9 @@ class Locks:
 
     # Taking a lock.
 
-    async def _take_turn(self, ref: LockRef, owner: object, wait_s: float, deadline: float) -> _Turn:
+    async def _take_turn(self, ref: LockRef, owner: object, wait_s: float, deadline: float) -> Turn:
         """Wait until no other task of this process wants the lock, in the order of arrival."""
-        place = self._places.setdefault(ref, _Place())
+        place = self._places.setdefault(ref, Place())
         if place.owner is not None and place.owner == owner:
             raise LockReentryError(ref.scope, ref.lock_id)
         place.users += 1
@@ -260,7 +190,7 @@ class Locks:
                 raise _timed_out(ref, lock, wait_s) from error
             raise
         place.owner = owner
-        turn = _Turn(ref, place, LockWatch())
+        turn = Turn(ref, place, LockWatch())
         try:
             turn.watch = await turn.exits.enter_async_context(self._hints.watch(ref))
         except BaseException:
@@ -268,12 +198,12 @@ class Locks:
             raise
         return turn
 
-    def _leave(self, ref: LockRef, place: _Place) -> None:
+    def _leave(self, ref: LockRef, place: Place) -> None:
         place.users -= 1
         if not place.users:
             del self._places[ref]
 
-    def _end_turn(self, turn: _Turn) -> None:
+    def _end_turn(self, turn: Turn) -> None:
         if turn.watch.wanted:
             self._rest_from(turn.ref)
         turn.place.owner = None
@@ -281,7 +211,7 @@ class Locks:
         self._leave(turn.ref, turn.place)
         self._behind(turn.exits.aclose())
 
-    async def _contend(self, turn: _Turn, wait_s: float, deadline: float) -> HeldLock:
+    async def _contend(self, turn: Turn, wait_s: float, deadline: float) -> HeldLock:
         """Look and try until the lock is ours or the time is over."""
         began = self._clock.monotonic()
         await asyncio.sleep(max(0.0, min(self._rests.pop(turn.ref, began), deadline) - began))
@@ -318,7 +248,7 @@ class Locks:
             return lock.fencing_number  # taken for a task that was cancelled meanwhile: it is our turn now
         return lock.fencing_number if await self._leases.find(lock.holder) is None else None
 
-    async def _claim(self, turn: _Turn, keeper: LeaseKeeper, view: LockView, lost: int) -> HeldLock:
+    async def _claim(self, turn: Turn, keeper: LeaseKeeper, view: LockView, lost: int) -> HeldLock:
         """Append `acquired` on condition of what was read; when the caller is cancelled, it is undone behind.
 
         Raises: WrongSequenceError when somebody was faster.
@@ -385,7 +315,7 @@ class Locks:
             self._hints.tell(turn.ref, "free")
 
     async def _undo(
-        self, turn: _Turn, keeper: LeaseKeeper, event: LockEvent, entry: Entry, appending: asyncio.Task[int]
+        self, turn: Turn, keeper: LeaseKeeper, event: LockEvent, entry: Entry, appending: asyncio.Task[int]
     ) -> None:
         """Give back what was taken for a caller that is gone, if it was taken."""
         sequence: int | None = None

@@ -17,8 +17,9 @@ from jobledger.ledger import client, handle
 from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.dead_letters import Changes
+from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.locks import WAIT_S_DEFAULT, HeldLock
+from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 P = ParamSpec("P")

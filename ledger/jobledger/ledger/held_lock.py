@@ -1,0 +1,84 @@
+"""A lock as its holder sees it, and the turns that the tasks of one process take at it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from jobledger.ledger.errors import LockLostError
+from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.lock_events import LockView
+from jobledger.ledger.lock_hints import LockWatch
+from jobledger.ledger.subjects import LockRef
+
+
+class Place:
+    """Where the tasks of this process that want one lock take turns."""
+
+    def __init__(self) -> None:
+        self.mutex = asyncio.Lock()
+        self.users = 0
+        self.owner: object = None  #: the task or thread inside, None while nobody is
+
+
+class Turn:
+    """One task's turn at a lock: it alone of this process may take it, until `end`."""
+
+    def __init__(self, ref: LockRef, place: Place, watch: LockWatch) -> None:
+        self.ref = ref
+        self.place = place
+        self.watch = watch
+        self.exits = contextlib.AsyncExitStack()
+        self.is_handed_on = False  #: a background task ends it
+
+
+class HeldLock:
+    """A lock as long as it is held. Its fencing number goes along with every write to what the lock guards."""
+
+    def __init__(self, turn: Turn, keeper: LeaseKeeper, view: LockView, holder: str) -> None:
+        assert view.lock is not None, "a view after `acquired` has a lock"
+        self.scope = turn.ref.scope
+        self.id = turn.ref.lock_id
+        self.fencing_number = (
+            view.lock.fencing_number
+        )  #: stream sequence of `acquired`; grows from holder to holder
+        self.holder = holder  #: the identity whose lease keeps the lock, as others see it
+        self.turn = turn
+        self.view = view
+        self.when_lost: Callable[[], None] | None = None
+        self._keeper = keeper
+        self._why = ""
+
+    def __repr__(self) -> str:
+        """Show scope, id and fencing number."""
+        return f"<HeldLock {self.scope}/{self.id} {self.fencing_number}>"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody else can have the lock yet, by this process's monotonic clock. Safe in any thread."""
+        return not self._why and self.has_lease
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether nobody can have taken the lock over yet, given back or not."""
+        return self._keeper.holds(self.holder)
+
+    def check(self) -> None:
+        """Return if the lock is held at this moment; to be called before what must not be done without it.
+
+        Raises: LockLostError.
+        """
+        if not self.is_held:
+            raise self.error(self._why or "the lease of this process was not renewed in time")
+
+    def error(self, why: str) -> LockLostError:
+        """Return the error that says that this lock is lost."""
+        return LockLostError(self.scope, self.id, self.fencing_number, why)
+
+    def end(self, why: str) -> None:
+        """Hold it no longer; what runs under it is told, once."""
+        if not self._why:
+            self._why = why
+            if self.when_lost is not None:
+                self.when_lost()
