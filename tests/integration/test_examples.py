@@ -39,6 +39,13 @@ SHOWN = {
         "40 pages",
         "heard of its progress while it ran: True",
     ],
+    "cpu_bound.py": [
+        "2262 primes below 20,000",
+        "in another process",
+        "crash is dead_lettered after 2: the process running the task was ended by SIGSEGV",
+        "in crash",
+        "never_end is dead_lettered after 1: the attempt was stopped after its timeout of 0.5 s",
+    ],
     "dead_letters.py": [
         "job charge-0 failed: ValueError: cannot charge c0 0 cents",
         "charge-0: exhausted after 2 attempts: cannot charge c0 0 cents",
