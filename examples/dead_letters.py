@@ -1,25 +1,26 @@
-"""Find the jobs that used up their attempts, read why, and requeue one of them with a mended input."""
+"""Find the jobs that used up their attempts, see that they have one cause, and requeue them with a mended input."""
 
 import tempfile
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.commands import Requeue
-from jobledger.ledger.errors import JobFailedError
+from jobledger.ledger.errors import InvalidInputError, JobFailedError
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.projections import Projector, Store
+from jobledger.projections import DeadLetterFilter, Projector, Store
 from jobledger.workers import Worker
 
 
-@task(queue="billing", max_attempts=2)
+@task(queue="billing", max_attempts=1)
 def charge(customer: str, cents: int) -> str:
     if cents <= 0:
         message = f"cannot charge {customer} {cents} cents"
         raise ValueError(message)
     return f"charged {customer} {cents} cents"
+
+
+TASKS = TaskRegistry([charge])
 
 
 async def fail(ledger: Ledger) -> None:
@@ -37,21 +38,30 @@ async def mend(ledger: Ledger, projection: Path) -> None:
     """Lists come from a projection; what is done about an entry goes to the ledger."""
     with Projector(ledger.log, projection) as projector:
         await projector.catch_up()
+    chosen = DeadLetterFilter(queue="billing")
     with Store.open(projection) as store:
-        letters = store.dead_letters(queue="billing", order="oldest")
-    for letter in letters:
-        print(f"{letter.job_id}: {letter.reason} after {letter.attempts} attempts: {letter.error}")
-    job = await ledger.job(letters[0].job_id, queue="billing")
-    mended = msgspec.Raw(charge.signature.encode((), {"customer": "c0", "cents": 100}))
-    await ledger.execute(job.ref, Requeue(input=mended), by="ada")
-    print(await job.result(timeout_s=10))
+        for group in store.dead_letter_groups(chosen=chosen):
+            print(f"{group.count} dead letters like {group.job_id}: {group.error_type}: {group.error}")
+        letters = store.dead_letters(chosen=chosen, order="oldest")
+
+    try:
+        await ledger.requeue("charge-0", edit={"cents": "a lot"}, tasks=TASKS)
+    except InvalidInputError as error:
+        print(f"refused: {error}")
+
+    for letter in letters[:2]:
+        await ledger.requeue(letter.job_id, edit={"cents": 100}, tasks=TASKS, reason="sign error", by="ada")
+        job = await ledger.job(letter.job_id)
+        print(await job.result(timeout_s=10))
+    discarded = await ledger.discard(letters[2].job_id, reason="the customer left", by="ada")
+    print(f"{discarded.id} is {discarded.state.value}")
 
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         async with EmbeddedServer(directory, port=0) as server, connect(server.url) as ledger:
-            worker = Worker(ledger, TaskRegistry([charge]))
+            worker = Worker(ledger, TASKS)
             async with anyio.create_task_group() as group:
                 group.start_soon(worker.run)
                 await fail(ledger)

@@ -48,9 +48,10 @@ SHOWN = {
     ],
     "dead_letters.py": [
         "job charge-0 failed: ValueError: cannot charge c0 0 cents",
-        "charge-0: exhausted after 2 attempts: cannot charge c0 0 cents",
-        "charge-2: exhausted after 2 attempts: cannot charge c2 -2 cents",
+        "3 dead letters like charge-2: ValueError: cannot charge c2 -2 cents",
+        "refused: task charge (customer, cents): Expected `int`",
         "charged c0 100 cents",
+        "charge-2 is discarded",
     ],
     "delayed_and_retried.py": [
         "while it waits it is scheduled",
