@@ -45,7 +45,9 @@ pytestmark = pytest.mark.anyio
 APPS = Path(__file__).with_name("apps")
 TASKS = str(APPS / "pool_tasks.py")
 LIMIT_S = 10.0
-WHOLE_AGAIN_S = 2.0
+WHOLE_AGAIN_S = (
+    2.0  # or three times as long as a start takes at this minute, on a machine that has other work
+)
 
 Pools = Callable[..., ProcessPool]
 
@@ -98,6 +100,13 @@ def is_gone(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
         return state in "ZX"
     return False
+
+
+async def started(pool: ProcessPool) -> tuple[int, float]:
+    """Start the pool's process; return its pid and how long another may take."""
+    began = time.monotonic()
+    pid = value(await pool.run(call("pid")))
+    return pid, max(WHOLE_AGAIN_S, 3 * (time.monotonic() - began))
 
 
 async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
@@ -299,7 +308,7 @@ async def test_a_death_is_told_and_the_pool_is_whole_again(
     pools: Pools, how: str, code: int | None, number: int | None, words: str
 ) -> None:
     pool = pools()
-    before = value(await pool.run(call("pid")))
+    before, limit_s = await started(pool)
     died = await pool.run(call("die", how=how))
     assert isinstance(died, Died)
     assert (died.exit_code, died.signal) == (code, number)
@@ -308,7 +317,7 @@ async def test_a_death_is_told_and_the_pool_is_whole_again(
     assert is_gone(before)
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != before
-    assert time.monotonic() - began < WHOLE_AGAIN_S
+    assert time.monotonic() - began < limit_s
 
 
 async def test_a_process_that_closes_its_line_is_killed(
@@ -331,13 +340,13 @@ async def test_a_crash_is_told_with_the_line_of_the_task(pools: Pools) -> None:
 
 async def test_memory_that_runs_out_is_an_exception_and_a_fresh_process(pools: Pools) -> None:
     pool = pools(memory_bytes_max=2 << 30)
-    before = value(await pool.run(call("pid")))
+    before, limit_s = await started(pool)
     raised = await pool.run(call("use_memory", size_bytes=4 << 30))
     assert isinstance(raised, Raised)
     assert raised.error.type == "MemoryError"
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != before
-    assert time.monotonic() - began < WHOLE_AGAIN_S
+    assert time.monotonic() - began < limit_s
 
 
 async def test_one_death_leaves_the_other_calls_alone(pools: Pools) -> None:
@@ -386,6 +395,7 @@ async def test_a_task_that_forks_gives_one_result(pool: ProcessPool) -> None:
 @pytest.mark.parametrize("how", ["asleep", "in C", "with a program"])
 async def test_a_timeout_leaves_no_process_behind(pools: Pools, how: str) -> None:
     pool = pools()
+    _, limit_s = await started(pool)
     heard = Heard()
     begun: list[int] = []
     running = asyncio.create_task(pool.run(call("hang", how=how), heard, on_begin=begun.append))
@@ -394,12 +404,12 @@ async def test_a_timeout_leaves_no_process_behind(pools: Pools, how: str) -> Non
     with pytest.raises(asyncio.CancelledError):
         await running
     assert is_gone(begun[0])
-    started = [int(pid) for pid, _, _ in heard.reports]
-    await until(lambda: all(map(is_gone, started)))
-    assert len(started) == (how == "with a program")
+    programs = [int(pid) for pid, _, _ in heard.reports]
+    await until(lambda: all(map(is_gone, programs)))
+    assert len(programs) == (how == "with a program")
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != begun[0]
-    assert time.monotonic() - began < WHOLE_AGAIN_S
+    assert time.monotonic() - began < limit_s
 
 
 async def test_timeouts_around_run_are_timeouts(pools: Pools) -> None:
