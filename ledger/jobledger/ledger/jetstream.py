@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
-import operator
 import re
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
@@ -14,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.chain_reader import ChainReader
 from jobledger.ledger.codec import Message, Stored, read_message
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import (
@@ -25,10 +24,9 @@ from jobledger.ledger.errors import (
     ServerUnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, only_jobs
 from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
@@ -38,8 +36,6 @@ _FULL: Final = frozenset({10023, 10047, 10077})
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 _TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
-_CHAIN_BATCH: Final = 256
-_CHAIN_TOKENS: Final = 5
 _PRESENT_BYTES_MAX: Final = 4 << 20
 _READ_TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 0.05
@@ -84,6 +80,7 @@ class JetStreamLog:
         self._looking: set[asyncio.Task[None]] = set()
         self.writer = Writer(publisher, commit=commit)
         connection.lost_listeners.append(self.writer.forget_observations)
+        self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), _message)
 
     async def append(self, entries: Sequence[Entry]) -> int:
         """Store the entries as one; see `Log.append`.
@@ -180,36 +177,8 @@ class JetStreamLog:
         return f"within {self._append_timeout_s:g} s"
 
     async def read_chain(self, chain: str) -> list[Stored]:
-        """Return the events of a chain; see `Log.read_chain`.
-
-        The server finds the newest message of each subject at once, while looking for the next one that fits a
-        wildcard makes it read whole blocks. So a job's chain is put together subject by subject, and the hash that
-        each event has of the one before says whether it is whole.
-        """
-        if _is_one_jobs(chain):
-            request = {"multi_last": [chain], "batch": _CHAIN_BATCH}
-            events = jobs_among(await self._read(request, batch=True))
-            if _is_whole(events):
-                return events
-            pages = [self._read_pages(subject) for subject in {event.subject for event in events}]
-            events = jobs_among(itertools.chain.from_iterable(await asyncio.gather(*pages)))
-            events.sort(key=_stream_sequence)
-            if _is_whole(events):
-                return events
-        return jobs_among(await self._read_pages(chain))  # it grew meanwhile, a replica lags, or it is broken
-
-    async def _read_pages(self, subject: str) -> list[Message]:
-        """Return every message that fits `subject`, in stream order, as one replica has them."""
-        found: list[Message] = []
-        while True:
-            start = found[-1].stream_sequence + 1 if found else 1
-            page = await self._read(
-                {"seq": start, "next_by_subj": subject, "batch": _CHAIN_BATCH},
-                batch=True,
-            )
-            found.extend(page)
-            if len(page) < _CHAIN_BATCH:
-                return found
+        """Return the events of a chain; see `Log.read_chain`."""
+        return await self._chains.read(chain)
 
     async def last(self, chain: str) -> Message | None:
         """Return the newest message of a chain; see `Log.last`."""
@@ -350,31 +319,6 @@ class JetStreamLog:
         async with contextlib.aclosing(feed.batches(until=until)) as batches:
             async for batch in batches:
                 yield batch
-
-
-def _is_one_jobs(chain: str) -> bool:
-    """Return whether a filter is that of one job's chain: `<ledger>.job.<queue>.<job_id>.>`."""
-    tokens = chain.split(".")
-    return len(tokens) == _CHAIN_TOKENS and tokens[1] == "job" and tokens[-1] == ">" and "*" not in tokens
-
-
-def _is_whole(events: list[Stored]) -> bool:
-    """Return whether these are all events of a job's chain up to the last of them, in order."""
-    if events and not _begins(events[0].event):
-        return False
-    previous = ""
-    for event in events:
-        if event.event.prev != previous:
-            return False
-        previous = event.hash
-    return True
-
-
-def _begins(event: JobEvent) -> bool:
-    return isinstance(event, Scheduled | Held) or (isinstance(event, Queued) and event.cause == "new")
-
-
-_stream_sequence = operator.attrgetter("stream_sequence")
 
 
 def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None:
