@@ -542,7 +542,7 @@ async def test_a_module_that_cannot_be_imported_is_told_and_not_tried_for_ever(
     [
         (
             "import os; os._exit(9)",
-            "while loading .*, the process running the task ended itself with exit code 9",
+            "while it loaded .*, a process ended itself with exit code 9; see the worker's error",
         ),
         ("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0"),
         ("x = 1", "holds no task"),
@@ -699,7 +699,8 @@ async def test_a_process_says_that_the_worker_was_silent(pools: Pools) -> None:
     died = await hanging
     assert isinstance(died, Died)
     assert died.signal == signal.SIGKILL
-    assert died.traceback.startswith("the worker gave no sign of life for 0.3 s")
+    words = "the process running the task ended itself: the worker gave no sign of life for 0.3 s"
+    assert died.sentence.startswith(words)
 
 
 def test_the_errors_are_the_ledger_s() -> None:

@@ -180,7 +180,8 @@ class ChildProcess:
             raise ChildStartError(message.sentence)
         if not isinstance(message, Ready):
             names = ", ".join(setup.modules)
-            raise ChildStartError(f"while loading {names}, {(await self._death()).sentence}")
+            sentence = (await self._death()).sentence.replace("the process running the task", "a process")
+            raise ChildStartError(f"while it loaded {names}, {sentence}; see the worker's error output")
 
     @property
     def is_alive(self) -> bool:
@@ -299,6 +300,8 @@ class ChildProcess:
         if code != -signal.SIGKILL:
             self._killed_for = ""  # it was not our doing
         trace = _user_part(os.pread(self._faults.fileno(), _TRACEBACK_MAX, 0).decode("utf-8", "replace"))
+        if code == -signal.SIGKILL and trace and not self._killed_for:
+            return Died(sentence=f"the process running the task ended itself: {trace}", signal=-code)
         sentence = self._killed_for or _sentence(code)
         if code < 0:
             return Died(sentence=sentence, signal=-code, traceback=trace)
