@@ -98,6 +98,26 @@ Grace = Annotated[
         help="How long running attempts may go on after a stop was asked for.",
     ),
 ]
+Pool = Annotated[
+    int | None,
+    typer.Option(
+        "--pool",
+        min=1,
+        envvar="JOBLEDGER_POOL",
+        metavar="N",
+        help='Processes for tasks with run_in="process", per worker. (default: one per CPU)',
+    ),
+]
+PoolMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--pool-memory",
+        min=64,
+        envvar="JOBLEDGER_POOL_MEMORY",
+        metavar="MIB",
+        help="Address space of each of them, in MiB. (default: no limit)",
+    ),
+]
 Processes = Annotated[
     int | None,
     typer.Option(

@@ -33,6 +33,8 @@ def worker(
     concurrency: options.Concurrency = 100,
     grace: options.Grace = 30.0,
     processes: options.Processes = None,
+    pool: options.Pool = None,
+    pool_memory: options.PoolMemory = None,
     reload: Annotated[
         bool,
         typer.Option(
@@ -63,6 +65,8 @@ def worker(
         weights=weights,
         concurrency=concurrency,
         grace_s=grace,
+        pool_size=pool,
+        pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
         supervisor=parent.identity if parent is not None else "",
     )
     target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
