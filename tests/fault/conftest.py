@@ -55,21 +55,33 @@ def environment() -> str:
 
 
 @pytest.fixture
-def connected(server: EmbeddedServer, environment: str) -> ConnectTo:
+def lease_s() -> float:
+    """A short one; overridden where the default is what is tried."""
+    return 3.0
+
+
+@pytest.fixture
+def connected(server: EmbeddedServer, environment: str, lease_s: float) -> ConnectTo:
     """Connect to the test's environment; the first who does makes it."""
 
     def make(url: str | None = None, **settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        given: dict[str, Any] = {"ledger_bytes_max": 1 << 30, "lease_s": 3.0, **settings}
+        given: dict[str, Any] = {"ledger_bytes_max": 1 << 30, "lease_s": lease_s, **settings}
         return connect(url or server.url, environment=environment, **given)
 
     return make
 
 
 @pytest.fixture
-async def ledger(connected: ConnectTo) -> AsyncIterator[Ledger]:
-    """One client, with consumers that deliver again after two seconds of silence."""
+def ack_wait_s() -> float:
+    """A short one; overridden where the default is what is tried."""
+    return 2.0
+
+
+@pytest.fixture
+async def ledger(connected: ConnectTo, ack_wait_s: float) -> AsyncIterator[Ledger]:
+    """One client, and the consumers of its workers."""
     async with connected() as made:
-        await make_consumers(made, "work", ack_wait_s=2.0)
+        await make_consumers(made, "work", ack_wait_s=ack_wait_s)
         yield made
 
 

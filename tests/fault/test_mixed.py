@@ -85,6 +85,8 @@ async def test_twenty_thousand_jobs_under_a_nemesis(
     )
     assert wrong == {}
     rerun_s = max(proof.judged.rerun_s, default=0.0)
+    for stored in await (await ledger.job(proof.judged.slowest)).history() if rerun_s else []:
+        print(stored.stream_sequence, stored.stored_at, str(stored.data)[:250])
     print(f"{dict(nemesis.done)} {proof.report.text()} {settled_s=:.1f} {rerun_s=:.1f}", producer.cancels)
     record(
         "all",

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from tests.support.traces import Faults, Judged, judge
+from tests.support.traces import Faults, Judged, judge, read
 
 from jobledger.ledger import Ledger
 from jobledger.ledger.audit import Expected, Report, leftovers, verify
 
-_NOTHING: Final = Judged(0, [], [], [], [])
+_NOTHING: Final = Judged(0, [], [], [], "", [])
 _SHOWN_MAX: Final = 20
 
 
@@ -74,10 +74,7 @@ async def _unrecorded(ledger: Ledger, trace: Path) -> list[str]:
             words = message.subject.split(".")
             if words[-1] == "started":
                 claims[words[-2]] += 1
-    ran: Counter[str] = Counter()
-    for line in trace.read_text(encoding="utf-8").splitlines() if trace.exists() else ():
-        word, job, *_ = line.split()
-        ran[job] += word == "start"
+    ran = Counter(each.job for each in read(trace)[0])
     return [
         f"unrecorded: {job} ran {count} times, the ledger has {claims[job]} claims"
         for job, count in ran.items()

@@ -117,6 +117,8 @@ class Proxy:
                 group.create_task(self._pass(down, writer))
         except* (OSError, asyncio.IncompleteReadError, ValueError):
             pass
+        except* RuntimeError:  # uvloop's word for a transport that was aborted meanwhile
+            pass
         finally:
             to_server.transport.abort()
             writer.transport.abort()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,7 +45,8 @@ class Judged(NamedTuple):
     executions: int
     overlaps: list[str]  #: a sentence each
     repeated: list[str]  #: attempts that ran twice
-    rerun_s: list[float]  #: from the death of an execution's process to the next execution of the job
+    rerun_s: list[float]  #: from the death of an execution's process to the next attempt, where that got as far as running
+    slowest: str  #: the job of the longest of them
     zombie_s: list[float]  #: how long executions went on after a freeze that cost them their job
 
 
@@ -79,10 +81,10 @@ def judge(path: Path, faults: Faults | None = None) -> Judged:
     for each in executions:
         by_job[each.job].append(each)
     overlaps: list[str] = []
-    rerun_s: list[float] = []
+    rerun: list[tuple[float, str]] = []
     zombie_s: list[float] = []
     for job, runs in by_job.items():
-        for one, other in zip(runs, runs[1:], strict=False):
+        for one, other in pairwise(runs):
             over_at = _over_at(one, deaths, faults.freezes)
             if over_at is None:
                 continue
@@ -90,15 +92,17 @@ def judge(path: Path, faults: Faults | None = None) -> Judged:
                 overlaps.append(
                     f"{job}: attempt {other.attempt} began {over_at - other.began:.3f} s before {one.attempt} was over"
                 )
-            if one.ended is None:
-                rerun_s.append(other.began - over_at)
-            elif over_at < one.ended:
+            if one.ended is None and other.attempt == one.attempt + 1:
+                rerun.append((other.began - over_at, job))
+            elif one.ended is not None and over_at < one.ended:
                 zombie_s += [one.ended - each.ended for each in _around(one, faults.freezes)]
     times = Counter((each.job, each.attempt) for each in executions)
     repeated = [
         f"{job}: attempt {attempt} ran {count} times" for (job, attempt), count in times.items() if count > 1
     ]
-    return Judged(len(executions), overlaps, repeated, rerun_s, zombie_s)
+    rerun_s = [seconds for seconds, _ in rerun]
+    slowest = max(rerun)[1] if rerun else ""
+    return Judged(len(executions), overlaps, repeated, rerun_s, slowest, zombie_s)
 
 
 def _over_at(run: Execution, deaths: dict[int, float], freezes: list[Freeze]) -> float | None:

@@ -93,15 +93,16 @@ async def until_there(context: Context, gate: str, note: str = "") -> int:
 
 @task(queue=QUEUE, backoff=_SOON)
 async def block(context: Context, seconds: float, how: str = "sleep", note: str = "") -> int:
-    """Keep the event loop from doing anything else, by a call that waits or by one that holds the interpreter."""
+    """Keep the event loop from doing anything else, at first, by a call that waits or one that holds the interpreter."""
     with traced(context):
-        _hold(seconds, how)
+        if context.attempt == 1:
+            _hold(seconds, how)
     return context.attempt
 
 
-@task(queue=QUEUE, backoff=_SOON)
-def block_in_thread(context: Context, seconds: float, how: str = "sleep", note: str = "") -> int:
-    """As `block`, in a thread: one that holds the interpreter keeps everything else from running, too."""
+@task(queue=QUEUE, backoff=_SOON, run_in="process")
+def block_in_process(context: Context, seconds: float, how: str = "sleep", note: str = "") -> int:
+    """As `block`, in a process of the pool, every time."""
     with traced(context):
         _hold(seconds, how)
     return context.attempt
@@ -146,7 +147,7 @@ async def die(context: Context, how: str, note: str = "") -> None:
         if how == "memory":
             raise MemoryError
         if how == "hang":
-            await asyncio.sleep(3600)
+            time.sleep(3600)  # noqa: ASYNC251 - that is the poison
         mark("exit", context)
         if how == "exit":
             os._exit(7)
