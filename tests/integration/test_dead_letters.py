@@ -261,6 +261,50 @@ async def test_a_job_whose_advisory_was_lost_is_found(ledger: Ledger) -> None:
     assert [await dispatches(job) for job in jobs] == [["new", "redispatched"]] * 20
 
 
+async def test_several_reconcilers_dispatch_each_stranded_job_anew_once(connected: Connect) -> None:
+    async with connected() as one, connected() as two, connected() as three:
+        await make_consumer(one, 1)
+        jobs = [await one.enqueue(send, n) for n in range(300)]
+        async with Puller(one):
+            await until_advised(one, 300)
+        ledgers = (one, two, three)
+        async with contextlib.AsyncExitStack() as stack:
+            for each in ledgers:
+                await stack.enter_async_context(reacting(reconciler(each), ledger=each))
+            for job in jobs:
+                await has_dispatches(job, 2)
+        assert [await dispatches(job) for job in jobs] == [["new", "redispatched"]] * 300
+
+
+async def test_a_backlog_in_one_queue_keeps_nobody_from_finding_the_jobs_of_another(ledger: Ledger) -> None:
+    await make_consumer(ledger, 1)
+    await make_consumer(ledger, 1, queue="crowded")
+    for n in range(50):
+        await ledger.enqueue(send.options(queue="crowded"), n)
+    job = await ledger.enqueue(send, 1)
+    async with Puller(ledger):
+        await until_advised(ledger, 1)
+    looks = _Looks(ledger)
+    async with reacting(looks, ledger=ledger):
+        await has_dispatches(job, 2)
+    assert {ref.queue for ref in looks.seen} == {"post"}
+    assert not any(lane.own for lane in await looks.lanes() if "crowded" in lane.worker)
+
+
+async def test_where_consumers_are_many_the_reconciler_makes_no_more(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jobledger.workers.reconciler._CONSUMERS_MAX", 1)
+    await make_consumer(ledger, 1)
+    job = await ledger.enqueue(send, 1)
+    async with Puller(ledger):
+        await until_advised(ledger, 1)
+    looks = _Looks(ledger)
+    assert await looks.lanes() == await looks.lanes() == []
+    assert caplog.text.count("the reconciler makes none for further queues") == 1
+    assert await dispatches(job) == ["new"]
+
+
 async def test_without_any_advisory_three_dispatches_in_vain_make_a_dead_letter_too(ledger: Ledger) -> None:
     gone: list[Job] = []
     await make_consumer(ledger, 1)
