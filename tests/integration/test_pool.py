@@ -546,7 +546,6 @@ async def test_a_module_that_cannot_be_imported_is_told_and_not_tried_for_ever(
         ),
         ("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0"),
         ("x = 1", "holds no task"),
-        ("import time; time.sleep(600)", "a process did not load .* within 1 s"),
     ],
 )
 async def test_a_process_that_does_not_start_is_told(
@@ -554,26 +553,30 @@ async def test_a_process_that_does_not_start_is_told(
 ) -> None:
     module = tmp_path / "bad_tasks.py"
     module.write_text(text)
-    pool = pools(str(module), start_s=1)
     with pytest.raises(ChildStartError, match=words):
-        await pool.run(call("pid"))
+        await pools(str(module)).run(call("pid"))
+
+
+async def test_a_module_that_takes_for_ever_to_import_is_given_up(pools: Pools, tmp_path: Path) -> None:
+    module = tmp_path / "slow_tasks.py"
+    module.write_text("import time; time.sleep(600)")
+    with pytest.raises(ChildStartError, match=r"a process did not load .* within 0.5 s"):
+        await pools(str(module), start_s=0.5).run(call("pid"))
 
 
 async def test_calls_wait_for_a_process_that_lives_when_no_other_starts(pools: Pools, tmp_path: Path) -> None:
-    module = tmp_path / "once_tasks.py"
-    once = tmp_path / "once"
+    module, once, go = tmp_path / "once_tasks.py", tmp_path / "once", tmp_path / "go"
     module.write_text(
         "import time\nfrom pathlib import Path\nfrom jobledger.ledger import task\n\n"
         f"Path({str(once)!r}).touch(exist_ok=False)\n\n"
-        "@task\ndef nap() -> int:\n    time.sleep(0.5)\n    return 5\n"
+        f"@task\ndef wait() -> int:\n    while not Path({str(go)!r}).exists():\n        time.sleep(0.01)\n    return 5\n"
     )
     pool = pools(str(module), size=2)
-    assert value(await pool.run(call("nap"))) == 5
-    assert [value(each) for each in await asyncio.gather(*(pool.run(call("nap")) for _ in range(2)))] == [
-        5,
-        5,
-    ]
-    assert pool._start_error is not None
+    calls = [asyncio.create_task(pool.run(call("wait"))) for _ in range(3)]
+    await until(lambda: pool._start_error is not None)
+    go.touch()
+    assert [value(await each) for each in calls] == [5, 5, 5]
+    assert len(pool.pids) == 1
 
 
 def test_a_pool_needs_modules_and_sensible_settings() -> None:
