@@ -2,7 +2,7 @@
 
 A projection: the ledger's events name the moments, and what is lost here is set again from them. A timer fires a
 little early, because the server fires at most four times a second; who hears it waits for the rest. Nothing here
-decides anything about a job. Source: ADR 008.
+decides anything about a job. Source: ADR 009.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two reactors. One reads the ledger's waits and sets a timer for each in the TIMERS stream; the other hears those
 that fire and dispatches their jobs, on condition that the job still waits the same wait. So a job cancelled or
-moved on meanwhile stays as it is, and hearing a timer twice is harmless. Source: ADR 008.
+moved on meanwhile stays as it is, and hearing a timer twice is harmless. Source: ADR 009.
 """
 
 from __future__ import annotations
