@@ -190,6 +190,20 @@ async def test_hooks_hear_of_a_dead_letter_that_the_worker_made(ledger: Ledger) 
     assert [(notice.job_id, notice.attempt, notice.reason) for notice in TOLD] == [(job.id, 0, "max_deliver")]
 
 
+async def test_hooks_hear_of_a_job_whose_worker_died_over_its_last_attempt(ledger: Ledger) -> None:
+    TOLD.clear()
+    job = await ledger.enqueue(send.options(max_attempts=1), 1)
+    await start(ledger, job.ref, "w-1-abc")  # which has no lease
+    async with working(ledger, send, reactors=False):
+        await becomes(job, JobState.DEAD_LETTERED)
+        async with asyncio.timeout(LIMIT_S):
+            while not TOLD:
+                await asyncio.sleep(0.02)
+    assert [(notice.job_id, notice.attempt, notice.reason) for notice in TOLD] == [(job.id, 1, "exhausted")]
+    assert TOLD[0].error is not None
+    assert TOLD[0].error.message == "worker w-1-abc died while running the last attempt"
+
+
 async def test_what_other_consumers_give_up_is_their_own_business(ledger: Ledger) -> None:
     names = ledger.names
     config = consumer_config(names.dispatches("post", "normal"), ack_wait_s=1.0, ack_pending_max=10)

@@ -163,6 +163,8 @@ class Attempts:
             self._intake.drop(delivery)
 
     def _settle(self, delivery: Delivery, verdict: NotOurs) -> None:
+        if verdict.ended is not None:
+            self._announce(verdict.ended, self._lease.identity)
         if verdict.settle == "ack":
             self._intake.ack(delivery)
         elif verdict.settle == "nak":
@@ -262,7 +264,7 @@ class Attempts:
             self._ledger.hints.tell(job.notify, JobRef(queue=job.queue, job_id=job.id))
         if job.state is JobState.COMPLETED:
             self._hooks.tell("success", job, worker=identity)
-        elif job.attempts[-1].state == "failed":
+        elif job.attempts and job.attempts[-1].state == "failed":
             self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
         if job.state is JobState.DEAD_LETTERED:
             self._hooks.tell(

@@ -39,6 +39,7 @@ class NotOurs(msgspec.Struct, frozen=True):
 
     settle: Literal["ack", "nak", "keep"]
     delay_s: float = 0.0  #: of a nak
+    ended: Job | None = None  #: the job, if it came to its end here
 
 
 Verdict = Claimed | NotOurs
@@ -86,8 +87,8 @@ class Claimer:
 
     async def _start(self, chain: Chain, job: Job) -> Verdict:
         if not job.attempts_left:
-            await commit(self._ledger.log, chain, decide(job, DeadLetter(reason="exhausted"), self._stamp()))
-            return _DONE
+            events = decide(job, DeadLetter(reason="exhausted"), self._stamp())
+            return NotOurs("ack", ended=(await commit(self._ledger.log, chain, events)).job)
         command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
         return Claimed(await commit(self._ledger.log, chain, decide(job, command, self._stamp())))
 
@@ -110,7 +111,7 @@ class Claimer:
         after = await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
         if after.job is not None and after.job.state is JobState.RUNNING:
             return Claimed(after)
-        return _DONE  # it was to be cancelled, or had no attempt left
+        return NotOurs("ack", ended=after.job)  # it was to be cancelled, or had no attempt left
 
     def _stamp(self) -> Stamp:
         return self._ledger.stamp(self._lease.identity)
