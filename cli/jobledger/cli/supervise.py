@@ -21,6 +21,7 @@ from jobledger.workers.supervisor import Supervisor, SupervisorConfig
 
 #: Ours alone: a child gets the server by variable, as an address may hold a password that `ps` would show.
 _NOT_FOR_CHILDREN: Final = ("JOBLEDGER_PROCESSES",)
+_LEASES_OF_SILENCE: Final = 2
 
 
 class Crew(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,10 @@ def _command(
         for value in values:
             words += [option, value]
     words += ["--concurrency", str(config.concurrency), "--grace", str(config.grace_s)]
+    if config.pool_size is not None:
+        words += ["--pool", str(config.pool_size)]
+    if config.pool_memory_bytes_max is not None:
+        words += ["--pool-memory", str(config.pool_memory_bytes_max >> 20)]
     if target.environment:
         words += ["--environment", target.environment]
     if target.ledger_bytes_max is not None:
@@ -80,6 +85,9 @@ async def _supervise(
 ) -> int:
     code = FAILED
     async with opened(target) as ledger, anyio.create_task_group() as group:
+        # Twice the lease: whatever a process that silent still runs is somebody else's by now.
+        silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
+        patience = msgspec.structs.replace(patience, silence_s=silence_s)
         supervisor = Supervisor(ledger.leases, command, patience, environment=_environment(target))
         asked = False
 

@@ -1,7 +1,7 @@
 """A worker process's end of the line to its supervisor: a socket that it inherited, words with a newline each.
 
-Up: `identity NAME` before anything is done under NAME, and `ready`. Down: `stop` and `now`. The line's end means that
-the supervisor is gone. Signals are no part of it: a process manager sends them to every process of a service, and
+Up: `identity NAME` before anything is done under NAME, `ready`, and `beat` while the event loop turns. Down: `stop`
+and `now`. The line's end means that the supervisor is gone. Signals are no part of it: a process manager sends them to every process of a service, and
 the stop that is then also passed on by the supervisor must not look like a second one, which ends the grace.
 """
 
@@ -21,6 +21,8 @@ STOP: Final = "stop"
 NOW: Final = "now"
 READY: Final = "ready"
 IDENTITY: Final = "identity"
+BEAT: Final = "beat"
+BEAT_S: Final = 1.0
 _READ_BYTES: Final = 4096
 
 
@@ -81,9 +83,14 @@ class Parent:
         self._lines.send(READY)
 
     async def watch(self, on_stop: Callable[[], None], on_now: Callable[[], None]) -> None:
-        """Pass on what the supervisor asks for, and its own end as `on_stop`; return after that."""
+        """Pass on what the supervisor asks for, and its own end as `on_stop`; return after that.
+
+        Says meanwhile that the event loop turns: a process whose loop a task blocks for ever is of no use.
+        """
         while not self._lines.ended:
-            await anyio.wait_readable(self._lines.socket)
+            self._lines.send(BEAT)
+            with anyio.move_on_after(BEAT_S):
+                await anyio.wait_readable(self._lines.socket)
             for word in self._lines.read():
                 if word == STOP:
                     on_stop()

@@ -23,7 +23,7 @@ import msgspec
 
 from jobledger.ledger.errors import ConfigurationError, LedgerError
 from jobledger.ledger.identity import new_identity
-from jobledger.workers.supervised import IDENTITY, NOW, READY, STOP, Lines
+from jobledger.workers.supervised import BEAT_S, IDENTITY, NOW, READY, STOP, Lines
 
 logger = logging.getLogger("jobledger.workers.supervisor")
 
@@ -38,6 +38,7 @@ _LAST_BREATH_S: Final = 0.5
 _LEASE_END_S: Final = 60.0
 _LEASE_RETRY_S: Final = 0.5
 _LAST_LEASES_S: Final = 5.0
+_SILENCE_S_MIN: Final = 2 * BEAT_S
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     restart_s_first: float = 0.1  #: pause before a dead child's successor; doubled for each further death
     restart_s_max: float = 30.0
     healthy_s: float = 10.0  #: a child that lived so long begins the pauses anew
+    silence_s: float | None = None  #: a child whose event loop stood still for so long is killed; None: never
     reload: bool = False  #: a child that cannot start waits for `restart` instead of ending everything
 
     def __post_init__(self) -> None:
@@ -63,6 +65,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             message = (
                 f"restart_s_first must be above 0 and at most restart_s_max, got {self.restart_s_first!r}"
             )
+            raise ConfigurationError(message)
+        if self.silence_s is not None and self.silence_s < _SILENCE_S_MIN:
+            message = f"silence_s must be at least {_SILENCE_S_MIN:g}, got {self.silence_s!r}"
             raise ConfigurationError(message)
 
     def pause_s(self, deaths: int) -> float:
@@ -99,6 +104,7 @@ class Child:
         self.started_at = anyio.current_time()
         self.kill_at = math.inf
         self.identities: deque[str] = deque(maxlen=_IDENTITIES_MAX)
+        self.heard_at = self.started_at
         self.is_ready = False
         self.is_replaced = False  #: it was asked to make room for a successor
 
@@ -110,6 +116,7 @@ class Child:
     def hear(self) -> None:
         """Take in what the child has told."""
         for line in self._lines.read():
+            self.heard_at = anyio.current_time()
             word, _, name = line.partition(" ")
             if word == IDENTITY and name not in self.identities:
                 self.identities.append(name)
@@ -284,8 +291,22 @@ class Supervisor:
             if anyio.current_time() >= child.kill_at:
                 logger.error("worker process %d did not stop in time: it is killed", child.pid)
                 child.kill()
+            elif self._is_silent(child):
+                logger.error(
+                    "worker process %d has not been heard of for %.0f s, its lease is over: it is killed. "
+                    "A task may block its event loop: see its log",
+                    child.pid,
+                    self._config.silence_s,
+                )
+                child.kill()
+                child.heard_at = math.inf
             await anyio.sleep(_POLL_S)
         self._hear(child)
+
+    def _is_silent(self, child: Child) -> bool:
+        """Whether its event loop stands still, once it was ready: importing a program may block for long."""
+        limit_s = self._config.silence_s
+        return limit_s is not None and child.is_ready and anyio.current_time() - child.heard_at >= limit_s
 
     def _hear(self, child: Child) -> None:
         child.hear()
