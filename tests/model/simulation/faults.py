@@ -48,7 +48,7 @@ class Faults:
             self.active -= RULE_BREAKERS
         self.active |= always
         self.breaks_rules = bool(self.active & RULE_BREAKERS)
-        self.until = random.choice((1.0, 4.0, 8.0, 20.0)) * (0.5 + random.random())
+        self.until = random.choice((0.5, 2.0, 5.0, 12.0)) * (0.5 + random.random())
         self._chances = {kind: chance for kind, chance in MESSAGE_FAULTS.items() if kind in self.active}
 
     @property

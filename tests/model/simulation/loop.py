@@ -7,6 +7,7 @@ may freeze or crash. Time passes only when nobody has anything to do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from asyncio import events
 from collections import deque
@@ -65,8 +66,8 @@ class World:
         self.processes: list[Process] = []
         self.runnable: list[Process] = []
         self.stopped = False
-        self._future: list[tuple[float, int, Handle]] = []
-        self._number = 0
+        self.future: list[tuple[float, int, Handle]] = []
+        self.number = 0
 
     def at(self, when: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Call something that belongs to no process."""
@@ -78,54 +79,51 @@ class World:
         return self.at(self.now + delay, callback, *args)
 
     def push(self, when: float, handle: Handle) -> None:
-        self._number += 1
-        heappush(self._future, (when, self._number, handle))
+        self.number += 1
+        heappush(self.future, (when, self.number, handle))
 
     def run(self, until: float) -> None:
         """Let time pass until somebody sets `stopped`.
 
         Raises: StuckError.
         """
-        runnable = self.runnable
-        random = self.random.random
+        runnable, random, future = self.runnable, self.random.random, self.future
         try:
             while not self.stopped:
                 if runnable:
                     count = len(runnable)
                     process = runnable[0] if count == 1 else runnable[int(random() * count)]
-                    self.steps += 1
-                    if self.steps > _STEPS_MAX:
-                        raise StuckError(f"{_STEPS_MAX:,} steps, {self.now:.1f} s")
                     process.step()
-                else:
-                    self._advance(until)
+                    continue
+                if not future:
+                    raise StuckError("nothing is going to happen any more")
+                when, _, handle = heappop(future)
+                callback = handle.callback
+                if callback is None:
+                    continue
+                if when > self.now:
+                    if when > until:
+                        raise StuckError(f"not at rest after {until:.0f} s")
+                    self.now = when
+                owner = handle.process
+                if owner is None:
+                    callback(*handle.args)
+                elif owner.frozen:
+                    owner.make_ready(handle)
+                elif owner.alive:  # nobody else has anything to do: at once
+                    owner.take(handle, callback)
         finally:
             events._set_running_loop(None)
             self.current = None
-
-    def _advance(self, until: float) -> None:
-        if not self._future:
-            raise StuckError("nothing is going to happen any more")
-        when, _, handle = heappop(self._future)
-        callback = handle.callback
-        if callback is None:
-            return
-        if when > self.now:
-            if when > until:
-                raise StuckError(f"not at rest after {until:.0f} s")
-            self.now = when
-        process = handle.process
-        if process is None:
-            callback(*handle.args)
-        elif process.alive:
-            process.make_ready(handle)
 
     def end(self) -> None:
         """Let go of everything; the tasks that are left end with their last reference."""
         for process in self.processes:
             process.kill()
-        self._future.clear()
+        self.future.clear()
         self.runnable.clear()
+        for process in self.processes:
+            process.dissolve()
 
 
 class Process:
@@ -168,23 +166,31 @@ class Process:
             self.world.runnable.remove(self)
 
     def step(self) -> None:
+        """Do what has been ready for longest."""
+        ready = self._ready
+        handle = ready.popleft()
+        if not ready:
+            self._listed = False
+            self.world.runnable.remove(self)
+        if handle.callback is not None:
+            self.take(handle, handle.callback)
+
+    def take(self, handle: Handle, callback: Callable[..., Any]) -> None:
         """Do one thing; then perhaps something happens to this process."""
         world = self.world
-        handle = self._ready.popleft()
-        callback = handle.callback
-        if callback is not None:
-            if world.current is not self:
-                events._set_running_loop(cast("asyncio.AbstractEventLoop", self))
-                world.current = self
-            try:
-                if handle.context is None:
-                    callback(*handle.args)
-                else:
-                    handle.context.run(callback, *handle.args)
-            except Exception as error:  # noqa: BLE001 - asyncio would log it and go on; here it is a finding
-                self.errors.append(f"{self.name}: a callback raised {error!r}")
-        if not self._ready:
-            self._unlist()
+        world.steps += 1
+        if world.steps > _STEPS_MAX:
+            raise StuckError(f"{_STEPS_MAX:,} steps, {world.now:.1f} s")
+        if world.current is not self:
+            events._set_running_loop(cast("asyncio.AbstractEventLoop", self))
+            world.current = self
+        try:
+            if handle.context is None:
+                callback(*handle.args)
+            else:
+                handle.context.run(callback, *handle.args)
+        except Exception as error:  # noqa: BLE001 - asyncio would log it and go on; here it is a finding
+            self.errors.append(f"{self.name}: a callback raised {error!r}")
         self.fuse -= 1
         if self.fuse <= 0 and self.alive:
             self.fuse = _NEVER
@@ -223,6 +229,17 @@ class Process:
         for told in self.on_death:
             told()
 
+    def dissolve(self) -> None:
+        """Close what was never finished, so that little is left for the garbage collector."""
+        for task in self._tasks:
+            if not task.done():
+                with contextlib.suppress(BaseException):  # some do not want to be closed, and nobody cares
+                    cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+        self._tasks.clear()
+        self._ready.clear()
+        self.on_death.clear()
+        self.on_fuse = None
+
     # What asyncio needs of a loop.
 
     def time(self) -> float:
@@ -240,10 +257,13 @@ class Process:
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = Handle(callback, args, self, context)
+        handle: Any = Handle(callback, args, self, context)
         if self.alive:
-            self.make_ready(handle)
-        return cast("asyncio.Handle", handle)
+            self._ready.append(handle)
+            if not self._listed and not self.frozen:
+                self._listed = True
+                self.world.runnable.append(self)
+        return handle  # type: ignore[no-any-return]
 
     def call_soon_threadsafe(
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
@@ -257,7 +277,9 @@ class Process:
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(
+            1000.0 + (self.world.now - self._origin) * self.rate + delay, callback, *args, context=context
+        )
 
     def call_at(
         self,
@@ -266,10 +288,12 @@ class Process:
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = Handle(callback, args, self, context, when)
+        handle: Any = Handle(callback, args, self, context, when)
+        world = self.world
         true = self._origin + (when - 1000.0) / self.rate
-        self.world.push(max(true, self.world.now), handle)
-        return cast("asyncio.TimerHandle", handle)
+        world.number += 1
+        heappush(world.future, (max(world.now, true), world.number, handle))
+        return handle  # type: ignore[no-any-return]
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=cast("asyncio.AbstractEventLoop", self))

@@ -25,7 +25,7 @@ from jobledger.workers.reconciler import Reconciler
 
 _RealRandom = random.Random
 #: Ten minutes in the product; the simulation has no patience.
-RECONCILE_S = 20.0
+RECONCILE_S = 30.0
 
 
 class NoWatchdog:
@@ -65,6 +65,10 @@ class Sources:
 SOURCES = Sources()
 
 
+def _pid() -> int:
+    return 1
+
+
 @contextlib.contextmanager
 def patched() -> Generator[None, None, None]:
     """Own what is random and noisy, and collect garbage only where `collect` is called."""
@@ -75,7 +79,7 @@ def patched() -> Generator[None, None, None]:
     with (
         mock.patch.object(secrets, "token_hex", SOURCES.token_hex),
         mock.patch.object(socket, "gethostname", SOURCES.host),
-        mock.patch.object(os, "getpid", return_value=1),
+        mock.patch.object(os, "getpid", _pid),
         mock.patch.object(random, "Random", SOURCES.new_random),
         mock.patch.object(worker_module, "Watchdog", NoWatchdog),
         mock.patch.object(hosting, "Reconciler", functools.partial(Reconciler, grace_s=RECONCILE_S)),

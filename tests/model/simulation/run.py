@@ -12,7 +12,7 @@ from tests.model.simulation.faults import KINDS
 from tests.model.simulation.patches import patched
 from tests.model.simulation.schedule import Result, Schedule
 
-_COLLECT_EVERY = 25
+_COLLECT_EVERY = 40
 _SHOWN_MAX = 20
 
 
@@ -83,7 +83,7 @@ def run_seeds(
         try:
             for number, seed in enumerate(seeds):
                 totals.add(run_one(seed, always=always))
-                if number % _COLLECT_EVERY == 0:
+                if number % _COLLECT_EVERY == _COLLECT_EVERY - 1:
                     gc.collect()
                 if len(totals.failed) >= failures_max:
                     break

@@ -74,11 +74,11 @@ class Schedule:
         SOURCES.begin(self.world)
         self.faults = Faults(self.random, always)
         pick = self.random.choice
-        self.lease_s = pick((3.0, 3.0, 3.0, 3.0, 6.0, 6.0, 15.0))
+        self.lease_s = pick((2.0, 2.0, 3.0, 3.0, 3.0, 6.0))
         self._settings: dict[str, Any] = {
             "queues": (QUEUE,),
             "concurrency": pick((1, 2, 4)),
-            "ack_wait_s": pick((1.0, 3.0, 10.0)),
+            "ack_wait_s": pick((1.0, 1.0, 3.0, 10.0)),
             "grace_s": pick((0.0, 1.0, 5.0)),
         }
         self._config = pick(_CONFIGS)
@@ -87,8 +87,8 @@ class Schedule:
         self.witness = Witness(self.server)
         self.runs = Runs(self.world, self.witness.check_start)
         self.workers: dict[Process, Worker | None] = {}
-        self.worker_count = pick((1, 2, 2, 2, 3))
-        self.hosts = pick((1, 1, 1, self.worker_count))  # how many of them host the reactors
+        self.worker_count = pick((1, 2, 2, 2, 2, 3))
+        self.hosts = pick((1, 1, 1, 1, self.worker_count))  # how many of them host the reactors
         self.job_count = pick((1, 1, 2, 2, 3, 4, 6))
         self.created: Counter[str] = Counter()
         self.acknowledged: set[str] = set()
@@ -427,10 +427,10 @@ class Havoc:
 
     def _jump(self) -> None:
         process = self._some_worker()
-        process.wall_offset_s += self._random.choice((-60.0, 60.0, -20.0, 20.0, -1.0, 1.0))
+        process.wall_offset_s += self._random.choice((-8.0, 8.0, -3.0, 3.0, -1.0, 1.0))
 
     def _server_jump(self) -> None:
-        self._schedule.server.clock.offset_s += self._random.choice((-20.0, 5.0, 20.0, 60.0))
+        self._schedule.server.clock.offset_s += self._random.choice((-6.0, 2.0, 6.0, 20.0))
 
     def _restart(self) -> None:
         server, world = self._schedule.server, self._schedule.world
