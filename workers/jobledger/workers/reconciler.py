@@ -6,6 +6,7 @@ has an end, or was dispatched anew, is done with; one that is still to be carrie
 that is surely not, or for far too long, is settled as the dead-letter reactor would.
 
 Dispatching a job anew that was not stranded is harmless, since its older dispatch is dropped; it is meant to be rare.
+Source: ADR 010.
 """
 
 from __future__ import annotations

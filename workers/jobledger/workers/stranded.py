@@ -2,6 +2,7 @@
 
 A consumer hands a dispatch out `DELIVERIES_MAX` times and then drops it. Most often its job has an end by then; where
 it has not, the job would wait for ever. The advisory reactor and the reconciler find such jobs and ask here.
+Source: ADR 010.
 """
 
 from __future__ import annotations
