@@ -248,6 +248,21 @@ async def test_a_job_whose_worker_died_over_its_last_delivery_goes_on(connected:
     assert "worker w-2-abc died while running attempt 2, the last one" in dead.error.message
 
 
+async def test_the_reactor_makes_a_lost_stream_of_advisories_anew_and_goes_on(ledger: Ledger) -> None:
+    await make_consumer(ledger, 1)
+    stream = ledger.names.advisories_stream
+    async with Puller(ledger) as puller, reacting(DeadLetterReactor(ledger), ledger=ledger):
+        first = await ledger.enqueue(send, 1)
+        await becomes(first, JobState.DEAD_LETTERED)
+        await api(ledger.inbox, f"STREAM.DELETE.{stream}", {})
+        async with asyncio.timeout(LIMIT_S):
+            while "error" in await api(ledger.inbox, f"STREAM.INFO.{stream}", {}):
+                await asyncio.sleep(0.02)
+        puller.seen.clear()
+        second = await ledger.enqueue(send, 2)
+        await becomes(second, JobState.DEAD_LETTERED)
+
+
 async def test_a_finished_job_is_left_alone_by_a_late_advisory(ledger: Ledger) -> None:
     job = await ledger.enqueue(send, 3)
     async with working(ledger, send):
