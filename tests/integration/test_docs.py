@@ -30,8 +30,8 @@ from jobledger.ledger import Ledger, LedgerConfig, Task, TaskRegistry, connect
 from jobledger.ledger.events import EVENT_CLASSES, Event, Queued, Scheduled
 from jobledger.ledger.json_text import DEPTH_MAX
 from jobledger.ledger.lock_events import LOCK_EVENT_CLASSES, Acquired, Released
+from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.tasks import MAX_ATTEMPTS_DEFAULT
 from jobledger.ledger.transitions import CAUSES, LEGAL
 from jobledger.workers import Worker, WorkerConfig
 

@@ -71,7 +71,7 @@ class Worker:
             self.queues,
             running=lambda: len(self._attempts.running),
             on_lost=self._on_lease_lost,
-            jobs=lambda: (ref.job_id for ref in self._attempts.running),
+            jobs=self._job_ids,
             supervisor=self._config.supervisor,
             announce=announce,
         )
@@ -192,6 +192,9 @@ class Worker:
         for running in list(self._attempts.running.values()):
             if running.identity == identity and not running.in_thread:
                 running.stop("the worker lost its lease")
+
+    def _job_ids(self) -> list[str]:
+        return [ref.job_id for ref in self._attempts.running]
 
     def _running_of(self, task: asyncio.Task[Any]) -> Running | None:
         return next((each for each in list(self._attempts.running.values()) if each.task is task), None)
