@@ -37,7 +37,6 @@ class Witness:
         self.trace: list[tuple[Any, ...]] = []
         self.violations: list[str] = []
         self.stray_starts: list[str] = []
-        self._checker = Checker(server.names)
         self.acked_alive: list[str] = []
         server.on_stored = self.on_stored
         server.on_acked = self.on_acked
@@ -95,12 +94,13 @@ class Witness:
     def all_final(self) -> bool:
         return all(job.is_final for job in self.jobs.values())
 
-    def finish(self, acknowledged: Iterable[str]) -> list[str]:
+    def finish(self, acknowledged: Iterable[str], *, tolerance_s: float) -> list[str]:
         """Return what the product's checker finds in the whole ledger."""
+        checker = Checker(self._server.names, timer_tolerance_s=tolerance_s)
         for stored in self.stored:
-            self._checker.feed(stored)
+            checker.feed(stored)
         expected = Expected(enqueued=[(QUEUE, job) for job in acknowledged], all_final=True)
-        report = self._checker.finish(expected)
+        report = checker.finish(expected)
         return self.violations + [
             f"sequence {each.stream_sequence}: {each.job}: {each.sentence} [{each.rule}]"
             for each in report.violations

@@ -152,6 +152,17 @@ class Consumer:
             request.connection.answer(request.inbox, "", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
         self.server.world.at(request.heard_at + request.heartbeat_s, self._beat, request)
 
+    def delete(self) -> None:
+        """Be gone, with everything that was known of deliveries."""
+        for request in self._waiting:
+            self._end(request, "409 Consumer Deleted")
+        self._waiting.clear()
+        for look in self._looks.values():
+            look.cancel()
+        self.fresh.clear()
+        self.again.clear()
+        self.pending.clear()
+
     def forget(self, connection: SimConnection) -> None:
         """Drop the requests of a connection that is gone."""
         if any(request.connection is connection for request in self._waiting):

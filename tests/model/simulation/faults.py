@@ -29,6 +29,8 @@ PROCESS_FAULTS: tuple[str, ...] = (
     "server restart",
     "server clock jump",
     "stop",
+    "lost consumer",
+    "lost timers",
 )
 KINDS: tuple[str, ...] = (*MESSAGE_FAULTS, *PROCESS_FAULTS)
 #: Breaks the rule that the server's clock is slewed (ADR 006): then leases end early, and runs may overlap.

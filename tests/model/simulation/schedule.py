@@ -30,6 +30,7 @@ from jobledger.workers.config import WorkerConfig
 from jobledger.workers.worker import Worker
 
 _LOOK_S = 0.25
+_SET_BACK_S_MAX = 40.0
 _MEDDLING_TRIES = 5
 _REST_LIMIT_S = 600.0
 _CONFIGS = tuple(LedgerConfig(commit=commit) for commit in ("auto", "auto", "group"))
@@ -208,8 +209,13 @@ class Schedule:
         found = [each for stream in self.server.streams.values() for each in stream.consumers.values()]
         return [each for each in found if not each.name.startswith("reconcile_")]
 
+    def _tolerance_s(self) -> float:
+        """Return how early a timer may be: not at all, unless both clocks were set back just before its dispatch."""
+        both = {"clock jump", "server clock jump"} <= self.faults.counts.keys()
+        return _SET_BACK_S_MAX if both else 1.0
+
     def _violations(self, stuck: str) -> list[str]:
-        found = [*self.errors, *self.witness.finish(self.acknowledged)]
+        found = [*self.errors, *self.witness.finish(self.acknowledged, tolerance_s=self._tolerance_s())]
         found += [error for process in self.world.processes for error in process.errors]
         found += [
             f"job {job} was created {count} times"
@@ -349,6 +355,8 @@ class Havoc:
             "server restart": self._restart,
             "server clock jump": self._server_jump,
             "stop": self._stop,
+            "lost consumer": self._lose_consumer,
+            "lost timers": self._lose_timers,
         }.items():
             if kind in self._faults.active:
                 for _ in range(self._random.choice((1, 1, 2, 3))):
@@ -441,6 +449,17 @@ class Havoc:
         for stream in server.streams.values():
             for consumer in stream.consumers.values():
                 consumer.forget_recent_acks()
+
+    def _lose_consumer(self) -> None:
+        server = self._schedule.server
+        streams = [stream for stream in server.streams.values() if stream.consumers]
+        if streams:
+            stream = self._random.choice(streams)
+            server.lose_consumer(stream, self._random.choice(list(stream.consumers)))
+
+    def _lose_timers(self) -> None:
+        server = self._schedule.server
+        server.lose_stream(server.names.timers_stream)
 
     def _stop(self) -> None:
         process = self._some_worker()

@@ -32,7 +32,7 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.encode
-_PLAIN = b"NATS/1.0\r\n\r\n"
+_NOBODY = b"NATS/1.0 503\r\n\r\n"
 
 
 class ServerClock:
@@ -85,6 +85,18 @@ class Server:
     def latency(self) -> float:
         return 0.0002 + 0.002 * self._random()
 
+    def lose_consumer(self, stream: Stream, name: str) -> None:
+        """Delete a consumer, as an operator might by mistake."""
+        stream.consumers.pop(name).delete()
+
+    def lose_stream(self, name: str) -> None:
+        """Delete a stream with its consumers; whoever needs it makes it anew."""
+        stream = self.streams.pop(name, None)
+        if stream is not None:
+            for consumer in list(stream.consumers):
+                self.lose_consumer(stream, consumer)
+            self._stores = [each for each in self._stores if each[1] is not stream]
+
     # What arrives.
 
     def receive(self, sent: Sent) -> None:
@@ -109,7 +121,9 @@ class Server:
             return
         stream = self._store_of(subject)
         if stream is None:
-            self._core(subject, sent.data)
+            heard = self._core(subject, sent.data)
+            if sent.reply and not heard:
+                self._answer(sent, _NOBODY, b"")
             return
         answer = self._publish(stream, subject, _parse(sent.headers), sent.data)
         if sent.reply and answer is not None:
@@ -132,11 +146,14 @@ class Server:
                 return stream
         return None
 
-    def _core(self, subject: str, data: bytes) -> None:
+    def _core(self, subject: str, data: bytes) -> bool:
+        heard = False
         for connection in list(self.connections):
             prefix = subject.rpartition(".")[0]
             if subject in connection.handlers or prefix in connection.handlers:
                 connection.answer(subject, "", b"", data)
+                heard = True
+        return heard
 
     def _on_ack(self, subject: str, word: bytes) -> None:
         if self.faults.hit("lost ack"):
@@ -228,8 +245,8 @@ class Server:
         self.world.after(delay, self._fire, stream, sequence, due)
 
     def _fire(self, stream: Stream, sequence: int, due: datetime) -> None:
-        message = stream.message(sequence)
-        if message is None:  # replaced or purged
+        message = stream.message(sequence) if self.streams.get(stream.name) is stream else None
+        if message is None:  # replaced, or gone with its stream
             return
         left = (due - self.clock.now()).total_seconds()
         if left > 0:  # the clock was set back
@@ -248,9 +265,10 @@ class Server:
     def _api(self, sent: Sent) -> None:
         parts = sent.subject.split(".")[2:]
         if parts[:3] == ["CONSUMER", "MSG", "NEXT"]:
-            consumer = self.streams[parts[3]].consumers.get(parts[4])
+            asked = self.streams.get(parts[3])
+            consumer = asked.consumers.get(parts[4]) if asked is not None else None
             if consumer is None:
-                self._answer(sent, b"NATS/1.0 503\r\n\r\n", b"")
+                self._answer(sent, _NOBODY, b"")
             elif sent.connection.generation == sent.generation:
                 consumer.ask(sent.connection, sent.reply, sent.data)
             return
@@ -268,7 +286,8 @@ class Server:
             case ["INFO", name]:
                 return self._stream_info(name, body)
             case ["CREATE", name]:
-                self._add(name, {key: value for key, value in body.items() if key != "name"})
+                if name not in self.streams:  # else it is the same, as its maker will check
+                    self._add(name, {key: value for key, value in body.items() if key != "name"})
                 return self._stream_info(name, {})
             case ["MSG", "GET", name]:
                 return self._get_at_leader(self.streams[name], body)
@@ -285,7 +304,9 @@ class Server:
         return {"config": {"name": name, **stream.config}, "state": state, "created": stream.created}
 
     def _consumer_call(self, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
-        call, stream = parts[0], self.streams[parts[1]]
+        call, stream = parts[0], self.streams.get(parts[1])
+        if stream is None:
+            return _error(404, 10059, "stream not found")
         match call:
             case "INFO":
                 found = stream.consumers.get(parts[2])
