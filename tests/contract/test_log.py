@@ -216,6 +216,21 @@ async def test_a_long_chain_is_read_whole(log: Log) -> None:
     assert [stored.data for stored in await log.read_chain(chain_of(log))] == [each.data for each in batch]
 
 
+@pytest.mark.parametrize("text_bytes", [10, 100_000])
+async def test_many_chains_read_at_once_are_each_their_own(log: Log, text_bytes: int) -> None:
+    # More than go into one request, and in the second case more than is answered at once.
+    ids = [f"many-{number}" for number in range(120)]
+    made = {each: entry(log, 0, event(each, text=f"{each} " + "x" * text_bytes)) for each in ids}
+    for each in made.values():
+        await log.append([each])
+    wanted = [*ids, "nobody", ids[7]]
+    async with asyncio.timeout(LIMIT_S):
+        found = await asyncio.gather(*(log.read_chain(chain_of(log, each)) for each in wanted))
+    assert [[stored.data for stored in chain] for chain in found] == [
+        [made[each].data] if each in made else [] for each in wanted
+    ]
+
+
 async def test_a_chain_of_many_types_far_apart_is_read_whole(log: Log) -> None:
     kinds = ["queued", "started", "failed", "queued", "started", "failed", "queued", "cancelled"]
     made: list[Entry] = []
