@@ -153,7 +153,8 @@ class TimerSetter(ConsumerReactor):
             if self.timers_id:
                 logger.warning("the timers' stream was made anew: setting all timers again")
             await self._timers.remove_older_consumers(timers_id)
-            self.timers_id = timers_id  # only now: what could not be removed is to be removed at the next look
+            # Only now: what could not be removed is to be removed at the next look.
+            self.timers_id = timers_id
         return Source(
             stream=names.ledger_stream, consumer=names.timers_consumer(timers_id), filters=names.timed_waits
         )
