@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -18,9 +19,9 @@ MINUTE_S = 60.0
         (delays.full_ledger_s, 30 * MINUTE_S, 40 * MINUTE_S),
         (delays.unreadable_s, 80 * MINUTE_S, 100 * MINUTE_S),
         (delays.busy_s, 25 * MINUTE_S, 60 * MINUTE_S),
-        (lambda count: delays.soon_s(0.25, count), 30 * MINUTE_S, 60 * MINUTE_S),
-        (lambda count: delays.soon_s(0.5, count), 30 * MINUTE_S, 60 * MINUTE_S),
-        (lambda count: delays.held_elsewhere_s(3.0, count), 5 * MINUTE_S, 10 * MINUTE_S),
+        (functools.partial(delays.soon_s, 0.25), 30 * MINUTE_S, 60 * MINUTE_S),
+        (functools.partial(delays.soon_s, 0.5), 30 * MINUTE_S, 60 * MINUTE_S),
+        (functools.partial(delays.held_elsewhere_s, 3.0), 5 * MINUTE_S, 10 * MINUTE_S),
     ],
 )
 def test_all_deliveries_together_take_a_while(

@@ -40,12 +40,16 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     """
     stored, job = await _queued(ledger, ref, by)
     tasks.get(job.task)
+
+    def on_lost(_identity: str) -> None:
+        _stop(attempts, "the lease was lost")
+
     lease = LeaseKeeper(
         ledger.leases,
         ledger.clock,
         (),
         running=lambda: 1,
-        on_lost=lambda _identity: _stop(attempts, "the lease was lost"),
+        on_lost=on_lost,
         jobs=lambda: (ref.job_id,),
     )
     hooks = HookRunner(tasks)
