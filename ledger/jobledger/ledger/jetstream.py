@@ -27,7 +27,7 @@ from jobledger.ledger.errors import (
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, only_jobs
-from jobledger.ledger.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
+from jobledger.ledger.publisher import REPLY_TIMEOUT_S, WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
 from jobledger.ledger.writer import Commit, Writer
@@ -126,7 +126,9 @@ class JetStreamLog:
     async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:
         """Bring an append that was not plainly accepted to a definite end."""
         loop = self._loop
-        deadline = loop.time() + self._append_timeout_s
+        # An answer that did not come has taken its part of the time already.
+        spent_s = REPLY_TIMEOUT_S if isinstance(error, ReplyTimeoutError) else 0.0
+        deadline = loop.time() + self._append_timeout_s - spent_s
         while True:
             if isinstance(error, AppendRefusedError):
                 _raise_final(error)
