@@ -19,6 +19,7 @@ from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import (
     CorruptLedgerError,
     JetStreamDisabledError,
+    LedgerError,
     LedgerFullError,
     UnreachableError,
     WrongSequenceError,
@@ -109,6 +110,13 @@ class ConsumerReactor(abc.ABC):
     async def react(self, delivery: Delivery) -> Later | None:
         """Deal with one delivery; None when it is done with, and what was to be appended is accepted."""
 
+    def keep(self, delivery: Delivery) -> Delivery | None:
+        """Return what `react` needs of a delivery, for it may have to wait; None acknowledges it at once.
+
+        Called by the connection's reader: must be quick. What it raises is dealt with as if `react` had.
+        """
+        return delivery
+
     def look_again(self) -> None:
         """Make the reactor call `find` now: something it reads from was replaced."""
         self._lost = True
@@ -176,8 +184,18 @@ class ConsumerReactor(abc.ABC):
                 await self._wake.wait()
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        task = self._loop.create_task(self._carry(delivery))
-        self._tasks[task] = delivery
+        problem: LedgerError | None = None
+        kept: Delivery | None = delivery
+        try:
+            kept = self.keep(delivery)
+        except LedgerError as error:
+            problem = error
+        if kept is None:
+            self._tell(delivery, b"+ACK")
+            self._wake.set()
+            return
+        task = self._loop.create_task(self._carry(kept, problem))
+        self._tasks[task] = kept
         task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -188,9 +206,11 @@ class ConsumerReactor(abc.ABC):
         self._lost = self._lost or ended == "lost"
         self._wake.set()
 
-    async def _carry(self, delivery: Delivery) -> None:
+    async def _carry(self, delivery: Delivery, problem: LedgerError | None) -> None:
         """Settle one delivery by what `react` makes of it; never raises but for cancellation."""
         try:
+            if problem is not None:
+                raise problem  # noqa: TRY301 - told and settled below like any other
             verdict = await self.react(delivery)
         except (UnreachableError, WrongSequenceError, ConnectionLostError) as error:
             logger.info(

@@ -12,6 +12,8 @@ import logging
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from jobledger.ledger.chain import commit, load
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.clock import Clock
@@ -159,14 +161,18 @@ class TimerSetter(ConsumerReactor):
             stream=names.ledger_stream, consumer=names.timers_consumer(timers_id), filters=names.timed_waits
         )
 
-    async def react(self, delivery: Delivery) -> Later | None:
-        """Set the timer of one wait, if it names a moment."""
-        timer = timer_of(
-            decode(delivery.data, stream_sequence=delivery.stream_sequence), delivery.stream_sequence
-        )
+    def keep(self, delivery: Delivery) -> Delivery | None:
+        """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
+        sequence = delivery.stream_sequence
+        timer = timer_of(decode(delivery.data, stream_sequence=sequence), sequence)
         if timer is None:
             return None
         self._clocks.heard(delivery)
+        return msgspec.structs.replace(delivery, data=msgspec.json.encode(timer))
+
+    async def react(self, delivery: Delivery) -> Later | None:
+        """Set the timer of one wait."""
+        timer = read_timer(delivery.data)
         if self._clocks.wait_s(timer.due_at) > _NEAR_S:
             await self._set(timer)
             return None
