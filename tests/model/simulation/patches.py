@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
 import os
@@ -19,8 +18,10 @@ from unittest import mock
 
 from tests.model.simulation.loop import World
 
+from jobledger.ledger.client import Ledger
 from jobledger.workers import hosting
 from jobledger.workers import worker as worker_module
+from jobledger.workers.reactors import Reactor
 from jobledger.workers.reconciler import Reconciler
 
 _RealRandom = random.Random
@@ -28,8 +29,10 @@ _RealRandom = random.Random
 RECONCILE_S = 30.0
 
 
-class NoWatchdog:
-    """Stands in for the watchdog, which watches real time from a thread."""
+class Idle:
+    """Stands in for the watchdog, which watches real time from a thread, and for a reconciler with nothing to do."""
+
+    name = "idle"
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -44,10 +47,15 @@ class Sources:
     def __init__(self) -> None:
         self.world: World | None = None
         self._count = 0
+        self._reconcile = True
 
-    def begin(self, world: World) -> None:
+    def begin(self, world: World, *, reconcile: bool) -> None:
         self.world = world
+        self._reconcile = reconcile
         self._count = 0
+
+    def new_reconciler(self, ledger: Ledger, **options: Any) -> Reactor:
+        return Reconciler(ledger, grace_s=RECONCILE_S, **options) if self._reconcile else Idle()
 
     def token_hex(self, size: int = 8) -> str:
         self._count += 1
@@ -81,8 +89,8 @@ def patched() -> Generator[None, None, None]:
         mock.patch.object(socket, "gethostname", SOURCES.host),
         mock.patch.object(os, "getpid", _pid),
         mock.patch.object(random, "Random", SOURCES.new_random),
-        mock.patch.object(worker_module, "Watchdog", NoWatchdog),
-        mock.patch.object(hosting, "Reconciler", functools.partial(Reconciler, grace_s=RECONCILE_S)),
+        mock.patch.object(worker_module, "Watchdog", Idle),
+        mock.patch.object(hosting, "Reconciler", SOURCES.new_reconciler),
         # Coroutines of crashed processes are closed when nobody refers to them; some object, and nobody cares.
         mock.patch.object(sys, "unraisablehook", return_value=None),
         warnings.catch_warnings(action="ignore"),

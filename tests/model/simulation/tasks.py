@@ -116,7 +116,7 @@ def recording(runs: Runs) -> Generator[None, None, None]:
         _runs.pop()
 
 
-@task(queue="sim", max_attempts=3, backoff=Backoff(base_s=0.5, cap_s=4.0))
+@task(queue="sim", max_attempts=3, backoff=Backoff(base_s=0.2, cap_s=2.0))
 async def act(context: Context, kind: str, seconds: float) -> Ending:
     """Do what a simulated job is told to do."""
     runs = _runs[-1]
@@ -142,9 +142,9 @@ async def _act(context: Context, kind: str, seconds: float, run: Run) -> Ending:
     if kind == "raise" or (kind == "flaky" and first):
         raise BoomError(context.job_id)
     if kind == "retry" and context.attempt < 3:
-        return Retry(delay_s=seconds if first else 0.0)
-    if kind == "snooze" and context.attempt < 4:
-        return Snooze(seconds)
+        return Retry(delay_s=min(seconds, 1.5) if first else 0.0)
+    if kind == "snooze" and context.attempt < 3:
+        return Snooze(min(seconds, 1.5))
     if kind == "cancel":
         return Cancel("enough")
     return "done"
