@@ -22,8 +22,6 @@ from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import settle
 from jobledger.workers.supervised import Parent
 
-_READY_POLL_S = 0.05
-
 
 def worker(
     context: typer.Context,
@@ -126,18 +124,16 @@ async def _run(
             await group.start(watch_signals, once)
             group.start_soon(parent.watch, once, at_once)
         group.start_soon(until_closed, ledger)
-        group.start_soon(_say_ready, output, ledger, made, parent)
+        group.start_soon(_say_ready, output, made, parent)
         if until_eof:
             group.start_soon(when_stdin_ends, at_once)
         await made.run()
         group.cancel_scope.cancel()
 
 
-async def _say_ready(output: Output, ledger: Ledger, made: Worker, parent: Parent | None) -> None:
-    """Say so once the worker holds its lease, for those who wait for it."""
-    # Another part of the program takes the lease and sets no event for us.
-    while await ledger.leases.find(made.identity) is None:  # noqa: ASYNC110
-        await anyio.sleep(_READY_POLL_S)
+async def _say_ready(output: Output, made: Worker, parent: Parent | None) -> None:
+    """Say so once the worker takes work, for those who wait for it."""
+    await made.taking.wait()
     if parent is not None:
         parent.ready()
     if output.as_json:

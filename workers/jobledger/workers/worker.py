@@ -61,6 +61,7 @@ class Worker:
         self._tasks = tasks
         self._pool: ProcessPool | None = None
         self._active: set[asyncio.Task[None]] = set()
+        self.taking = asyncio.Event()  #: set once it has a lease and asks for work
         self._stopping = asyncio.Event()
         self._stopping_at_once = asyncio.Event()
         self._idle = asyncio.Event()
@@ -117,6 +118,7 @@ class Worker:
         self._open_pool()
         await self._cancels.open()
         await self._intake.open()
+        self.taking.set()
         logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
         keepers = [
             asyncio.create_task(self._lease.run(), name="lease"),
