@@ -109,6 +109,7 @@ def timers_specification(names: Names, replicas: int) -> StreamSpec:
             "max_bytes": -1,
             "allow_msg_schedules": True,
             "allow_msg_ttl": True,
+            "allow_atomic": True,
             "allow_direct": True,
             "num_replicas": replicas,
         },
