@@ -127,7 +127,7 @@ async def in_stream(ledger: Ledger) -> int:
 
 
 def timers_of(ledger: Ledger) -> Timers:
-    return Timers(ledger.inbox, ledger.names, replicas=1)
+    return Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
 
 
 async def lateness(ledger: Ledger) -> list[float]:

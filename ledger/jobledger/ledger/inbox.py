@@ -70,9 +70,7 @@ class Inbox:
         for token in refused:
             self._waiting.pop(token)[0](error, b"")
 
-    async def ask(
-        self, subject: str, payload: object, *, timeout_s: float, headers: bytes = b""
-    ) -> tuple[bytes, bytes]:
+    async def ask(self, subject: str, payload: object, *, timeout_s: float) -> tuple[bytes, bytes]:
         """Send one request as JSON and return the first answer's data and header block.
 
         Raises: ReplyTimeoutError, ConnectionLostError, PermissionRefusedError, NoRespondersError.
@@ -89,7 +87,7 @@ class Inbox:
 
         reply = self.expect(subject, on_reply)
         try:
-            self._connection.send(subject, reply, headers, msgspec.json.encode(payload))
+            self._connection.send(subject, reply, b"", msgspec.json.encode(payload))
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError as error:

@@ -30,6 +30,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     expected: (
         int | None
     )  #: the chain's last stream sequence, 0 for none; None when an earlier entry of the batch says it
+    headers: str = (
+        ""  #: further header lines for the server, each with its line end; the ledger's events have none
+    )
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):

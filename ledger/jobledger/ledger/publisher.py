@@ -140,10 +140,10 @@ class Publisher:
 def _condition(entry: Entry, tail: str = "") -> bytes:
     """Return the header block of an entry: its condition, and what makes it part of a batch."""
     if entry.expected is None:
-        return f"NATS/1.0\r\n{tail}\r\n".encode()
+        return f"NATS/1.0\r\n{entry.headers}{tail}\r\n".encode()
     return (
         f"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: {entry.expected}\r\n"
-        f"Nats-Expected-Last-Subject-Sequence-Subject: {entry.chain}\r\n{tail}\r\n"
+        f"Nats-Expected-Last-Subject-Sequence-Subject: {entry.chain}\r\n{entry.headers}{tail}\r\n"
     ).encode()
 
 

@@ -53,7 +53,7 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
 
     Raises: UnreachableError, LedgerFullError when the server has no room, CorruptLedgerError.
     """
-    timers = Timers(ledger.inbox, ledger.names, replicas=ledger.config.replicas)
+    timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
     await timers.ensure()
     head = (await ledger.log.head()).last_sequence
     filters = ledger.names.timed_waits
@@ -91,7 +91,7 @@ async def timers_status(ledger: Ledger) -> TimersStatus:
     Raises: UnreachableError.
     """
     names = ledger.names
-    timers = Timers(ledger.inbox, names, replicas=ledger.config.replicas)
+    timers = Timers(ledger.connection, ledger.inbox, names, ledger.config)
     timers_id = await timers.ensure()
     state = (await api(ledger.inbox, f"STREAM.INFO.{names.timers_stream}", {})).get("state", {})
     due = await _behind(ledger, names.timers_stream, DUE_CONSUMER)

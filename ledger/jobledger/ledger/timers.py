@@ -7,18 +7,24 @@ decides anything about a job. Source: ADR 009.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.connection import ConnectionLostError
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import LedgerError, LedgerFullError, MalformedEventError, ServerUnreachableError
 from jobledger.ledger.events import Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
-from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError
+from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, settle
+from jobledger.ledger.log import Entry
+from jobledger.ledger.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.streams import api, ensure_streams, timers_specification
 from jobledger.ledger.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
+from jobledger.ledger.writer import Writer
 
 #: The consumer on the TIMERS stream, shared by all workers of an environment.
 DUE_CONSUMER: Final = "due"
@@ -26,7 +32,6 @@ DUE_CONSUMER: Final = "due"
 LEAD_S: Final = 0.5
 #: No timer is set further ahead: the server's schedules end in the year 2262. One that fires early is set again.
 _AHEAD_MAX: Final = timedelta(days=3650)
-_PUBLISH_TIMEOUT_S: Final = 5.0
 _NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
 _NAMES_PAGES_MAX: Final = 100
 
@@ -80,21 +85,24 @@ def read_timer(data: bytes) -> Timer:
         raise MalformedEventError(f"a message in the timers' stream is no timer: {error}") from error
 
 
-def schedule_headers(names: Names, timer: Timer, now: datetime) -> bytes:
-    """Return the header block of the message that makes the server fire `timer`."""
+def schedule_headers(names: Names, timer: Timer, now: datetime) -> str:
+    """Return the header lines of the message that makes the server fire `timer`."""
     at = min(max(timer.due_at, now), now + _AHEAD_MAX).astimezone(UTC) - timedelta(seconds=LEAD_S)
     moment = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
     target = names.timer_due(timer.ref, timer.asked_by)
-    return f"NATS/1.0\r\nNats-Schedule: @at {moment}\r\nNats-Schedule-Target: {target}\r\n\r\n".encode()
+    return f"Nats-Schedule: @at {moment}\r\nNats-Schedule-Target: {target}\r\n"
 
 
 class Timers:
     """The TIMERS stream of one environment."""
 
-    def __init__(self, inbox: Inbox, names: Names, *, replicas: int) -> None:
+    def __init__(self, connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig) -> None:
+        self._connection = connection
         self._inbox = inbox
         self._names = names
-        self._specification = timers_specification(names, replicas)
+        self._specification = timers_specification(names, config.replicas)
+        # Where each write is fsynced a crowd's timers are stored in groups, as the events that ask for them.
+        self._writer = Writer(Publisher(connection, inbox), commit=config.commit)
 
     async def ensure(self) -> str:
         """Make the stream if it is gone; return its id, which another stream of that name does not have.
@@ -123,12 +131,22 @@ class Timers:
         """
         subject = self._names.timer_at(timer.ref, timer.asked_by)
         headers = schedule_headers(self._names, timer, now)
+        answer: asyncio.Future[int] = self._connection.loop.create_future()
+        entry = Entry(subject, msgspec.json.encode(timer), subject, None, headers)
+        self._writer.append((entry,), functools.partial(settle, answer))
         try:
-            data, _ = await self._inbox.ask(subject, timer, timeout_s=_PUBLISH_TIMEOUT_S, headers=headers)
-        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
+            await answer
+        except (ConnectionLostError, ReplyTimeoutError) as error:
             message = f"the timer of job {timer.job_id} could not be set: the timers' stream gives no answer"
             raise ServerUnreachableError(message) from error
-        _check_stored(data, timer)
+        except AppendRefusedError as error:
+            if error.code in _NO_ROOM:
+                message = (
+                    f"the server has no room for timers ({error}): raise max_file_store in its configuration"
+                )
+                raise LedgerFullError(message) from error
+            message = f"the server refused the timer of job {timer.job_id}: {error}"
+            raise LedgerError(message) from error
 
     async def remove_older_consumers(self, timers_id: str) -> int:
         """Delete the consumers on the ledger that set timers in streams made before this one; return how many.
@@ -154,29 +172,6 @@ class Timers:
             if not page or offset >= int(answer.get("total", 0)):
                 break
         return found
-
-
-class _PubAck(msgspec.Struct):
-    error: dict[str, Any] | None = None
-
-
-_decode_ack = msgspec.json.Decoder(_PubAck).decode
-
-
-def _check_stored(data: bytes, timer: Timer) -> None:
-    try:
-        error = _decode_ack(data).error
-    except msgspec.MsgspecError as broken:
-        message = f"the timer of job {timer.job_id} got an answer that is no acknowledgement"
-        raise ServerUnreachableError(message) from broken
-    if error is None:
-        return
-    text = error.get("description", "no reason given")
-    if error.get("err_code") in _NO_ROOM:
-        message = f"the server has no room for timers ({text}): raise max_file_store in its configuration"
-        raise LedgerFullError(message)
-    message = f"the server refused the timer of job {timer.job_id}: {text}"
-    raise LedgerError(message)
 
 
 def _id_of(created: str) -> str:

@@ -250,7 +250,7 @@ class DueTimers(ConsumerReactor):
 
 def timer_reactors(ledger: Ledger) -> list[Reactor]:
     """Return both reactors of one process."""
-    timers = Timers(ledger.inbox, ledger.names, replicas=ledger.config.replicas)
+    timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
     clocks = TwoClocks(ledger.clock)
     dispatcher = Dispatcher(ledger)
     setter = TimerSetter(ledger, timers, clocks, dispatcher)
