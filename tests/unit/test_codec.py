@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from jobledger.ledger.events import (
     Failed,
     JobEvent,
     PayloadRef,
+    Progressed,
     Queued,
 )
 
@@ -98,6 +101,23 @@ def test_moments_survive_to_the_microsecond(at: datetime) -> None:
 def test_half_a_surrogate_pair_is_refused_with_a_sentence() -> None:
     with pytest.raises(InvalidInputError, match="event for job 'j1' holds half a surrogate pair"):
         encode(Cancelled(**ENVELOPE, reason="caf\udce9"))
+
+
+OF_WRONG_TYPES: list[JobEvent] = [
+    Cancelled(**ENVELOPE, reason=404),  # type: ignore[arg-type]
+    Cancelled(**ENVELOPE, reason=None),  # type: ignore[arg-type]
+    Queued(**ENVELOPE, cause="requeued", reason=["no", "text"]),  # type: ignore[arg-type]
+    Progressed(**ENVELOPE, attempt=1, done=True, note=""),
+    Progressed(**ENVELOPE, attempt=1, done=Decimal("0.5")),  # type: ignore[arg-type]
+    Progressed(**ENVELOPE, attempt=1, done=Fraction(1, 2)),  # type: ignore[arg-type]
+    Progressed(**ENVELOPE, attempt=1, done=1.0, note=["no text"]),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("event", OF_WRONG_TYPES, ids=lambda event: repr(event)[-40:])
+def test_what_could_not_be_read_again_is_refused_with_a_sentence(event: JobEvent) -> None:
+    with pytest.raises(InvalidInputError, match="a value of the event for job 'j1' cannot be recorded"):
+        encode(event)
 
 
 def test_an_error_with_half_a_surrogate_pair_can_be_recorded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Final, Literal
 
@@ -47,4 +46,4 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - no NaN

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.events import ErrorInfo
 
 HookKind = Literal["start", "success", "failure", "dead_letter", "stall"]
@@ -42,6 +43,16 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: Hook | None = None
     on_dead_letter: Hook | None = None
     on_stall: Hook | None = None  #: the attempt blocked its worker's loop, or gave no sign of life
+
+    def __post_init__(self) -> None:
+        """Check that each is a function.
+
+        Raises: ConfigurationError.
+        """
+        for name in self.__struct_fields__:
+            hook: object = getattr(self, name)
+            if hook is not None and not callable(hook):
+                raise ConfigurationError(f"hook {name} must be a function, got {hook!r}")
 
     def get(self, kind: HookKind) -> Hook | None:
         """Return the function for one kind of notice."""

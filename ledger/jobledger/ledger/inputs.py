@@ -30,6 +30,23 @@ def keep_utc(command: msgspec.Struct, field: str) -> None:
         ) from error
 
 
+def finite(field: str, value: object) -> float:
+    """Return a number of any type, such as a Decimal or one of numpy's, as one that JSON can hold.
+
+    Raises: InvalidInputError, naming `field`.
+    """
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text is no number")  # noqa: TRY301 - though `float` would read it
+        number = float(value)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] # of anything
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"{field} is a {type(value).__name__} that is no number: give a finite one"
+        ) from error
+    check_finite(field, number)
+    return number
+
+
 def check_finite(field: str, value: float | None) -> None:
     """Refuse a number that JSON cannot hold.
 

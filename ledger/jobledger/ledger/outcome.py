@@ -5,7 +5,6 @@ An exception always means that this attempt failed.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import msgspec
@@ -21,6 +20,13 @@ class Cancel(msgspec.Struct, frozen=True):
 
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        """Check the reason.
+
+        Raises: ConfigurationError.
+        """
+        _check_text("Cancel's reason", self.reason)
+
 
 class Retry(msgspec.Struct, frozen=True):
     """End this attempt as failed without an exception, and let the job be tried again while attempts are left."""
@@ -34,6 +40,7 @@ class Retry(msgspec.Struct, frozen=True):
 
         Raises: ConfigurationError.
         """
+        _check_text("Retry's reason", self.reason)
         if not self.reason:
             message = "Retry needs a reason: it is what `jobledger jobs show` tells the next person"
             raise ConfigurationError(message)
@@ -56,6 +63,11 @@ class Snooze(msgspec.Struct, frozen=True):
         check_delay("Snooze's delay_s", self.delay_s)
 
 
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{what} must be a text, got {value!r}")
+
+
 def check_delay(what: str, delay_s: object) -> None:
     """Refuse what is no delay.
 
@@ -64,8 +76,7 @@ def check_delay(what: str, delay_s: object) -> None:
     if (
         isinstance(delay_s, bool)
         or not isinstance(delay_s, int | float)
-        or not math.isfinite(delay_s)
-        or not 0 <= delay_s <= DELAY_S_LIMIT
+        or not 0 <= delay_s <= DELAY_S_LIMIT  # NaN is not, either
     ):
         message = (
             f"{what} must be a number of seconds from 0 to {DELAY_S_LIMIT:g} (ten years), got {delay_s!r}"

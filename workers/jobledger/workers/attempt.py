@@ -105,6 +105,13 @@ class Attempts:
         except (UnreachableError, WrongSequenceError) as error:
             logger.warning("stream sequence %d is left for a redelivery: %s", delivery.stream_sequence, error)
             self._intake.drop(delivery)
+        except asyncio.CancelledError:
+            # The worker's end, or a task that cancelled the very attempt it runs in; held, it would be kept alive.
+            logger.warning(
+                "stream sequence %d was cut off and is left for a redelivery", delivery.stream_sequence
+            )
+            self._intake.drop(delivery)
+            raise
         except Exception:
             # Also for what nobody thought of: a delivery that is held for ever would keep its job from everybody.
             logger.exception("stream sequence %d is left for a redelivery", delivery.stream_sequence)

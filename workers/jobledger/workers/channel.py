@@ -17,7 +17,7 @@ from jobledger.ledger.chain import Chain, transact
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.commands import Checkpoint, Command, ReportProgress
 from jobledger.ledger.errors import AttemptStoppedError, LedgerError
-from jobledger.ledger.inputs import check_finite
+from jobledger.ledger.inputs import finite
 from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.subjects import JobRef
 from jobledger.workers.patience import LIMIT_S, patiently
@@ -25,6 +25,8 @@ from jobledger.workers.patience import LIMIT_S, patiently
 _HINT_EVERY_S: Final = 0.25
 _LEDGER_EVERY_S: Final = 5.0
 _NOTE_MAX: Final = 500
+#: How long the end of an attempt waits for checkpoints that its task did not await.
+_LAST_CHECKPOINTS_S: Final = 5.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -33,6 +35,15 @@ class Report(msgspec.Struct, frozen=True):
     done: float
     total: float | None
     note: str
+
+    @classmethod
+    def of(cls, done: float, total: float | None, note: str) -> Report:
+        """Make one of what a task gave, whatever types it has, that an event can hold.
+
+        Raises: InvalidInputError for what is no finite number.
+        """
+        text = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
+        return cls(finite("done", done), None if total is None else finite("total", total), text)
 
 
 class AttemptChannel:
@@ -52,6 +63,7 @@ class AttemptChannel:
         self._told: Report | None = None  #: what watchers heard last
         self._stored: Report | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._keeping: set[asyncio.Task[None]] = set()
         self._stored_at = -_LEDGER_EVERY_S
         self.chain = chain  #: the newest view; the outcome is decided on it
         self.heard_at = ledger.clock.monotonic()  #: of the task's last sign of life
@@ -67,10 +79,9 @@ class AttemptChannel:
 
     def progress(self, done: float, total: float | None, note: str) -> None:
         """See `Context.progress`."""
-        check_finite("done", done)
-        check_finite("total", total)
+        report = Report.of(done, total, note)
         self.heartbeat()
-        self._report = Report(done, total, note[:_NOTE_MAX])
+        self._report = report
         if self._telling is None:
             if self._on_loop():
                 self._tell_soon()
@@ -86,7 +97,10 @@ class AttemptChannel:
         """Store a checkpoint that is JSON text already; blocks where it is not called on the loop."""
         check_text(text, what="checkpoint")
         if self._on_loop():
-            return self._loop.create_task(self._keep(text))
+            keeping = self._loop.create_task(self._keep(text))
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+            return keeping
         asyncio.run_coroutine_threadsafe(self._keep(text), self._loop).result(timeout=2 * LIMIT_S)
         return _Done()
 
@@ -138,7 +152,11 @@ class AttemptChannel:
             )
 
     async def close(self) -> None:
-        """End what is under way, before the outcome is appended."""
+        """End what is under way, before the outcome is appended; a checkpoint that was not awaited is still stored."""
+        if self._keeping:
+            await asyncio.wait(self._keeping, timeout=_LAST_CHECKPOINTS_S)
+        for keeping in list(self._keeping):
+            keeping.cancel()
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)

@@ -36,7 +36,7 @@ from jobledger.ledger.errors import (
     PayloadTooLargeError,
 )
 from jobledger.ledger.events import ErrorInfo, ErrorKind
-from jobledger.ledger.inputs import check_finite
+from jobledger.ledger.inputs import finite
 from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.workers.messages import (
@@ -143,8 +143,7 @@ class CallChannel:
 
     def progress(self, done: float, total: float | None, note: str) -> None:
         """See `Context.progress`; of many at once the newest is passed on, a moment later."""
-        check_finite("done", done)
-        check_finite("total", total)
+        done, total = finite("done", done), None if total is None else finite("total", total)
         note = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
         with self._progress_lock:
             if self._closed:

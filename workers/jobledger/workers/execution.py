@@ -35,7 +35,7 @@ from jobledger.workers.messages import Call
 from jobledger.workers.patience import patiently
 from jobledger.workers.pool import PoolClosedError, ProcessPool
 from jobledger.workers.running import Running
-from jobledger.workers.verdicts import Judge, after, error_info
+from jobledger.workers.verdicts import Judge, after, error_info, recordable
 
 logger = logging.getLogger("jobledger.workers.execution")
 _task_logger = logging.getLogger("jobledger.task")
@@ -313,7 +313,7 @@ class Execution:
         if isinstance(value, Snooze):
             return SnoozeJob(epoch=job.claim_epoch, until=after(now, value.delay_s))
         reason = value.reason or "the task asked to be cancelled"
-        return ConfirmCancel(epoch=job.claim_epoch, reason=reason)
+        return ConfirmCancel(epoch=job.claim_epoch, reason=recordable(reason))
 
 
 def _deadline(job: Job) -> datetime | None:

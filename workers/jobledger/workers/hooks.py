@@ -101,7 +101,11 @@ class HookRunner:
                 notice.job_id,
                 _LIMIT_S,
             )
-        except Exception:
+        except BaseException as error:
+            own_task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
+                raise
+            # SystemExit, too: a hook must not end the worker.
             logger.exception("hook %s failed for job %s (%s)", _name(hook), notice.job_id, notice.kind)
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from jobledger.ledger.job import Job
 from jobledger.ledger.options import Rules
 from jobledger.ledger.outcome import Retry
 
+_NAME_MAX: Final = 200
 _MESSAGE_MAX: Final = 2_000
 _TRACEBACK_MAX: Final = 16_000
 
@@ -51,7 +52,10 @@ def after(now: datetime, delay_s: float) -> datetime:
 def describe(error: BaseException, own_modules: frozenset[str] = frozenset()) -> ErrorInfo:
     """Return what is recorded of an exception: its type, its words, the frames of user code; all cut to size."""
     frames = _user_frames(error, own_modules | _OWN_MODULES)
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception:  # noqa: BLE001 - the exception is user code, and so is what describes it
+        text = ""
     return error_info("exception", error, text[-_TRACEBACK_MAX:])
 
 
@@ -73,10 +77,17 @@ _OWN_MODULES: Final = frozenset(
 )
 
 
+def recordable(text: str) -> str:
+    """Return a user's words cut to size, and without half surrogate pairs, so that an event can hold them."""
+    return text[:_MESSAGE_MAX].encode("utf-8", "replace").decode()
+
+
 def error_info(kind: ErrorKind, error: BaseException, text: str = "") -> ErrorInfo:
     """Return an exception's name and words under another kind, with `text` as its traceback."""
     try:
         message = str(error)
-    except Exception as broken:  # noqa: BLE001 - a broken __str__ must not hide the failure it belongs to
+    except BaseException as broken:  # noqa: BLE001 - a broken __str__ must not hide the failure it belongs to, nor end the worker
         message = f"(its text cannot be shown: {type(broken).__name__})"
-    return ErrorInfo(kind=kind, type=type(error).__name__, message=message[:_MESSAGE_MAX], traceback=text)
+    return ErrorInfo(
+        kind=kind, type=type(error).__name__[:_NAME_MAX], message=message[:_MESSAGE_MAX], traceback=text
+    )
