@@ -42,9 +42,15 @@ def record(request: pytest.FixtureRequest) -> Recorder:
 
 
 @pytest.fixture
-async def server(server_factory: ServerFactory) -> AsyncIterator[EmbeddedServer]:
-    """A nats-server of the test's own, with nats.conf as it is shipped: every append is fsynced."""
-    made = server_factory(durability="power")
+def durability() -> str:
+    """As nats.conf is shipped: every append is fsynced."""
+    return "power"
+
+
+@pytest.fixture
+async def server(server_factory: ServerFactory, durability: str) -> AsyncIterator[EmbeddedServer]:
+    """A nats-server of the test's own."""
+    made = server_factory(durability=durability)
     await made.start()
     yield made
 
