@@ -79,3 +79,11 @@ async def server_factory(
 
 async def _stop_soon(server: EmbeddedServer) -> None:
     await server.stop(grace_s=1.0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell what the simulation ran, also when all is well."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, value in report.user_properties:
+            if name == "simulation":
+                terminalreporter.write_line(f"simulation: {value}")

@@ -1,0 +1,27 @@
+"""Many schedules as one assertion, for the test suite."""
+
+from __future__ import annotations
+
+import os
+
+from tests.model.simulation.faults import KINDS
+from tests.model.simulation.run import run_many
+
+COUNT = int(os.environ.get("JOBLEDGER_SIM_COUNT", "10000"))
+FIRST = int(os.environ.get("JOBLEDGER_SIM_FIRST", "0"))
+_ENOUGH_FOR_EVERY_KIND = 2_500
+
+
+def sweep(first: int, count: int) -> str:
+    """Run schedules, in two processes unless the tests themselves are spread over some, and return the totals.
+
+    Raises: AssertionError with the seeds when an invariant was broken, or when a kind of fault never happened.
+    """
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    totals = run_many(range(first, first + count), processes=min(2, os.cpu_count() or 1) if alone else 1)
+    report = totals.report()
+    assert totals.failed == [], report
+    assert totals.schedules == count
+    if count >= _ENOUGH_FOR_EVERY_KIND:
+        assert [kind for kind in KINDS if not totals.faults[kind]] == [], f"never happened; {report}"
+    return report
