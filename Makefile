@@ -66,16 +66,8 @@ format: install ## let ruff sort imports, fix what it can and format
 bench: install ## the core benchmark, both durability settings
 	@$(BIN)/python benchmarks/core.py
 
-faults: install ## kill, freeze and damage servers and workers (slow)
-	@echo "faults: pytest -m fault"
-	@$(BIN)/python -m pytest -q -m fault --timeout 300
-
-COUNT ?= 100000
-FIRST ?= 1000000
-
-simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs the first 10,000)
-	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
-	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
+faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=name repeat one, RECORD=1 keeps figures
+	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 clean: ## remove .venv, caches and build results; keeps .jobledger
 	rm -rf $(VENV) .cache .hypothesis build dist

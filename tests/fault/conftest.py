@@ -48,11 +48,11 @@ def durability() -> str:
 
 
 @pytest.fixture
-async def server(server_factory: ServerFactory, durability: str) -> AsyncIterator[EmbeddedServer]:
+async def server(server_factory: ServerFactory, durability: str) -> EmbeddedServer:
     """A nats-server of the test's own."""
     made = server_factory(durability=durability)
     await made.start()
-    yield made
+    return made
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ async def test_twenty_thousand_jobs_under_a_nemesis(
     ledger: Ledger,
     server: EmbeddedServer,
     fleet: Fleet,
+    *,
     chance: random.Random,
     secret: str,
     record: Recorder,
@@ -63,9 +64,7 @@ async def test_twenty_thousand_jobs_under_a_nemesis(
         async with asyncio.TaskGroup() as group:
             producing = group.create_task(producer.run(wanted, clients=64, backlog_max=2_000))
             await nemesis.run(until=lambda: producing.done() and len(watch.ended) >= JOBS * 0.98)
-        harms_over_at = time.monotonic()
         await watch.until_ended(JOBS, 120)
-        settled_s = time.monotonic() - harms_over_at
         proof = await prove(
             ledger,
             enqueued=producer.acknowledged,
@@ -85,9 +84,6 @@ async def test_twenty_thousand_jobs_under_a_nemesis(
     )
     assert wrong == {}
     rerun_s = max(proof.judged.rerun_s, default=0.0)
-    for stored in await (await ledger.job(proof.judged.slowest)).history() if rerun_s else []:
-        print(stored.stream_sequence, stored.stored_at, str(stored.data)[:250])
-    print(f"{dict(nemesis.done)} {proof.report.text()} {settled_s=:.1f} {rerun_s=:.1f}", producer.cancels)
     record(
         "all",
         "retries, delays, cancels, poison, threads and processes under a seeded nemesis: workers, supervisors, "

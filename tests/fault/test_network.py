@@ -96,6 +96,7 @@ async def test_a_bad_network_loses_and_doubles_nothing(
     ledger: Ledger,
     connected: ConnectTo,
     fleet: Fleet,
+    *,
     proxy: Proxy,
     chance: random.Random,
     secret: str,
@@ -154,6 +155,7 @@ async def test_lost_answers_and_acks_store_and_run_everything_once(
     ledger: Ledger,
     connected: ConnectTo,
     fleet: Fleet,
+    *,
     proxy: Proxy,
     chance: random.Random,
     secret: str,
@@ -220,7 +222,9 @@ async def test_a_reader_that_is_too_slow_costs_no_job_its_run(
         with contextlib.suppress(TimeoutError):
             assert await fleet.stop() == [0, 0]
     slow = "Slow Consumer" in server.log_path.read_text(encoding="utf-8")
-    overlapping = {problem.split(":")[1].strip() for problem in proof.problems if problem.startswith("overlap")}
+    overlapping = {
+        problem.split(":")[1].strip() for problem in proof.problems if problem.startswith("overlap")
+    }
     rest = [problem for problem in proof.problems if not problem.startswith("overlap")]
     assert rest == [], rest[:5]
     assert set(watch.ended.values()) == {"completed"}
@@ -232,5 +236,6 @@ async def test_a_reader_that_is_too_slow_costs_no_job_its_run(
         jobs=proof.report.jobs,
         events=proof.report.events,
         now=time.monotonic(),
-        worst_recovery=f"all done in {done_s:.1f} s" + (f", {len(overlapping)} overlaps" if overlapping else ""),
+        worst_recovery=f"all done in {done_s:.1f} s"
+        + (f", {len(overlapping)} overlaps" if overlapping else ""),
     )

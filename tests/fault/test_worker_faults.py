@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from jobledger.ledger import JobHandle, JobState, Ledger, Task, TaskRegistry, connect
+from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -209,27 +209,3 @@ async def test_a_second_term_signal_stops_at_once(
     async with asyncio.timeout(5.0):
         assert await stopped.wait() == 0
     assert await types(job) == ["queued", "started", "interrupted", "queued"]
-
-
-@pytest.mark.fault
-@pytest.mark.timeout(300)
-async def test_workers_killed_again_and_again_lose_nothing(
-    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
-) -> None:
-    trace = tmp_path / "trace"
-    quick = tasks["nap"].options(max_attempts=50)
-    jobs = [await ledger.enqueue(quick, str(trace), 0.05) for _ in range(500)]
-    workers = [await start_worker(concurrency=10, ack_wait_s=1) for _ in range(2)]
-    for turn in range(10):
-        await asyncio.sleep(0.4)
-        workers[turn % 2].kill()
-        workers[turn % 2] = await start_worker(concurrency=10, ack_wait_s=1)
-    async with asyncio.timeout(120):
-        for job in jobs:
-            await job.wait()
-    for job in jobs:
-        assert await job.state() is JobState.COMPLETED
-        assert (await attempts(job)).count("completed") == 1
-    runs = Counter(job for word, job, *_ in lines(trace) if word == "start")
-    for job in jobs:
-        assert runs[job.id] <= len(await attempts(job))  # no run that the ledger does not know of

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import random
 import secrets
+from collections.abc import Sequence
 
 import pytest
 from tests.support.races import Races
+
+from jobledger.ledger.log import Entry
+from jobledger.ledger.memory import MemoryLog
 
 SEED = int(os.environ.get("JOBLEDGER_FAULT_SEED") or secrets.randbelow(1 << 31))
 PER_LEDGER = 1_000
@@ -35,7 +39,11 @@ def test_a_seed_plays_the_same_races_again() -> None:
 
 def test_a_planted_second_winner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log that does not look at conditions, as a broken server would not."""
-    monkeypatch.setattr("jobledger.ledger.memory.MemoryLog._check", lambda _self, _entries: None)
+
+    def look_away(_log: MemoryLog, _entries: Sequence[Entry]) -> None:
+        pass
+
+    monkeypatch.setattr(MemoryLog, "_check", look_away)
     report = play(SEED, 300).check()
     assert not report.sound
     assert {"chain", "outcome"} & set(report.broken), report.text()

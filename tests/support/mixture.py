@@ -64,7 +64,8 @@ def plans(count: int, chance: random.Random, *, poison: dict[str, int]) -> list[
 
 def _plan(job_id: str, kind: str, chance: random.Random) -> Plan:
     options: dict[str, Any] = {"max_attempts": _INNOCENT_ATTEMPTS, "priority": chance.choice(PRIORITIES)}
-    task, arguments, ends = "nap", (chance.random() * 0.02,), _COMPLETED
+    arguments: tuple[Any, ...] = (chance.random() * 0.02,)
+    task, ends = "nap", _COMPLETED
     if kind == "thread":
         task = "nap_in_thread"
     elif kind == "process":

@@ -170,7 +170,11 @@ def _claim(job: Job) -> Command | None:
 
 
 def _take_over(job: Job) -> Command | None:
-    return TakeOver(worker="v", lease_s=1.0, lost_epoch=job.claim_epoch) if job.state is JobState.RUNNING else None
+    return (
+        TakeOver(worker="v", lease_s=1.0, lost_epoch=job.claim_epoch)
+        if job.state is JobState.RUNNING
+        else None
+    )
 
 
 def _complete(job: Job) -> Command | None:
@@ -203,7 +207,11 @@ def _retry(job: Job) -> Command | None:
 def _timer(job: Job) -> Command | None:
     waits = job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT}
     cause: Any = "due" if job.state is JobState.SCHEDULED else "retried"
-    return Dispatch(cause=cause, asked_by=job.wait_sequence, reason="the clock stands still here") if waits else None
+    return (
+        Dispatch(cause=cause, asked_by=job.wait_sequence, reason="the clock stands still here")
+        if waits
+        else None
+    )
 
 
 def _redispatch(job: Job) -> Command | None:

@@ -45,7 +45,9 @@ class Judged(NamedTuple):
     executions: int
     overlaps: list[str]  #: a sentence each
     repeated: list[str]  #: attempts that ran twice
-    rerun_s: list[float]  #: from the death of an execution's process to the next attempt, where that got as far as running
+    rerun_s: list[
+        float
+    ]  #: from the death of an execution's process to the next attempt, where that got as far as running
     slowest: str  #: the job of the longest of them
     zombie_s: list[float]  #: how long executions went on after a freeze that cost them their job
 

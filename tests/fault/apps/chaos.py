@@ -12,7 +12,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from jobledger.ledger import Backoff, Cancel, Context, Retry, Snooze, task
@@ -29,7 +29,7 @@ def mark(word: str, context: Context) -> None:
 
 
 @contextlib.contextmanager
-def traced(context: Context) -> Iterator[None]:
+def traced(context: Context) -> Generator[None, None, None]:
     """Mark start and end, however it ends."""
     mark("start", context)
     try:
@@ -78,7 +78,9 @@ async def ask(context: Context, what: str, note: str = "") -> int | Retry | Snoo
     with traced(context):
         await asyncio.sleep(0)
         if context.attempt == 1 or what == "cancel":
-            return {"retry": Retry(0.1), "snooze": Snooze(0.1), "cancel": Cancel("nothing to do")}[what]
+            if what == "retry":
+                return Retry(0.1)
+            return Snooze(0.1) if what == "snooze" else Cancel("nothing to do")
     return context.attempt
 
 

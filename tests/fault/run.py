@@ -1,0 +1,121 @@
+"""`make faults`: the mixed run beside all single rows, one seed for both; `--record` puts the figures into the docs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+ROOT: Final = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.figures import FOLDER, Figures  # noqa: E402 - a script finds its neighbours first
+
+PAGE: Final = ROOT / "docs" / "reliability.md"
+BEGIN: Final = "<!-- figures: made by `make faults RECORD=1` -->"
+END: Final = "<!-- end of figures -->"
+MIXED: Final = "tests/fault/test_mixed.py"
+LIMIT_S: Final = 600.0
+_FOLDERS: Final = ("tests/fault", "tests/integration")
+_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m", "fault", "--show-capture=no")
+_HEAD: Final = (
+    "| Row | What is done | How often, what came of it | Jobs | Events | Violations | Worst recovery | Date | Seed | Test |",
+    "|---|---|---|--:|--:|--:|---|---|--:|---|",
+)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _start(seed: int, log: Path, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "JOBLEDGER_FAULT_SEED": str(seed)}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*_PYTEST, *words], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+
+
+def _run(seed: int, only: str | None) -> bool:
+    """Run both halves at once, or one test; return whether all is well."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    halves = [[*_FOLDERS, f"--ignore={MIXED}"], [MIXED]] if only is None else [[*_FOLDERS, "-k", only]]
+    logs = [FOLDER / f"half-{number}.log" for number in range(len(halves))]
+    running = [_start(seed, log, *words) for log, words in zip(logs, halves, strict=True)]
+    try:
+        codes = [process.wait(LIMIT_S * 2) for process in running]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+    for log in logs:
+        _say(log.read_text(encoding="utf-8", errors="replace"))
+    return not any(codes)
+
+
+def _row(figures: Figures) -> str:
+    name = figures.test.rpartition("::")[2].partition("[")[0].removeprefix("test_")
+    cells = (
+        figures.row,
+        figures.what,
+        figures.faults,
+        f"{figures.jobs:,}",
+        f"{figures.events:,}",
+        str(figures.violations),
+        figures.worst_recovery or "-",
+        figures.date,
+        str(figures.seed),
+        f"`{name}`",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _order(figures: Figures) -> tuple[int, str, str]:
+    digits = "".join(filter(str.isdigit, figures.row))
+    return (int(digits) if digits else 1_000, figures.row, figures.what)
+
+
+def _record(files: Iterable[Path]) -> None:
+    """Put the table of all figures that are there into the page."""
+    found = sorted((msgspec.json.decode(path.read_bytes(), type=Figures) for path in files), key=_order)
+    table = "\n".join([BEGIN, "", *_HEAD, *map(_row, found), "", END])
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + table + after, encoding="utf-8")
+
+
+def main() -> int:
+    """Run, tell, record."""
+    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", help="a part of a test's name")
+    parser.add_argument("--record", action="store_true", help="update docs/reliability.md")
+    parser.add_argument("--no-run", action="store_true", help="only record what the last runs found")
+    given = parser.parse_args()
+    seed = given.seed
+    if seed is None:
+        seed = int(os.environ.get("JOBLEDGER_FAULT_SEED") or secrets.randbelow(1 << 31))
+    well = True
+    if not given.no_run:
+        _say(f"faults: seed {seed}; the same again: make faults SEED={seed}\n")
+        began = time.monotonic()
+        well = _run(seed, given.only)
+        took_s = time.monotonic() - began
+        _say(f"faults: {'passed' if well else 'FAILED'} in {took_s:.0f} s, seed {seed}\n")
+    if given.record and well:
+        _record(FOLDER.glob("*.json"))
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
