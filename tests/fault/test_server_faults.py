@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
+from tests.support.counting import RUNS, check_ledger, count, everything, types_by_job
+from tests.support.working import working
 
-from jobledger.ledger import Context, JobState, Ledger, Task, TaskRegistry, connect, task
+from jobledger.ledger import Context, JobState, Ledger, connect, task
 from jobledger.ledger.chain import fold
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import LedgerError, ResultTimeoutError, SequenceGapError
 from jobledger.ledger.streams import api
-from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -30,19 +29,11 @@ pytestmark = pytest.mark.anyio
 ServerFactory = Callable[..., "EmbeddedServer"]
 LIMIT_S = 15.0
 SMALL = 64 << 20
-RUNS: Counter[str] = Counter()
 
 
 @pytest.fixture(autouse=True)
 def forget_runs() -> None:
     RUNS.clear()
-
-
-@task
-async def count(context: Context, n: int) -> int:
-    RUNS[context.job_id] += 1
-    await asyncio.sleep(0)
-    return n
 
 
 def mark(path: str, word: str) -> None:
@@ -65,53 +56,12 @@ async def sleep(context: Context, path: str, seconds: float) -> int:
     return context.attempt
 
 
-@contextlib.asynccontextmanager
-async def working(ledger: Ledger, *tasks: Task[..., Any], **config: Any) -> AsyncGenerator[Worker, None]:
-    settings: dict[str, Any] = {"grace_s": 2.0, **config}
-    worker = Worker(ledger, TaskRegistry(tasks), WorkerConfig(**settings))
-    running = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        async with asyncio.timeout(LIMIT_S):
-            await running
-
-
 async def kill_and_restart(server: EmbeddedServer, *, down_s: float = 0.3) -> None:
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     await server.wait()
     await asyncio.sleep(down_s)
     await server.start()
-
-
-async def everything(ledger: Ledger) -> list[Stored]:
-    return [stored async for stored in ledger.events(follow=False)]
-
-
-def types_by_job(events: list[Stored]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for stored in events:
-        found.setdefault(stored.event.job, []).append(msgspec.json.decode(stored.data)["type"])
-    return found
-
-
-def check_ledger(events: list[Stored]) -> None:
-    """What must hold of every ledger, whatever happened: dense, linked, at most one outcome an attempt."""
-    assert [stored.stream_sequence for stored in events] == list(range(1, len(events) + 1))
-    chains: dict[str, list[Stored]] = {}
-    for stored in events:
-        chains.setdefault(stored.event.job, []).append(stored)
-    for chain in chains.values():
-        hashes = ["", *(stored.hash for stored in chain)]
-        assert [stored.event.prev for stored in chain] == hashes[:-1]
-        outcomes = Counter(
-            written["attempt"]
-            for written in (msgspec.json.decode(stored.data) for stored in chain)
-            if written["type"] in {"completed", "failed", "interrupted"}
-        )
-        assert set(outcomes.values()) <= {1}
 
 
 # Killed.
@@ -263,44 +213,6 @@ async def test_a_follower_sees_every_event_once_and_in_order_over_a_restart(
                     await kill_and_restart(server, down_s=0.1)
             await following
         assert seen == list(range(1, 601))
-
-
-@pytest.mark.parametrize("queue", ["default", None])
-async def test_a_follower_skips_nothing_that_was_on_its_way_when_the_connection_broke(
-    server_factory: ServerFactory, queue: str | None
-) -> None:
-    """The reader is busy meanwhile, and the consumer's standing request outlives the break."""
-    server = server_factory()
-    await server.start()
-    settings: dict[str, Any] = {"environment": "t_break", "ledger_bytes_max": SMALL}
-    async with (
-        connect(server.url, **settings) as ledger,
-        AnswerThief(server.port) as thief,
-        connect(thief.url, **settings) as reader,
-        contextlib.aclosing(reader.events(queue=queue)) as events,
-        asyncio.timeout(LIMIT_S),
-    ):
-        for n in range(2):
-            await ledger.enqueue(count.options(queue="default"), n)
-            assert (await anext(events)).stream_sequence == n + 1
-        thief.deaf = True
-        await ledger.enqueue(count.options(queue="default"), 2)
-        while thief.deaf_to == 0:
-            await asyncio.sleep(0.01)
-        lost = asyncio.Event()
-        reader.connection.lost_listeners.append(lost.set)
-        thief.cut()
-        await lost.wait()
-        await reader.connection.wait_connected(LIMIT_S)
-        thief.deaf = False
-        await ledger.enqueue(count.options(queue="default"), 3)
-        # The server may have noticed the break and dropped the old request: then there is nothing to wait for.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                while thief.deliveries < 3:
-                    await asyncio.sleep(0.01)
-        await reader.log.head()  # what the old request brought has been read by now
-        assert [(await anext(events)).stream_sequence for _ in range(2)] == [3, 4]
 
 
 async def test_a_follower_notices_that_the_stream_was_made_anew(server_factory: ServerFactory) -> None:
@@ -458,144 +370,3 @@ async def _chains(ledger: Ledger) -> dict[str, list[Stored]]:
     for stored in await everything(ledger):
         chains.setdefault(stored.event.job, []).append(stored)
     return chains
-
-
-# Answers that never come.
-
-
-class AnswerThief:
-    """A proxy that lets everything through but the answers to appends, of which it steals each one's first.
-
-    It reads the server's protocol message by message, so that nothing but whole messages is missing.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
-        self.to_steal = 0
-        self.stolen = 0
-        self.deliveries = 0  #: messages of consumers that were let through
-        self.deaf = False  #: consumers' messages are swallowed
-        self.deaf_to = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-        async with asyncio.timeout(LIMIT_S):
-            await asyncio.gather(*self._tasks)
-
-    @property
-    def url(self) -> str:
-        assert self._server is not None
-        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    def cut(self) -> None:
-        """Break every connection."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers += [writer, to_server]
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(reader, to_server))
-                group.create_task(self._filter(from_server, writer))
-        except* (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            to_server.close()
-            writer.close()
-
-    async def _filter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            words = line.split()
-            body = b""
-            if words and words[0] in {b"MSG", b"HMSG"}:
-                body = await reader.readexactly(int(words[-1]) + 2)
-            if self.to_steal and body.startswith(b'{"stream":') and b'"seq":' in body:
-                self.to_steal -= 1
-                self.stolen += 1
-                continue
-            if b" $JS.ACK." in line:
-                self.deaf_to += self.deaf
-                self.deliveries += not self.deaf
-                if self.deaf:
-                    continue
-            writer.write(line + body)
-            await writer.drain()
-        writer.close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("commit", ["pipeline", "group"])
-async def test_a_stolen_answer_changes_nothing_for_the_caller(
-    server_factory: ServerFactory, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobledger.ledger.publisher.REPLY_TIMEOUT_S", 0.5)
-    server = server_factory()
-    await server.start()
-    async with (
-        AnswerThief(server.port) as thief,
-        connect(thief.url, environment="t_thief", commit=commit, ledger_bytes_max=SMALL) as ledger,
-        asyncio.timeout(LIMIT_S),
-    ):
-        thief.to_steal = 30
-        jobs = await asyncio.gather(
-            *(ledger.enqueue(count.options(id=f"n-{n // 2}"), n // 2) for n in range(100))
-        )
-        lone = await ledger.enqueue(count.options(id="alone"), 1)
-        thief.to_steal = 1
-        stolen = await ledger.enqueue(count.options(id="stolen"), 1)
-        assert thief.to_steal == 0
-        assert thief.stolen >= 2
-        events = await everything(ledger)
-        check_ledger(events)
-        assert len(events) == 52
-        assert sum(job.created for job in jobs) == 50  # each is reported as made exactly once
-        assert (lone.created, stolen.created) == (True, True)
-        by_job = {stored.event.job: stored.stream_sequence for stored in events}
-        assert all(job.sequence == by_job[job.id] for job in (*jobs, lone, stolen))
-
-
-@pytest.mark.timeout(60)
-async def test_a_worker_whose_answers_are_stolen_runs_each_job_once(
-    server_factory: ServerFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobledger.ledger.publisher.REPLY_TIMEOUT_S", 0.5)
-    server = server_factory()
-    await server.start()
-    settings: dict[str, Any] = {"environment": "t_thief", "ledger_bytes_max": SMALL}
-    async with (
-        AnswerThief(server.port) as thief,
-        connect(server.url, **settings) as client,
-        connect(thief.url, **settings) as ledger,
-        working(ledger, count, ack_wait_s=1),
-    ):
-        assert await (await client.enqueue(count, 0)).result(timeout_s=LIMIT_S) == 0
-        thief.to_steal = 40
-        jobs = [await client.enqueue(count, n) for n in range(100)]
-        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == list(range(100))
-        assert thief.to_steal == 0
-        events = await everything(client)
-    check_ledger(events)
-    assert set(RUNS.values()) == {1}
-    assert {tuple(types) for types in types_by_job(events).values()} == {("queued", "started", "completed")}
