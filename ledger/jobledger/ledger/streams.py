@@ -245,8 +245,10 @@ async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
         _check_settings(spec, info["config"])
 
 
-async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> None:
+async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
+
+    Returns its settings as they are, which may be another's in all else: who relies on one looks it up there.
 
     Its `max_deliver` is brought in line, alone of all settings: an earlier version made consumers without one, to
     refuse them would ask for deleting their positions, and what a lower limit drops unsaid the reconciler finds.
@@ -274,6 +276,8 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
         changed = {**info["config"], "max_deliver": deliveries_max}
         request = {"stream_name": stream, "action": "update", "config": changed}
         _check_answer(await api(inbox, _create_call(stream, name, config), request), f"consumer {name}")
+    found: dict[str, Any] = info["config"]
+    return found
 
 
 def _create_call(stream: str, name: str, config: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -49,6 +50,7 @@ class Lane:
         self.empty = False  # it had nothing when it was last asked
         self.waiting = False  # a request stands that the server answers when something comes
         self.lost = True  # the consumer has to be looked for
+        self.ack_wait_s = math.inf  # of the consumer, once it is known
 
 
 def next_lane(tier: list[Lane], wanted: int) -> tuple[Lane, int]:
@@ -101,6 +103,7 @@ class Intake:
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
         self._held: dict[str, Held] = {}  # ack subject -> delivery
+        self._ack_wait_s = config.ack_wait_s  # the shortest of the consumers', once they are found
         self._lanes: list[Lane] = []
         for priority in PRIORITIES:
             self._lanes += [self._lane(queue, priority) for queue in queues]
@@ -141,7 +144,7 @@ class Intake:
 
     async def _find(self, lane: Lane) -> None:
         names = self._ledger.names
-        await ensure_consumer(
+        found = await ensure_consumer(
             self._ledger.inbox,
             names.ledger_stream,
             names.consumer(lane.queue, lane.priority),
@@ -151,6 +154,9 @@ class Intake:
                 ack_pending_max=self._config.ack_pending_max,
             ),
         )
+        # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
+        lane.ack_wait_s = int(found.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
+        self._ack_wait_s = min(each.ack_wait_s for each in self._lanes)
         lane.lost = False
 
     async def close(self) -> None:
@@ -240,7 +246,7 @@ class Intake:
     async def keep_alive(self) -> None:
         """Tell the broker, until cancelled, that what is on hand is still on hand."""
         while True:
-            await asyncio.sleep(self._config.ack_wait_s / 3)
+            await asyncio.sleep(self._ack_wait_s / 3)
             now = self._loop.time()
             for held in list(self._held.values()):
                 with contextlib.suppress(ConnectionLostError):
@@ -252,7 +258,7 @@ class Intake:
         held = self._held.get(delivery.reply)
         if held is None:
             return False
-        return self._loop.time() - held.alive_at < self._config.ack_wait_s
+        return self._loop.time() - held.alive_at < self._ack_wait_s
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery for good: its dispatch has come to an end that is in the ledger."""
