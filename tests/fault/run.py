@@ -22,10 +22,20 @@ from tests.support.figures import FOLDER, Figures  # noqa: E402 - a script finds
 PAGE: Final = ROOT / "docs" / "reliability.md"
 BEGIN: Final = "<!-- figures: made by `make faults RECORD=1` -->"
 END: Final = "<!-- end of figures -->"
-MIXED: Final = "tests/fault/test_mixed.py"
+LONG: Final = ("tests/fault/test_mixed.py", "tests/fault/test_workers_die.py")
 LIMIT_S: Final = 600.0
 _FOLDERS: Final = ("tests/fault", "tests/integration")
-_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m", "fault", "--show-capture=no")
+_PYTEST: Final = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-m",
+    "fault",
+    "--show-capture=no",
+    "--durations=40",
+    "--durations-min=5",
+)
 _HEAD: Final = (
     "| Row | What is done | How often, what came of it | Jobs | Events | Violations | Worst recovery | Date | Seed | Test |",
     "|---|---|---|--:|--:|--:|---|---|--:|---|",
@@ -45,10 +55,17 @@ def _start(seed: int, log: Path, *words: str) -> subprocess.Popen[bytes]:
         )
 
 
+def _halves() -> list[list[str]]:
+    """Return what runs beside each other, about as long each; the figures of earlier runs are gone."""
+    for path in FOLDER.glob("*.json"):
+        path.unlink()
+    return [[*_FOLDERS, *(f"--ignore={path}" for path in LONG)], [*LONG]]
+
+
 def _run(seed: int, only: str | None) -> bool:
     """Run both halves at once, or one test; return whether all is well."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    halves = [[*_FOLDERS, f"--ignore={MIXED}"], [MIXED]] if only is None else [[*_FOLDERS, "-k", only]]
+    halves = [[*_FOLDERS, "-k", only]] if only is not None else _halves()
     logs = [FOLDER / f"half-{number}.log" for number in range(len(halves))]
     running = [_start(seed, log, *words) for log, words in zip(logs, halves, strict=True)]
     try:
