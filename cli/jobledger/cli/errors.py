@@ -67,6 +67,10 @@ class ProjectionDiffersError(LedgerError):
     """`projection verify` found a row that a rebuilt projection does not have."""
 
 
+class LedgerNotSoundError(RefusedError):
+    """`audit verify` found what must not be in a ledger, and does not vouch for it; the sentence names the first."""
+
+
 class StoppedBySignalError(Exception):
     """A signal ended a command that has an end of its own; not KeyboardInterrupt, which event loops report."""
 

@@ -14,6 +14,7 @@ from typing import Annotated, Final, TextIO
 import typer
 
 from jobledger.cli import (
+    audit,
     demo,
     dlq,
     dlq_acts,
@@ -53,6 +54,7 @@ app.command("enqueue")(enqueue.enqueue)
 app.add_typer(job_acts.add_to(jobs.app), name="jobs")
 app.add_typer(dlq_acts.add_to(dlq.app), name="dlq")
 app.add_typer(events.app, name="events")
+app.add_typer(audit.app, name="audit")
 app.add_typer(projection.app, name="projection")
 app.add_typer(timers.app, name="timers")
 app.add_typer(workers.app, name="workers")

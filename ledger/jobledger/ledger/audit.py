@@ -55,6 +55,9 @@ async def verify(
     )
     if to_sequence is not None and to_sequence < from_sequence - 1:
         raise InvalidInputError(f"to_sequence is {to_sequence}, before from_sequence {from_sequence}")
+    if to_sequence is not None and before is not None and to_sequence < before.head_sequence:
+        sentence = f"to_sequence is {to_sequence}, and the earlier report goes up to {before.head_sequence}"
+        raise InvalidInputError(sentence)
     head = (await log.head()).last_sequence
     last = head if to_sequence is None else to_sequence
     unreadable = 0

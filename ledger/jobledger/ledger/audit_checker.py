@@ -91,6 +91,8 @@ class Checker:
         self._from_sequence = from_sequence
         self._tolerance = timedelta(seconds=timer_tolerance_s)
         self._violations_max = violations_max
+        if before is not None and before.head_sequence < before.from_sequence:
+            before = None  # there was nothing yet: whatever is there now continues it
         self._before = before
         self._before_ends = before.head_sequence if before is not None else 0
         self._violations: list[Violation] = []

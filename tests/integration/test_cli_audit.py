@@ -1,0 +1,399 @@
+"""`jobledger audit` against a real server: proofs, planted events, rewritten tails, stories, acts of people."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import nats
+import pytest
+from tests.support.working import LIMIT_S, working
+
+from jobledger.cli.main import run
+from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
+from jobledger.ledger.chain import load
+from jobledger.ledger.codec import digest, encode
+from jobledger.ledger.commands import Claim, DeadLetter, TakeOver
+from jobledger.ledger.events import Completed
+from jobledger.ledger.subjects import JobRef
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+T = TypeVar("T")
+WIDTH = 80
+
+
+@task(queue="work", max_attempts=3, backoff=Backoff(base_s=0.05))
+async def double(ctx: Context, number: int) -> int | Retry:
+    if number == 3 and ctx.attempt == 1:
+        raise ValueError(f"{number} does not \x1b[31mplease")
+    return 2 * number
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Cli:
+    """`jobledger audit` on an environment of the test's own."""
+
+    def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.environment = f"t_{secrets.token_hex(6)}"
+        self._projection = folder / "projection.db"
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> Answer:
+        where = ["--url", self.url, "--environment", self.environment]
+        if words[0] == "trail":
+            where += ["--projection", str(self._projection)]
+        self._capsys.readouterr()
+        code = run(["audit", *words, *where])
+        shown = self._capsys.readouterr()
+        return Answer(code, shown.out, shown.err)
+
+    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
+        async def call() -> T:
+            async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
+                return await function(ledger)
+
+        return anyio.run(call)
+
+    def work(self, *numbers: int) -> list[str]:
+        """Enqueue, and let a worker run until every job is final; return the ids."""
+
+        async def work(ledger: Ledger) -> list[str]:
+            jobs = [await ledger.enqueue(double, number) for number in numbers]
+            async with working(ledger, double):
+                await asyncio.gather(*(job.wait(timeout_s=LIMIT_S) for job in jobs))
+            return [job.id for job in jobs]
+
+        return self.with_ledger(work)
+
+    def forge(self, job_id: str) -> int:
+        """Publish, past all rules, a second outcome with the right link and the right condition."""
+
+        async def forge(ledger: Ledger) -> int:
+            ref = JobRef(queue="work", job_id=job_id)
+            chain = await load(ledger.log, ref)
+            event = Completed(
+                job=job_id,
+                queue="work",
+                task=double.name,
+                at=datetime.now(UTC),
+                by="mallory",
+                attempt=1,
+                prev=digest(chain.last_data),
+            )
+            condition = {
+                "Nats-Expected-Last-Subject-Sequence": str(chain.last_sequence),
+                "Nats-Expected-Last-Subject-Sequence-Subject": ledger.names.chain(ref),
+            }
+            raw = await nats.connect(self.url)
+            try:
+                accepted = await raw.jetstream().publish(
+                    ledger.names.event(event), encode(event), headers=condition
+                )
+            finally:
+                await raw.close()
+            return accepted.seq
+
+        return self.with_ledger(forge)
+
+
+@pytest.fixture
+def cli(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cli:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    for name in ("URL", "ENVIRONMENT", "APP", "PROJECTION", "DEBUG"):
+        monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
+    made = Cli(nats_server.url, tmp_path, capsys)
+    made.with_ledger(_nothing)
+    return made
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, an empty one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def _nothing(_: Ledger) -> None:
+    """Make the streams, small ones."""
+
+
+# audit verify
+
+
+def test_an_empty_ledger_is_sound_and_whatever_comes_later_continues_it(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    answer = cli("verify", "--report", str(kept))
+    assert (answer.code, answer.err) == (0, f"the report is kept in {kept}\n")
+    assert answer.out.startswith("the ledger is sound\n0 events, 0 jobs, 0 attempts")
+    assert "head    none: no event was there to check" in answer.out
+    cli.work(1)
+    assert cli("verify", "--against", str(kept)).code == 0
+
+
+def test_what_workers_made_is_proven_with_head_and_hash(cli: Cli) -> None:
+    cli.work(1, 2, 3)
+    (body,) = cli("verify", "--json").lines
+    assert (body["sound"], body["states"], body["violations"]) == (True, {"completed": 3}, [])
+
+    async def newest(ledger: Ledger) -> tuple[int, str]:
+        last = await ledger.log.get((await ledger.log.head()).last_sequence)
+        assert last is not None
+        return last.stream_sequence, last.hash
+
+    assert (body["head_sequence"], body["head_hash"]) == cli.with_ledger(newest)
+    answer = cli("verify")
+    assert answer.code == 0
+    assert (
+        f"head    {body['head_sequence']}\nhash    {body['head_hash']}\ndigest  {body['digest']}"
+        in answer.out
+    )
+    assert max(map(len, answer.out.splitlines())) <= WIDTH
+    (part,) = cli("verify", "--from", "3", "--to", "5", "--json").lines
+    assert (part["sound"], part["from_sequence"], part["head_sequence"]) == (True, 3, 5)
+
+
+def test_a_planted_event_is_named_and_the_exit_code_is_4(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    job, _ = cli.work(1, 2)
+    assert cli("verify", "--report", str(kept)).code == 0
+    good = kept.read_bytes()
+    sequence = cli.forge(job)
+    answer = cli("verify", "--against", str(kept), "--report", str(kept))
+    assert answer.code == 4
+    assert answer.out.startswith("the ledger is NOT sound: 1 violation (outcome 1)")
+    said = (
+        f"jobledger: the ledger is not sound: rule `outcome` is broken at stream sequence {sequence} of work/{job}: "
+        "`completed` is a second outcome of attempt 1, which was completed before"
+    )
+    assert said in answer.err.splitlines()
+    assert kept.read_bytes() == good, "what is wrong does not become what is expected"
+    body = cli("verify", "--json")
+    assert (body.code, body.lines[0]["broken"]) == (4, {"outcome": 1})
+    error = json.loads(body.err)["error"]
+    assert (error["code"], error["type"]) == (4, "LedgerNotSoundError")
+
+
+def test_an_unsound_ledger_is_reported_to_a_new_file_too(cli: Cli, tmp_path: Path) -> None:
+    (job,) = cli.work(1)
+    cli.forge(job)
+    kept = tmp_path / "report.json"
+    assert cli("verify", "--report", str(kept)).code == 4
+    assert json.loads(kept.read_text(encoding="utf-8"))["sound"] is False
+
+
+def test_a_tail_that_is_cut_or_written_anew_is_found_by_an_earlier_report(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    cli.work(1, 2)
+    (body,) = cli("verify", "--json", "--report", str(kept)).lines
+    head = body["head_sequence"]
+
+    async def cut(ledger: Ledger) -> None:
+        """Make the stream anew with all but the last two events: sound in itself."""
+        messages = [each async for batch in ledger.log.read_messages() for each in batch]
+        raw = await nats.connect(cli.url)
+        stream = ledger.names.ledger_stream
+        config = (await raw.jetstream().stream_info(stream)).config
+        await raw.jetstream().delete_stream(stream)
+        # Without what the client adds by itself the server keeps the settings as they were.
+        config.metadata = {
+            name: value for name, value in (config.metadata or {}).items() if not name.startswith("_nats")
+        }
+        await raw.jetstream().add_stream(config)
+        for message in messages[:-2]:
+            await raw.jetstream().publish(message.subject, message.data)
+        await raw.close()
+
+    cli.with_ledger(cut)
+    assert cli("verify").code == 0
+    answer = cli("verify", "--against", str(kept))
+    assert answer.code == 4
+    assert f"the ledger ends before {head}, where the earlier report did" in answer.err
+    cli.work(5)  # it grows beyond the old head, with other events
+    answer = cli("verify", "--against", str(kept))
+    assert answer.code == 4
+    assert (
+        f"rule `history` is broken at stream sequence {head}: stream sequence 1 to {head} is not"
+        in answer.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("--from", "5", "--to", "3"), 2, "--to 3 comes before --from 5"),
+        (("--against", "none.json"), 3, "there is no earlier report none.json: make one with --report"),
+        (("--against", "bad.json"), 2, "bad.json is not a report of `jobledger audit verify`"),
+        (("--against", "report.json", "--from", "2"), 2, "--from 2: the earlier report begins at 1"),
+        (("--against", "report.json", "--to", "1"), 2, "--to 1: the earlier report goes up to "),
+        (("--report", "no/such/report.json"), 2, "--report no/such/report.json: there is no folder "),
+        (("--from", "0"), 2, "'--from': Input should be greater than or equal to 1"),
+        (("--from", "9000"), 4, "the ledger ends at 3, before 9000: it was rewound or replaced"),
+        (("--to", "9000"), 4, "stream sequence 4 to 9000 could not be read, the ledger's head is 3"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_in_a_sentence(
+    cli: Cli, here: Path, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    (here / "bad.json").write_text("{}", encoding="utf-8")
+    cli.work(1)
+    if "report.json" in words:
+        assert cli("verify", "--report", "report.json").code == 0
+    answer = cli("verify", *words)
+    assert (answer.code, sentence in answer.err) == (code, True), answer.err
+
+
+def test_no_server_is_exit_code_5(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit", "verify", "--url", "nats://127.0.0.1:1"]) == 5
+    assert "jobledger: " in capsys.readouterr().err
+
+
+# audit trail
+
+
+def test_a_story_tells_each_event_and_what_was_waited_for(cli: Cli) -> None:
+    (job,) = cli.work(3)
+    answer = cli("trail", job[:30])
+    assert (answer.code, answer.err) == (0, "")
+    words = " ".join(answer.out.split())
+    for said in (
+        f"job {job} task double in queue work",
+        "queued in queue work, by ",
+        "waits for a worker of queue work",
+        "attempt 1 starts on worker ",
+        r"attempt 1 failed: ValueError: 3 does not \x1b[31mplease; waits for its backoff of ",
+        "queued again for attempt 2, ",
+        " after its time, by ",
+        "attempt 2 completed",
+        ", 2 attempts",
+    ):
+        assert said in words
+    assert max(map(len, answer.out.splitlines())) <= WIDTH
+    assert answer.out.splitlines()[-1].startswith("completed after ")
+    assert "\x1b" not in answer.out
+
+
+def test_a_story_is_the_same_as_an_object(cli: Cli) -> None:
+    (job,) = cli.work(3)
+    (body,) = cli("trail", job, "--json", "--queue", "work").lines
+    assert (body["id"], body["queue"], body["task"]) == (job, "work", "double")
+    assert [line["event"] for line in body["lines"]] == [
+        "queued",
+        "started",
+        "failed",
+        "queued",
+        "started",
+        "completed",
+    ]
+    failed = body["lines"][2]
+    assert (failed["attempt"], failed["error"]["type"]) == (1, "ValueError")
+    assert body["lines"][3]["waited_for"] == failed["waits_for"]
+    assert body["lines"][3]["waited_s"] >= 0.04
+    summary = body["summary"]
+    assert (summary["state"], summary["attempts"]) == ("completed", 2)
+    parts = summary["waiting_s"] + summary["running_s"] + summary["dead_s"]
+    assert summary["total_s"] == pytest.approx(parts)
+    since = sum(line["since_s"] for line in body["lines"] if line["since_s"] is not None)
+    assert summary["total_s"] == pytest.approx(since)
+
+
+def test_a_takeover_is_told(cli: Cli) -> None:
+    async def taken_over(ledger: Ledger) -> None:
+        ref = (await ledger.enqueue(double.options(id="lost"), 1)).ref
+        job = await ledger.execute(ref, Claim(worker="w1", lease_s=15), by="w1")
+        take = TakeOver(worker="w2", lease_s=15, lost_epoch=job.claim_epoch)
+        await ledger.execute(ref, take, by="w2")
+
+    cli.with_ledger(taken_over)
+    words = " ".join(cli("trail", "lost").out.split())
+    assert "attempt 2 starts on worker w2; attempt 1 is lost: worker w1 had recorded nothing for " in words
+    assert "2 attempts (1 lost)" in words
+
+
+def test_a_story_of_no_job_is_not_found(cli: Cli) -> None:
+    answer = cli("trail", "nobody")
+    assert (answer.code, "no job 'nobody' is in the ledger" in answer.err) == (3, True)
+
+
+# audit who
+
+
+def _acted(cli: Cli) -> datetime:
+    """Let people act; return a moment of the server between the first act and the others."""
+
+    async def act(ledger: Ledger) -> datetime:
+        hour = timedelta(hours=1)
+        first = await ledger.enqueue(double.options(id="a", delay_s=hour.total_seconds()), 1)
+        await ledger.retry(first.ref, reason="now, please", by="alice")
+        stored = (await first.history())[-1].stored_at
+        await ledger.cancel(first.ref, reason="a [red]mistake\x1b[0m", by="bob")
+        second = await ledger.enqueue(double.options(id="b"), 2)
+        await ledger.execute(second.ref, DeadLetter(reason="rejected"))
+        await ledger.requeue("b", reason="fixed", by="alice", edit={"number": 5})
+        await ledger.execute(second.ref, DeadLetter(reason="rejected"))
+        await ledger.discard("b", by="bob")
+        return stored + timedelta(microseconds=1)
+
+    return cli.with_ledger(act)
+
+
+def test_acts_of_people_are_listed_the_newest_first(cli: Cli) -> None:
+    assert cli("who").out == "nobody did anything to a job\n"
+    between = _acted(cli)
+    listed = cli("who", "--json").lines
+    assert [(each["by"], each["act"], each["job"], each["reason"]) for each in listed] == [
+        ("bob", "discard", "b", ""),
+        ("alice", "requeue", "b", "fixed"),
+        ("bob", "cancel", "a", "a [red]mistake\x1b[0m"),
+        ("alice", "retry", "a", "now, please"),
+    ]
+    assert [each["new_input"] for each in listed] == [False, True, False, False]
+    assert cli("who", "--json", "--by", "alice").lines == [listed[1], listed[3]]
+    assert cli("who", "--json", "--since", between.isoformat()).lines == listed[:3]
+    assert cli("who", "--since", "2200-01-01").out == "no acts fit\n"
+    limited = cli("who", "--limit", "1")
+    assert limited.out.splitlines()[0].endswith("discard  work/b by bob")
+    assert limited.err == "the newest 1 of 4 are shown; --limit shows more\n"
+    shown = cli("who")
+    assert (shown.code, shown.err) == (0, "")
+    assert r"cancel   work/a by bob: a [red]mistake\x1b[0m" in shown.out
+    assert "requeue  work/b by alice, with a new input: fixed" in shown.out
+
+
+def test_a_cancel_that_a_worker_obeyed_is_listed_once(cli: Cli) -> None:
+    async def ask(ledger: Ledger) -> None:
+        ref = (await ledger.enqueue(double.options(id="busy"), 1)).ref
+        job = await ledger.execute(ref, Claim(worker="w1", lease_s=15), by="w1")
+        await ledger.cancel(ref, reason="enough", by="alice")
+        take = TakeOver(worker="w2", lease_s=15, lost_epoch=job.claim_epoch)
+        assert (await ledger.execute(ref, take, by="w2")).state == "cancelled"
+
+    cli.with_ledger(ask)
+    assert [(each["by"], each["reason"]) for each in cli("who", "--json").lines] == [("alice", "enough")]
+
+
+def test_words_that_choose_nothing_are_a_usage_error(cli: Cli) -> None:
+    assert cli("who", "--since", "yesterday").code == 2
+    assert cli("who", "--limit", "0").code == 2

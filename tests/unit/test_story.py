@@ -1,0 +1,321 @@
+"""A job's story: every event in words, what it waited for, who was lost, and sums that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobledger.cli.audit import show_story
+from jobledger.cli.output import Output
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.commands import (
+    CancelJob,
+    Checkpoint,
+    Claim,
+    Complete,
+    ConfirmCancel,
+    DeadLetter,
+    Discard,
+    Dispatch,
+    Enqueue,
+    Fail,
+    Fence,
+    Interrupt,
+    Pause,
+    ReportProgress,
+    Requeue,
+    Snooze,
+    Stamp,
+    TakeOver,
+)
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.events import (
+    EVENT_CLASSES,
+    ErrorInfo,
+    Failed,
+    JobEvent,
+    Queued,
+    Scheduled,
+    Started,
+)
+from jobledger.ledger.job import Job, evolve
+from jobledger.ledger.story import Lost, Story, story
+from jobledger.ledger.story_words import count, span
+from jobledger.ledger.subjects import JobRef
+
+CLI_DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+BEGIN = datetime(2026, 1, 2, 8, tzinfo=UTC)
+BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom", traceback="x" * 50)
+
+
+class Course:
+    """A job's course as it is decided; time passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = BEGIN
+        self.job: Job | None = None
+        self.events: list[Stored] = []
+
+    def enqueue(self, **options: Any) -> Course:
+        order: dict[str, Any] = {"max_attempts": 2, **options}
+        return self.do(Enqueue(ref=JobRef(queue="email", job_id="j"), task="send", **order), by="shop")
+
+    def do(self, command: Any, *, by: str = "w1", after_s: float = 0.0) -> Course:
+        self.now += timedelta(seconds=after_s)
+        for event in decide(self.job, command, Stamp(at=self.now, by=by)):
+            self.add(event)
+        return self
+
+    def add(self, event: JobEvent) -> None:
+        sequence = len(self.events) + 1
+        self.job = evolve(self.job, event, sequence)
+        self.events.append(Stored(event=event, data=b"", stream_sequence=sequence, stored_at=self.now))
+
+    def claim(self, *, after_s: float = 0.0, worker: str = "w1") -> Course:
+        return self.do(Claim(worker=worker, lease_s=15), by=worker, after_s=after_s)
+
+    @property
+    def epoch(self) -> int:
+        assert self.job is not None
+        return self.job.claim_epoch
+
+    def told(self, **options: Any) -> Story:
+        return story(self.events, **options)
+
+    @property
+    def texts(self) -> list[str]:
+        return [line.text() for line in self.told().lines]
+
+
+def test_a_job_that_completes_at_once() -> None:
+    course = Course().enqueue().claim(after_s=3.4)
+    told = course.do(Complete(epoch=course.epoch), after_s=1.5).told()
+    assert [line.text() for line in told.lines] == [
+        "queued in queue email, by shop; waits for a worker of queue email",
+        "attempt 1 starts on worker w1",
+        "attempt 1 completed",
+    ]
+    assert [line.since_s for line in told.lines] == [None, 3.4, 1.5]
+    assert (told.lines[1].waited_s, told.lines[1].waited_for) == (3.4, "a worker of queue email")
+    assert told.summary.text() == "completed after 4.9 s: waiting 3.4 s, running 1.5 s, 1 attempt"
+
+
+def test_a_failure_names_its_error_its_backoff_and_when_that_ended() -> None:
+    course = Course().enqueue().claim()
+    course.do(Fail(epoch=course.epoch, error=BOOM, retry_at=course.now + timedelta(seconds=20)))
+    course.do(Dispatch(cause="retried"), by="w2", after_s=20.012)
+    assert course.texts[2:] == [
+        "attempt 1 failed: ValueError: boom; waits for its backoff of 20.0 s, until 2026-01-02 08:00:20.000 UTC",
+        "queued again for attempt 2, 12 ms after its time, by w2; waits for a worker of queue email",
+    ]
+    failed, queued = course.told().lines[2:]
+    assert (failed.error, failed.worker, failed.attempt) == (BOOM, "w1", 1)
+    assert (queued.waited_s, queued.waited_for) == (20.012, failed.waits_for)
+
+
+def test_a_failure_that_is_retried_at_once_waits_for_nothing_in_between() -> None:
+    course = Course().enqueue().claim()
+    course.do(Fail(epoch=course.epoch, error=BOOM))
+    failed, queued = course.told().lines[2:]
+    assert (failed.waits_for, queued.waits_for) == (None, "a worker of queue email")
+
+
+def test_a_takeover_names_the_lost_attempt_and_how_long_its_worker_was_silent() -> None:
+    course = Course().enqueue().claim()
+    course.do(ReportProgress(epoch=course.epoch, done=3, total=10, note="rows"), after_s=5)
+    held = course.epoch
+    course.do(TakeOver(worker="w2", lease_s=15, lost_epoch=held), by="w2", after_s=16)
+    course.do(Fence(epoch=held, attempt=1, worker="w1", outcome="completed"), by="w1", after_s=1)
+    assert course.texts[2:] == [
+        "attempt 1 is at 3 of 10: rows",
+        "attempt 2 starts on worker w2; attempt 1 is lost: worker w1 had recorded nothing for 16.0 s",
+        "`completed` of attempt 1 on worker w1 came too late and was refused",
+    ]
+    assert course.told().lines[3].lost == Lost(attempt=1, worker="w1", silent_s=16.0)
+    assert course.told().summary.text() == (
+        "running after 22.0 s: waiting 0 ms, running 22.0 s, 2 attempts (1 lost)"
+    )
+
+
+def test_a_dead_letter_waits_for_a_person_who_requeues_or_discards_it() -> None:
+    course = Course().enqueue(max_attempts=1).claim()
+    course.do(Fail(epoch=course.epoch, error=BOOM))
+    course.do(
+        Requeue(reason="fixed", input=msgspec.Raw(b"{}"), priority="high"), by="alice", after_s=2 * 3600 + 60
+    )
+    course.do(DeadLetter(reason="max_deliver"), by="reconciler").do(Discard(reason="test data"), by="bob")
+    assert course.texts[3:] == [
+        "dead letter: its attempts are used up, by w1; waits for a person",
+        (
+            "requeued for attempt 2 with priority high and a new input: fixed, by alice; "
+            "waits for a worker of queue email"
+        ),
+        "dead letter: it was delivered again and again without an outcome, by reconciler; waits for a person",
+        "discarded: test data, by bob",
+    ]
+    assert course.told().summary.text() == (
+        "discarded after 2 h 1 min: waiting 0 ms, running 0 ms, dead letter 2 h 1 min, 1 attempt"
+    )
+
+
+def test_a_dead_worker_of_the_last_attempt_is_told_once() -> None:
+    course = Course().enqueue(max_attempts=1).claim()
+    course.do(TakeOver(worker="w2", lease_s=15, lost_epoch=course.epoch), by="w2", after_s=15)
+    assert course.texts[-1] == (
+        "dead letter: its attempts are used up (lost: worker w1 died while running the last attempt), by w2; "
+        "attempt 1 is lost: worker w1 had recorded nothing for 15.0 s; waits for a person"
+    )
+
+
+def test_a_delay_that_an_operator_ends_early() -> None:
+    course = Course().enqueue(run_at=BEGIN + timedelta(hours=1), priority="low")
+    course.do(Dispatch(cause="due", reason="retried by hand"), by="alice", after_s=600)
+    assert course.texts == [
+        (
+            "scheduled in queue email with priority low, by shop; "
+            "waits for its time in 1 h, at 2026-01-02 09:00:00.000 UTC"
+        ),
+        "due, so queued, 50 min before its time: retried by hand, by alice; waits for a worker of queue email",
+    ]
+
+
+def test_a_running_job_that_is_asked_to_end_waits_for_its_worker() -> None:
+    course = Course().enqueue().claim()
+    course.do(CancelJob(reason="no need"), by="alice")
+    course.do(Checkpoint(epoch=course.epoch, value=msgspec.Raw(b"1")), after_s=1)
+    course.do(ConfirmCancel(epoch=course.epoch), after_s=1)
+    assert course.texts[2:] == [
+        "asked to end: no need, by alice; waits for worker w1 to end attempt 1",
+        "attempt 1 kept a checkpoint",
+        "attempt 1 ends: cancelled: no need",
+    ]
+    assert course.told().lines[-1].waited_s == 2.0
+
+
+def test_attempts_that_do_not_count_and_limits() -> None:
+    course = Course().enqueue(max_attempts=1, limits=("api", "db")).do(Dispatch(cause="admitted")).claim()
+    course.do(Snooze(epoch=course.epoch, until=course.now + timedelta(seconds=9)))
+    course.do(Dispatch(cause="due"), after_s=9).claim()
+    course.do(Pause(epoch=course.epoch, event="paid")).do(Dispatch(cause="resumed"), after_s=1).claim()
+    course.do(Interrupt(epoch=course.epoch, reason="deploy"))
+    assert [each for each in course.texts if "worker" not in each] == [
+        "held in queue email, by shop; waits for its limits (api, db) to admit it",
+        (
+            "attempt 1 asked to run again later and does not count; "
+            "waits for its time in 9.0 s, at 2026-01-02 08:00:09.000 UTC"
+        ),
+        "attempt 2 paused the job and does not count; waits for event paid",
+        "attempt 3 was given back unfinished and does not count: deploy",
+    ]
+
+
+def test_a_job_that_waits_is_counted_up_to_now() -> None:
+    course = Course().enqueue()
+    assert course.told().summary.total_s == 0.0
+    told = course.told(now=BEGIN + timedelta(minutes=2))
+    assert told.summary.text() == "queued after 2 min: waiting 2 min, running 0 ms, 0 attempts"
+
+
+def test_a_job_that_is_over_stops_counting() -> None:
+    course = Course().enqueue().claim()
+    held = course.epoch
+    course.do(TakeOver(worker="w2", lease_s=15, lost_epoch=held), by="w2")
+    course.do(Complete(epoch=course.epoch), after_s=1, by="w2")
+    course.do(Fence(epoch=held, attempt=1, worker="w1", outcome="completed"), after_s=30)
+    assert course.told(now=BEGIN + timedelta(days=9)).summary.total_s == 1.0
+
+
+def test_a_server_clock_that_was_set_back_makes_no_time_negative() -> None:
+    course = Course().enqueue().claim(after_s=-60)
+    assert [line.since_s for line in course.told().lines] == [None, 0.0]
+
+
+def test_a_long_text_of_a_task_is_cut_in_words_and_whole_in_the_error() -> None:
+    course = Course().enqueue().claim()
+    course.do(Fail(epoch=course.epoch, error=ErrorInfo(kind="exception", type="E", message="m" * 2_000)))
+    failed = course.told().lines[2]
+    assert len(failed.what) < 400
+    assert failed.error is not None
+    assert len(failed.error.message) == 2_000
+
+
+def test_the_story_in_the_docs_is_told_like_this(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    first, second, shop = "host-7-4be0c2aa", "host-8-91f7d03c", "web-812-9d0ab3f1"
+    error = ErrorInfo(kind="exception", type="ConnectionError", message="the bank does not answer")
+    course = Course()
+    course.do(Enqueue(ref=JobRef(queue="billing", job_id="charge-1"), task="charge", max_attempts=3), by=shop)
+    course.claim(after_s=2.2, worker=first)
+    retry_at = course.now + timedelta(seconds=30.1)
+    course.do(Fail(epoch=course.epoch, error=error, retry_at=retry_at), by=first, after_s=0.1)
+    course.do(Dispatch(cause="retried"), by=second, after_s=30.006).claim(after_s=0.003, worker=first)
+    course.do(TakeOver(worker=second, lease_s=15, lost_epoch=course.epoch), by=second, after_s=16.2)
+    course.do(Complete(epoch=course.epoch), by=second, after_s=0.4)
+    show_story(Output(), course.events, course.now)
+    shown = capsys.readouterr().out
+    assert f"```text\n{shown}```\n" in CLI_DOCS.read_text(encoding="utf-8"), shown
+
+
+_FIELDS: dict[str, Any] = {
+    "attempt": 7,
+    "worker": "w9",
+    "lease_s": 1.0,
+    "error": BOOM,
+    "until": datetime(2026, 1, 2, 9),  # noqa: DTZ001 - what nobody but a forger writes
+    "run_at": datetime(2026, 1, 2, 9),  # noqa: DTZ001
+    "done": 1.0,
+    "held_epoch": 1,
+    "current_epoch": 2,
+    "outcome": "completed",
+}
+
+
+def _forged(cls: type[JobEvent], number: int) -> Stored:
+    names = {field.name for field in msgspec.structs.fields(cls) if field.required}
+    given: dict[str, Any] = {name: value for name, value in _FIELDS.items() if name in names}
+    if "reason" in names:
+        given["reason"] = "rejected"
+    at = BEGIN if number % 2 else BEGIN.replace(tzinfo=None)
+    event = cls(job="j", queue="q", task="t", at=at, by="forger", **given)
+    return Stored(event=event, data=b"", stream_sequence=number, stored_at=BEGIN)
+
+
+@given(st.lists(st.sampled_from(EVENT_CLASSES), min_size=1, max_size=12))
+def test_a_story_is_told_of_any_events_also_of_forged_ones(classes: Sequence[type[JobEvent]]) -> None:
+    events = [_forged(cls, number) for number, cls in enumerate(classes, 1)]
+    told = story(events, now=BEGIN)
+    assert all(line.text() for line in told.lines)
+    assert told.summary.events == len(events)
+    msgspec.json.encode(told)
+
+
+def test_a_forged_retry_with_a_time_without_zone_is_told() -> None:
+    naive = datetime(2026, 1, 2, 9)  # noqa: DTZ001
+    event = Failed(job="j", queue="q", task="t", at=BEGIN, by="f", attempt=1, error=BOOM, retry_at=naive)
+    stored = [_forged(Queued, 1), _forged(Started, 2), _forged(Scheduled, 4)]
+    stored.insert(2, Stored(event=event, data=b"", stream_sequence=3, stored_at=BEGIN))
+    assert "its backoff of 1 h, until 2026-01-02 09:00:00.000 UTC" in story(stored).lines[2].text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"), (0.0124, "12 ms"), (3.44, "3.4 s"), (59.9, "59.9 s"), (60, "1 min"), (320, "5 min 20 s"),
+        (7_500, "2 h 5 min"), (7_201, "2 h"), (86_400, "1 d"), (273_600, "3 d 4 h"), (900 * 86_400, "900 d"),
+    ],
+)  # fmt: skip
+def test_spans_are_told_in_the_units_that_fit(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_counts_have_their_plural() -> None:
+    assert [count(number, "attempt") for number in (0, 1, 2)] == ["0 attempts", "1 attempt", "2 attempts"]
