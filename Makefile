@@ -69,6 +69,13 @@ bench: install ## the core benchmark, both durability settings
 faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=name repeat one, RECORD=1 keeps figures
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
+COUNT ?= 100000
+FIRST ?= 1000000
+
+simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs the first 10,000)
+	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
+	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
+
 clean: ## remove .venv, caches and build results; keeps .jobledger
 	rm -rf $(VENV) .cache .hypothesis build dist
 	find $(ROOTS) tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
