@@ -62,6 +62,10 @@ class WorkerProcess:
         """The worker processes of a supervisor, those that live."""
         return [int(word) for word in _children(self.pid)]
 
+    def ready_children(self) -> int:
+        """How many of them have said that they take jobs."""
+        return len({each.get("pid") for each in self.said if "worker" in each}.intersection(self.children()))
+
     async def stop(self, limit_s: float = _STOP_S) -> int:
         """Ask it to stop in good order; return its exit code."""
         if self.alive:

@@ -79,6 +79,7 @@ class Nemesis:
                 await asyncio.sleep(self._chance.uniform(0.1, 0.8))
         finally:
             await asyncio.gather(*self._frozen)
+            self._proxy.to_steal.clear()
         await self._keep()
 
     async def _begin(self, name: str) -> None:
@@ -92,6 +93,11 @@ class Nemesis:
         for name, process in list(self._alive.items()):
             if not process.alive:
                 await self._begin(name)
+
+    def is_whole(self) -> bool:
+        """Whether every worker that should live does, and takes work."""
+        wanted = {name: int(words[words.index("--processes") + 1]) for name, words in self._crews.items()}
+        return all(process.ready_children() == wanted[name] for name, process in self._alive.items())
 
     def _workers(self) -> list[int]:
         return [pid for process in self._alive.values() for pid in process.children()]
