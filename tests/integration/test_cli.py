@@ -144,6 +144,7 @@ NOTHING_SENT = [
     (["add", "a=x"], "a='x' is not int"),
     (["add", "a=1", "c=2"], "no argument 'c'"),
     (["add", "a"], "'a' is not an argument of the form key=value"),
+    (["add", "a=1", "=2"], "'=2' is not an argument of the form key=value"),
     (["add", "a=1", "a=2"], "given twice"),
     (["add", "a=1", "--input", "{}"], "not both"),
     (["add", "--input", "[1]"], "must be a JSON object"),

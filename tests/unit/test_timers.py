@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
 import pytest
 
+from jobledger.ledger import MemoryLog
+from jobledger.ledger.chain import transact
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.commands import Claim, Command, Dispatch, Enqueue, Snooze, Stamp
 from jobledger.ledger.errors import MalformedEventError
 from jobledger.ledger.events import ErrorInfo, Failed, JobEvent, Paused, Queued, Scheduled, Snoozed, Started
 from jobledger.ledger.pull import Delivery
-from jobledger.ledger.subjects import Names
-from jobledger.ledger.timers import Timer, _id_of, read_timer, schedule_headers, timer_of
+from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.timers import KnownWaits, Timer, _id_of, read_timer, schedule_headers, timer_of
 from jobledger.workers.timers import TwoClocks
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -150,3 +155,39 @@ def test_what_is_known_of_the_servers_clock_is_forgotten_after_a_minute() -> Non
     assert clocks.wait_s(NOW) == 0.0
     clocks.heard(_stamped(-4))  # the server's clock was set back
     assert clocks.wait_s(NOW) == pytest.approx(4.0)
+
+
+class CountingLog(MemoryLog):
+    reads = 0
+
+    async def read_chain(self, chain: str) -> list[Stored]:
+        self.reads += 1
+        return await super().read_chain(chain)
+
+
+@pytest.mark.anyio
+async def test_a_job_that_waited_often_is_read_once_for_all_its_timers() -> None:
+    log, ref = CountingLog(), JobRef(queue="email", job_id="j1")
+
+    async def act(command: Command) -> int:
+        chain = await transact(log, ref, command, lambda: Stamp(at=NOW, by="w"))
+        assert chain.job is not None
+        return chain.job.claim_epoch
+
+    await act(Enqueue(ref=ref, task="t", run_at=LATER))
+    for _ in range(50):
+        await act(Dispatch(cause="due"))
+        epoch = await act(Claim(worker="w", lease_s=15.0))
+        await act(Snooze(epoch=epoch, until=LATER))
+    history = await log.read_chain(log.names.chain(ref))
+    found = [timer_of(stored.event, stored.stream_sequence) for stored in history]
+    timers = [timer for timer in found if timer is not None]
+    assert len(timers) == 51
+
+    known, log.reads = KnownWaits(log), 0
+    chains = await asyncio.gather(*map(known.chain, timers))
+    assert log.reads == 2  # for the first, and for the one that is not over
+    assert [chain is None for chain in chains] == [False, *49 * [True], False]
+    await act(Dispatch(cause="due"))
+    assert await known.chain(timers[-1]) is not None  # one that was not seen to be over is looked at again
+    assert await known.chain(timers[-1]) is None

@@ -40,7 +40,7 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals:
+        if not (equals and name):
             raise UsageError(f"{word[:60]!r} is not an argument of the form key=value")
         if name in found:
             raise UsageError(f"argument {name!r} is given twice")

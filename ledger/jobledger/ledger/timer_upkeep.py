@@ -10,14 +10,13 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.chain import load
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import MalformedEventError, ServerUnreachableError
 from jobledger.ledger.inbox import header, settle, status_of
 from jobledger.ledger.streams import api
-from jobledger.ledger.timers import DUE_CONSUMER, Timer, Timers, read_timer, timer_of
+from jobledger.ledger.timers import DUE_CONSUMER, KnownWaits, Timer, Timers, read_timer, timer_of
 
 _AT_ONCE: Final = 128
 #: Beyond so many timers the next moment is looked for among the oldest of them only.
@@ -55,6 +54,7 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
     """
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
     await timers.ensure()
+    known = KnownWaits(ledger.log)
     head = (await ledger.log.head()).last_sequence
     filters = ledger.names.timed_waits
     waits = done = 0
@@ -65,7 +65,9 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
                 waits += len(wanted)
                 for start in range(0, len(wanted), _AT_ONCE):
                     part = wanted[start : start + _AT_ONCE]
-                    done += sum(await asyncio.gather(*(_set_again(ledger, timers, each) for each in part)))
+                    done += sum(
+                        await asyncio.gather(*(_set_again(ledger, timers, known, each) for each in part))
+                    )
                 if progress is not None:
                     progress(passed * head + min(head, batch[-1].stream_sequence), len(filters) * head)
     return Rebuilt(waits=waits, set=done)
@@ -76,9 +78,10 @@ def _timers_of(batch: Iterable[Stored]) -> list[Timer]:
     return [timer for timer in found if timer is not None]
 
 
-async def _set_again(ledger: Ledger, timers: Timers, timer: Timer) -> int:
+async def _set_again(ledger: Ledger, timers: Timers, known: KnownWaits, timer: Timer) -> int:
     """Set a timer if its job still waits for it; return 1 if it does."""
-    job = (await load(ledger.log, timer.ref)).job
+    chain = await known.chain(timer)
+    job = None if chain is None else chain.job
     if job is None or job.wait_sequence != timer.asked_by:
         return 0
     await timers.set(timer, ledger.clock.now())

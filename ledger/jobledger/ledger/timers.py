@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.chain import Chain, load
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import LedgerError, LedgerFullError, MalformedEventError, ServerUnreachableError
 from jobledger.ledger.events import Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
 from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, settle
-from jobledger.ledger.log import Entry
+from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.streams import api, ensure_streams, timers_specification
 from jobledger.ledger.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
@@ -34,6 +35,8 @@ LEAD_S: Final = 0.5
 _AHEAD_MAX: Final = timedelta(days=3650)
 _NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
 _NAMES_PAGES_MAX: Final = 100
+_SEEN_MAX: Final = 10_000
+_LOCKS: Final = 1_024
 
 
 class Timer(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,39 @@ def read_timer(data: bytes) -> Timer:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise MalformedEventError(f"a message in the timers' stream is no timer: {error}") from error
+
+
+class KnownWaits:
+    """Which waits of a job were seen to be over: those stay over, so its chain need not be read for each of them.
+
+    When all timers are set again, a job that was retried a thousand times has a thousand, of which one is not over.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._seen: dict[JobRef, tuple[int, int]] = {}  # how far its chain was read, and the wait found there
+        # One read of a job at a time: the thousand come together. Jobs that share a lock lose a moment.
+        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
+
+    async def chain(self, timer: Timer) -> Chain | None:
+        """Return the chain of the timer's job as it is stored; None when this wait is over for sure.
+
+        Raises: UnreachableError, CorruptLedgerError.
+        """
+        async with self._locks[hash(timer.ref) % _LOCKS]:
+            read_to, wait = self._seen.get(timer.ref, (0, 0))
+            if timer.asked_by <= read_to and timer.asked_by != wait:
+                return None
+            chain = await load(self._log, timer.ref)
+            if chain.job is not None:
+                self._note(timer.ref, chain.last_sequence, chain.job.wait_sequence)
+            return chain
+
+    def _note(self, ref: JobRef, last_sequence: int, wait_sequence: int) -> None:
+        self._seen.pop(ref, None)  # the newest stand last
+        self._seen[ref] = (last_sequence, wait_sequence)
+        if len(self._seen) > _SEEN_MAX:
+            del self._seen[next(iter(self._seen))]
 
 
 def schedule_headers(names: Names, timer: Timer, now: datetime) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.chain import commit, load
+from jobledger.ledger.chain import commit
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.codec import decode
@@ -29,7 +29,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.streams import api
-from jobledger.ledger.timers import DUE_CONSUMER, Timer, Timers, read_timer, timer_of
+from jobledger.ledger.timers import DUE_CONSUMER, KnownWaits, Timer, Timers, read_timer, timer_of
 from jobledger.workers.reactors import ConsumerReactor, Later, Reactor, Source
 
 logger = logging.getLogger("jobledger.workers.timers")
@@ -92,6 +92,7 @@ class Dispatcher:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._turns = asyncio.Semaphore(_DISPATCHES_MAX)
+        self._known = KnownWaits(ledger.log)
 
     async def dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
         """Append `queued` unless the job has gone on; None when that is settled.
@@ -105,7 +106,9 @@ class Dispatcher:
         log = self._ledger.log
         command = Dispatch(cause=timer.cause, asked_by=timer.asked_by)
         for _ in range(_TRIES_MAX):
-            chain = await load(log, timer.ref)
+            chain = await self._known.chain(timer)
+            if chain is None:
+                return None
             if (
                 chain.last_sequence < timer.asked_by
             ):  # a replica that lags behind, if it is this ledger at all
