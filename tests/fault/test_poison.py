@@ -74,7 +74,7 @@ async def test_poison_in_the_process_pool_becomes_a_dead_letter(
     assert "MemoryError" in said["memory"], said
     assert "timeout" in said["hang"], said
     assert back_s <= 2.0
-    assert max(proof.judged.rerun_s, default=0.0) <= 2.0
+    assert max(proof.judged.rerun_s, default=0.0) <= 5.0  # with the backoff
     record(
         "2a",
         "tasks in the process pool that os._exit, segfault, exhaust memory (RLIMIT_AS) or hang in C code",
