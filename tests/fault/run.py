@@ -51,7 +51,11 @@ def _start(seed: int, log: Path, *words: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "JOBLEDGER_FAULT_SEED": str(seed)}
     with log.open("wb") as output:
         return subprocess.Popen(
-            [*_PYTEST, *words], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            [*_PYTEST, f"--basetemp={log.with_suffix('')}", *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
 
 

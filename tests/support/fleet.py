@@ -106,6 +106,7 @@ class Fleet:
         self.trace = folder / "trace"
         self.faults = Faults()
         self.started: list[WorkerProcess] = []
+        self.standing_still: set[int] = set()
 
     @property
     def logs(self) -> list[Path]:
@@ -145,7 +146,9 @@ class Fleet:
         return at
 
     async def freeze(self, pid: int, seconds: float) -> None:
-        """Let a process stand still for so long."""
+        """Let a process stand still for so long; one that does already is left alone."""
+        if pid in self.standing_still:
+            return
         began = self.stop_still(pid)
         try:
             await asyncio.sleep(seconds)
@@ -155,9 +158,11 @@ class Fleet:
     def stop_still(self, pid: int) -> float:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
+        self.standing_still.add(pid)
         return time.monotonic()
 
     def go_on(self, pid: int, since: float) -> None:
+        self.standing_still.discard(pid)
         # The lease is renewed every third of it, so it may be over after two.
         if (now := time.monotonic()) - since > self.lease_s / 2:
             self.faults.freezes.append(Freeze(pid, since, now))

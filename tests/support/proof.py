@@ -15,7 +15,7 @@ from tests.support.traces import Faults, Judged, judge, read
 from jobledger.ledger import Ledger
 from jobledger.ledger.audit import Expected, Report, leftovers, verify
 
-_NOTHING: Final = Judged(0, [], [], [], "", [])
+_NOTHING: Final = Judged(0, [], [], [], [], "", [])
 _SHOWN_MAX: Final = 20
 
 

@@ -48,6 +48,7 @@ class Judged(NamedTuple):
     rerun_s: list[
         float
     ]  #: from the death of an execution's process to the next attempt, where that got as far as running
+    first_rerun_s: list[float]  #: those of first attempts among them
     slowest: str  #: the job of the longest of them
     zombie_s: list[float]  #: how long executions went on after a freeze that cost them their job
 
@@ -84,6 +85,7 @@ def judge(path: Path, faults: Faults | None = None) -> Judged:
         by_job[each.job].append(each)
     overlaps: list[str] = []
     rerun: list[tuple[float, str]] = []
+    first_rerun_s: list[float] = []
     zombie_s: list[float] = []
     for job, runs in by_job.items():
         for one, other in pairwise(runs):
@@ -92,10 +94,13 @@ def judge(path: Path, faults: Faults | None = None) -> Judged:
                 continue
             if other.began < over_at:
                 overlaps.append(
-                    f"{job}: attempt {other.attempt} began {over_at - other.began:.3f} s before {one.attempt} was over"
+                    f"{job}: attempt {other.attempt} began {over_at - other.began:.3f} s before {one.attempt} was over, "
+                    f"which ran for {over_at - one.began:.3f} s in process {one.pid} of {one.parent}"
                 )
             if one.ended is None and other.attempt == one.attempt + 1:
                 rerun.append((other.began - over_at, job))
+                if one.attempt == 1:
+                    first_rerun_s.append(other.began - over_at)
             elif one.ended is not None and over_at < one.ended:
                 zombie_s += [one.ended - each.ended for each in _around(one, faults.freezes)]
     times = Counter((each.job, each.attempt) for each in executions)
@@ -104,7 +109,7 @@ def judge(path: Path, faults: Faults | None = None) -> Judged:
     ]
     rerun_s = [seconds for seconds, _ in rerun]
     slowest = max(rerun)[1] if rerun else ""
-    return Judged(len(executions), overlaps, repeated, rerun_s, slowest, zombie_s)
+    return Judged(len(executions), overlaps, repeated, rerun_s, first_rerun_s, slowest, zombie_s)
 
 
 def _over_at(run: Execution, deaths: dict[int, float], freezes: list[Freeze]) -> float | None:
