@@ -25,6 +25,8 @@ from jobledger.workers.patience import LIMIT_S, patiently
 _HINT_EVERY_S: Final = 0.25
 _LEDGER_EVERY_S: Final = 5.0
 _NOTE_MAX: Final = 500
+#: A task that keeps its chain moving all the time would let nobody else decide on it, such as who cancels it.
+_CHECKPOINT_EVERY_S: Final = 0.05
 #: How long the end of an attempt waits for checkpoints that its task did not await.
 _LAST_CHECKPOINTS_S: Final = 5.0
 
@@ -64,6 +66,8 @@ class AttemptChannel:
         self._stored: Report | None = None
         self._telling: asyncio.Task[None] | None = None
         self._keeping: set[asyncio.Task[None]] = set()
+        self._pacing = asyncio.Lock()
+        self._checkpoint_at = 0.0  #: before which the next checkpoint is not appended
         self._stored_at = -_LEDGER_EVERY_S
         self.chain = chain  #: the newest view; the outcome is decided on it
         self.heard_at = ledger.clock.monotonic()  #: of the task's last sign of life
@@ -137,6 +141,12 @@ class AttemptChannel:
             self._telling = None
 
     async def _keep(self, text: bytes) -> None:
+        async with self._pacing:
+            now = self._loop.time()
+            pause = self._checkpoint_at - now
+            self._checkpoint_at = max(self._checkpoint_at, now) + _CHECKPOINT_EVERY_S
+            if pause > 0:
+                await asyncio.sleep(pause)
         value, reference = await self._ledger.inputs.put(text, what="checkpoint")
         command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
         await patiently(f"a checkpoint of job {self._ref.job_id}", lambda: self._append(command))
