@@ -258,6 +258,22 @@ async def test_a_checkpoint_is_handed_to_the_next_attempt(ledger: Ledger, each: 
 
 
 @task(max_attempts=1)
+async def keeps_on(context: Context) -> None:
+    SEEN["began"] += 1
+    for number in range(1_000):
+        await context.checkpoint(number)
+
+
+async def test_a_task_that_checkpoints_all_the_time_can_be_cancelled(ledger: Ledger) -> None:
+    async with working(ledger, keeps_on):
+        job = await ledger.enqueue(keeps_on)
+        await until(lambda: SEEN["began"] == 1)
+        await ledger.cancel(job.ref)
+        assert (await ended(job)).state is JobState.CANCELLED
+    assert (await types(job)).count("checkpointed") < 200
+
+
+@task(max_attempts=1)
 async def keeps(context: Context, what: str) -> None:
     await context.checkpoint({"nan": float("nan"), "object": object(), "big": "x" * 200_000}[what])
 
