@@ -181,9 +181,10 @@ class Proxy:
             if self.cut_share and self._chance.random() < self.cut_share:
                 self.cuts += 1
                 break
-            for start in range(0, len(data), self.piece_bytes):
-                writer.write(data[start : start + self.piece_bytes])
-                if self.piece_bytes < len(data):
+            size = self.piece_bytes  # it may change meanwhile
+            for start in range(0, len(data), size):
+                writer.write(data[start : start + size])
+                if size < len(data):
                     await asyncio.sleep(0)  # a segment of its own: Nagle's delay is off by default
             await writer.drain()
         raise ConnectionResetError
