@@ -94,10 +94,13 @@ class Nemesis:
             if not process.alive:
                 await self._begin(name)
 
-    def is_whole(self) -> bool:
-        """Whether every worker that should live does, and takes work."""
+    async def make_whole(self, limit_s: float = 60.0) -> None:
+        """Wait until every worker that should live does, and takes work."""
         wanted = {name: int(words[words.index("--processes") + 1]) for name, words in self._crews.items()}
-        return all(process.ready_children() == wanted[name] for name, process in self._alive.items())
+        async with asyncio.timeout(limit_s):
+            while any(process.ready_children() != wanted[name] for name, process in self._alive.items()):
+                await self._keep()
+                await asyncio.sleep(0.1)
 
     def _workers(self) -> list[int]:
         return [pid for process in self._alive.values() for pid in process.children()]
