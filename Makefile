@@ -56,8 +56,8 @@ imports: install ## the direction of imports between and inside the packages
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 
 pytest: install ## all tests but the slow fault tests
-	@echo "tests: pytest, a process per CPU"
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile
+	@echo "tests: pytest, in three processes"
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -104,6 +104,7 @@ def test_up_ends_with_a_sentence_when_its_server_dies(start: Start) -> None:
     assert "Traceback" not in up.errors
 
 
+@pytest.mark.timeout(60)  # seven starts of the program, one after the other
 def test_the_server_keeps_its_store_and_refuses_a_second_owner(start: Start) -> None:
     first = start("server", "--dir", "store", "--port", "0", "--json")
     ready = first.line()

@@ -197,7 +197,7 @@ async def test_whatever_a_task_raises_is_told_and_the_process_lives(
         (call("add", left="two", right=3), "invalid_input", "Expected `int`, got `str`"),
         (call("give", what="nan"), "invalid_result", "nan, which JSON cannot say"),
         (call("give", what="object"), "invalid_result", "cannot be written as JSON"),
-        (call("give", what="bad retry"), "invalid_result", "Expected `str`, got `int`"),
+        (call("give", what="bad retry"), "exception", "Retry's reason"),
         (call("nobody"), "unknown_task", "nobody"),
     ],
 )
