@@ -33,8 +33,8 @@ pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
-LIMIT_S = 10.0
-LEASE_S = 1.0
+LIMIT_S = 25.0
+LEASE_S = 1.5
 SMALL = 1 << 24
 
 
