@@ -6,7 +6,9 @@ One JSON object per event, fields in the order of their definition. The hash cha
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -117,6 +119,30 @@ def decode(data: bytes, *, stream_sequence: int = 0) -> JobEvent:
         raise MalformedEventError(
             message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1
         ) from error
+
+
+_T = TypeVar("_T")
+
+
+def decode_message(
+    decoder: msgspec.json.Decoder[_T], message: Message, noun: str, types: Collection[str]
+) -> _T:
+    """Return the event of another aggregate in a message; `noun` is what its events are called in a sentence.
+
+    Raises: UnknownEventError for a type that is not among `types`, MalformedEventError for anything else.
+    """
+    try:
+        return decoder.decode(message.data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        sequence, tag = message.stream_sequence, _read_tag(message.data)
+        where = {"stream_sequence": sequence, "next_sequence": sequence + 1}
+        if tag and tag not in types:
+            sentence = (
+                f"{noun} {tag!r} at stream sequence {sequence} is not known: read it with a newer jobledger"
+            )
+            raise UnknownEventError(sentence, **where) from error
+        sentence = f"what is stored at stream sequence {sequence} is no {noun}: {error}"
+        raise MalformedEventError(sentence, **where) from error
 
 
 def _read_tag(data: bytes) -> str:

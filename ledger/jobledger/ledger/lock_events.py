@@ -11,9 +11,9 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.ledger.codec import Message, digest
+from jobledger.ledger.codec import Message, decode_message, digest
 from jobledger.ledger.commands import Stamp
-from jobledger.ledger.errors import LockHeldError, LockLostError, MalformedEventError, UnknownEventError
+from jobledger.ledger.errors import LockHeldError, LockLostError
 from jobledger.ledger.log import Entry
 from jobledger.ledger.subjects import LockRef, Names
 
@@ -60,10 +60,6 @@ _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[LockEvent] = msgspec.json.Decoder(LockEvent)
 
 
-class _Tag(msgspec.Struct):
-    type: str = ""
-
-
 def lock_event_type(event: LockEvent) -> str:
     """Return the event's tag as written on the wire: `acquired`, `released`."""
     return str(event.__struct_config__.tag)
@@ -74,21 +70,7 @@ def decode_lock_event(message: Message) -> LockEvent:
 
     Raises: UnknownEventError for a type of a newer version, MalformedEventError for anything else.
     """
-    try:
-        return _decoder.decode(message.data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        sequence = message.stream_sequence
-        where = {"stream_sequence": sequence, "next_sequence": sequence + 1}
-        try:
-            tag = msgspec.json.decode(message.data, type=_Tag).type
-        except (msgspec.MsgspecError, RecursionError, UnicodeError):
-            tag = ""
-        if tag and tag not in LOCK_EVENT_TYPES:
-            sentence = f"lock event {tag!r} at stream sequence {sequence} is not known: read it with a newer jobledger"
-            raise UnknownEventError(sentence, **where) from error
-        raise MalformedEventError(
-            f"stream sequence {sequence} is not a lock's event: {error}", **where
-        ) from error
+    return decode_message(_decoder, message, "lock event", LOCK_EVENT_TYPES)
 
 
 class Lock(msgspec.Struct, frozen=True, gc=False):

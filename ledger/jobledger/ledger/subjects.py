@@ -23,7 +23,7 @@ TIMED_WAITS: Final = ("scheduled", "failed", "snoozed", "paused")
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
 
 #: What this version knows chains of; the second token of a ledger subject.
-AGGREGATES: Final = frozenset({"job", "lock"})
+AGGREGATES: Final = frozenset({"job", "lock", "reactor"})
 
 
 def check_token(field: str, value: object) -> str:
@@ -37,7 +37,7 @@ def check_token(field: str, value: object) -> str:
 
 
 def aggregate_of(subject: str) -> str:
-    """Return what a ledger subject is about, "job" or "lock"; "" for what has not the form of one."""
+    """Return what a ledger subject is about, "job", "lock" or "reactor"; "" for what has not the form of one."""
     _, _, rest = subject.partition(".")
     aggregate, dot, _ = rest.partition(".")
     return aggregate if dot else ""
@@ -165,6 +165,14 @@ class Names(msgspec.Struct, frozen=True):
     def lock_event(self, ref: LockRef, event: str) -> str:
         """Return the subject under which a lock's event of this type is stored."""
         return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.{event}"
+
+    def reactor_chain(self, name: str) -> str:
+        """Return the filter of one reactor's chain."""
+        return f"{self.ledger_root}.reactor.{name}.>"
+
+    def reactor_event(self, name: str, event: str) -> str:
+        """Return the subject under which a reactor's event of this type is stored."""
+        return f"{self.ledger_root}.reactor.{name}.{event}"
 
     def lock_hint(self, ref: LockRef) -> str:
         """Return the core subject of "look at this lock now"."""
