@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.cli.audit import show_story
+from jobledger.cli.audit_trail import show_story
 from jobledger.cli.output import Output
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.commands import (

@@ -1,0 +1,78 @@
+"""`jobledger audit trail`: tell what happened to one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from jobledger.cli import options
+from jobledger.cli.jobs import JobId, find_job
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.cli.text import clock_time, plain
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.story import Line, Story, story
+from jobledger.ledger.story_words import span
+
+
+def trail(
+    *,
+    job_id: JobId,
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Tell one job as a story: who did what and when, what it waited for and how long, which error."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _trail(output, target, projection, job_id, queue))
+
+
+async def _trail(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        history = await handle.history()
+        now = ledger.clock.now()
+    show_story(output, history, now)
+
+
+def show_story(output: Output, history: Sequence[Stored], now: datetime) -> None:
+    """Print the story of a job's events."""
+    told, event = story(history, now=now), history[0].event
+    if output.as_json:
+        output.object(_story_object({"id": event.job, "queue": event.queue, "task": event.task}, told))
+        return
+    output.say(f"job {event.job}", style="bold")
+    output.say(f"task {event.task} in queue {event.queue}; times are the server's, UTC", style="dim")
+    _show_lines(output, told)
+
+
+def _story_object(names: dict[str, Any], told: Story) -> dict[str, Any]:
+    lines = [{**msgspec.structs.asdict(line), "text": line.text()} for line in told.lines]
+    summary = {**msgspec.structs.asdict(told.summary), "text": told.summary.text()}
+    return {**names, "lines": lines, "summary": summary}
+
+
+def _show_lines(output: Output, told: Story) -> None:
+    day = ""
+    for line in told.lines:
+        date = f"{line.at:%Y-%m-%d}"
+        if date != day:
+            output.say()
+            output.say(date, style="dim")
+            day = date
+        output.hanging(_line_head(line), Text(plain(line.text())))
+    output.say()
+    output.say(told.summary.text(), style="bold")
+
+
+def _line_head(line: Line) -> Text:
+    since = "" if line.since_s is None else f"+{span(line.since_s)}"
+    return Text(f"{line.stream_sequence:>6} {clock_time(line.at)} {since:>11}  ", style="dim")

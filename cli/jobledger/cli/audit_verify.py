@@ -1,0 +1,130 @@
+"""`jobledger audit verify`: prove that the ledger is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import LedgerNotSoundError, UsageError
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.ledger.audit import Report
+from jobledger.ledger.audit import verify as check
+from jobledger.ledger.audit_file import read_report, write_report
+from jobledger.ledger.config import DEFAULT_URL
+
+_SEQUENCE_MAX: Final = 2**63 - 1
+
+
+def verify(
+    *,
+    first: Annotated[
+        int | None,
+        typer.Option("--from", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to begin at."),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            min=1,
+            max=_SEQUENCE_MAX,
+            metavar="SEQ",
+            help="Stream sequence to end at. (default: the head)",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FILE", help="Earlier report, which the ledger must continue."),
+    ] = None,
+    kept: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Keep the report in this file, as JSON.")
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Read every event and prove that the ledger is sound; exits with 4 and names the first violation if not."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    before = read_report(against) if against is not None else None
+    begin = first if first is not None else 1 if before is None else before.from_sequence
+    _check_range(begin, last, before)
+    if kept is not None and not kept.absolute().parent.is_dir():
+        raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
+    report = run(lambda: _verify(output, target, begin, last, before))
+    if output.as_json:
+        output.object(report)
+    else:
+        _show_report(output, report)
+    if kept is not None:
+        _keep(output, report, kept, against)
+    if not report.sound:
+        raise LedgerNotSoundError(_first_violation(report))
+
+
+def _check_range(begin: int, last: int | None, before: Report | None) -> None:
+    if last is not None and last < begin:
+        raise UsageError(f"--to {last} comes before --from {begin}")
+    if before is None:
+        return
+    if begin != before.from_sequence:
+        raise UsageError(
+            f"--from {begin}: the earlier report begins at {before.from_sequence}, so must this check"
+        )
+    if last is not None and last < before.head_sequence:
+        raise UsageError(
+            f"--to {last}: the earlier report goes up to {before.head_sequence}, so must this check"
+        )
+
+
+async def _verify(
+    output: Output, target: Target, begin: int, last: int | None, before: Report | None
+) -> Report:
+    async with opened(target) as ledger:
+        with output.progress("checking the ledger") as progress:
+            return await check(
+                ledger.log, from_sequence=begin, to_sequence=last, before=before, on_progress=progress
+            )
+
+
+def _show_report(output: Output, report: Report) -> None:
+    verdict, *rest = report.text().splitlines()
+    output.say(verdict, style="bold green" if report.sound else "bold red")
+    for line in rest:
+        output.say(line)
+    # Whole, so that they can be written down and compared.
+    output.facts(
+        [
+            ("head", f"{report.head_sequence:,}" if report.events else "none: no event was there to check"),
+            ("hash", report.head_hash or None),
+            ("digest", report.digest),
+        ]
+    )
+
+
+def _keep(output: Output, report: Report, path: Path, against: Path | None) -> None:
+    """Write the report, unless it would take the place of the very one that the ledger does not continue."""
+    if not report.sound and against is not None and path.resolve() == against.resolve():
+        output.note(
+            f"{path} is left as it was: what is wrong now must not become what the next check expects"
+        )
+        return
+    try:
+        write_report(report, path)
+    except OSError as error:
+        if report.sound:
+            raise
+        output.note(f"{path} cannot be written: {error.strerror}")  # what was found is what must be told
+    else:
+        output.note(f"the report is kept in {path}")
+
+
+def _first_violation(report: Report) -> str:
+    first = report.violations[0]
+    about = f" of {first.job}" if first.job else ""
+    place = f" at stream sequence {first.stream_sequence}" if first.stream_sequence else ""
+    more = report.violations_count - 1
+    rest = f" (and {more:,} more)" if more else ""
+    return f"the ledger is not sound: rule `{first.rule}` is broken{place}{about}: {first.sentence}{rest}"
