@@ -27,14 +27,13 @@ from urllib.parse import quote
 from jobledger.projections import schema
 from jobledger.projections.errors import (
     DamagedProjectionError,
-    NewerSchemaError,
     NotAProjectionError,
-    OlderSchemaError,
     ProjectionBusyError,
     ProjectionError,
     ProjectionMissingError,
     ProjectionStorageError,
 )
+from jobledger.projections.layout import JOBS, Layout
 
 Identity = tuple[int, int]  # (device, inode)
 
@@ -80,7 +79,7 @@ def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]
         raise ProjectionStorageError(path, error.strerror or error) from error
 
 
-def open_reader(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
+def open_reader(path: Path, *, busy_timeout_s: float, layout: Layout = JOBS) -> sqlite3.Connection:
     """Open an existing projection for reading only.
 
     Raises: ProjectionFileError, one of its kinds; ProjectionBusyError, ProjectionStorageError.
@@ -95,7 +94,7 @@ def open_reader(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
             isolation_level=None,
             check_same_thread=False,
         )
-        return _checked(connection, path)
+        return _checked(connection, path, layout)
 
 
 def open_writer(
@@ -103,6 +102,7 @@ def open_writer(
     environment: str,
     *,
     busy_timeout_s: float,
+    layout: Layout = JOBS,
 ) -> tuple[sqlite3.Connection, Identity | None]:
     """Open the projection for writing, made empty where there is none; return it and what `identity` says of it.
 
@@ -110,14 +110,14 @@ def open_writer(
     """
     with translated(path, busy_timeout_s):
         if not _is_there(path):
-            _make_first(path, environment, busy_timeout_s)
+            _make_first(path, environment, busy_timeout_s, layout)
         with _opening(path, busy_timeout_s):
-            return _connect(path, busy_timeout_s), identity(path)
+            return _connect(path, busy_timeout_s, layout), identity(path)
 
 
-def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+def _connect(path: Path, busy_timeout_s: float, layout: Layout) -> sqlite3.Connection:
     # Checked before anything that writes: the file may be somebody else's.
-    connection = _checked(sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None), path)
+    connection = _checked(sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None), path, layout)
     with _closed_on_error(connection):
         connection.execute("PRAGMA journal_mode = WAL")
         # No fsync per commit: after a power cut the newest commits may be missing, rows and position alike,
@@ -128,18 +128,14 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     return connection
 
 
-def _checked(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+def _checked(connection: sqlite3.Connection, path: Path, layout: Layout) -> sqlite3.Connection:
     with _closed_on_error(connection):
-        ours = connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
+        ours = connection.execute("PRAGMA application_id").fetchone()[0] == layout.application_id
         if not ours:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise NotAProjectionError(path)
             raise DamagedProjectionError(path, "it has no tables")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > schema.SCHEMA_VERSION:
-            raise NewerSchemaError(path, version, schema.SCHEMA_VERSION)
-        if version < schema.SCHEMA_VERSION:
-            raise OlderSchemaError(path, version, schema.SCHEMA_VERSION)
+        layout.check(connection, path)
         if connection.execute(schema.SELECT_POSITION).fetchone() is None:
             raise DamagedProjectionError(path, "it has no position")
     return connection
@@ -167,12 +163,12 @@ def _is_there(path: Path) -> bool:
     return (path.exists() and path.stat().st_size > 0) or _ready(path).exists()
 
 
-def _make_first(path: Path, environment: str, busy_timeout_s: float) -> None:
+def _make_first(path: Path, environment: str, busy_timeout_s: float, layout: Layout) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_path(path)
-    connection = open_draft(draft, environment)
+    connection = open_draft(draft, environment, layout)
     try:
-        schema.create_indexes(connection)
+        layout.create_indexes(connection)
     finally:
         connection.close()
     seal_draft(draft)
@@ -203,14 +199,14 @@ def _is_alive(process_id: int) -> bool:
     return True
 
 
-def open_draft(draft: Path, environment: str) -> sqlite3.Connection:
-    """Make an empty projection without indexes at `draft`, for one writer and no reader: nothing is journalled."""
+def open_draft(draft: Path, environment: str, layout: Layout = JOBS) -> sqlite3.Connection:
+    """Make an empty projection without indexes at `draft`, for one writer and no reader: nothing survives a crash."""
     connection = sqlite3.connect(draft, isolation_level=None)
     with _closed_on_error(connection):
-        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute(f"PRAGMA journal_mode = {layout.draft_journal}")
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB:d}")
-        schema.create_tables(connection, environment)
+        layout.create_tables(connection, environment)
     return connection
 
 
@@ -226,25 +222,25 @@ def seal_draft(draft: Path) -> None:
     _sync(draft)
 
 
-def replace(draft: Path, path: Path, *, busy_timeout_s: float) -> None:
+def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = JOBS) -> None:
     """Let a sealed draft take the place of `path`; who reads the old file goes on reading it.
 
     Raises: NotAProjectionError when `path` meanwhile belongs to something else; ProjectionBusyError,
         ProjectionStorageError.
     """
     with translated(path, busy_timeout_s), _locked(path, fcntl.LOCK_EX, busy_timeout_s):
-        refuse_foreign(path)
+        refuse_foreign(path, layout)
         _replace(draft, path)
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path, layout: Layout = JOBS) -> None:
     """Raise NotAProjectionError if `path` is another application's database, or no database and never was ours."""
     if not path.exists():
         return
     _refuse_never_ours(path)
     connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
     try:
-        ours = connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
+        ours = connection.execute("PRAGMA application_id").fetchone()[0] == layout.application_id
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     except sqlite3.DatabaseError:
         return  # damaged: nobody can use it any more

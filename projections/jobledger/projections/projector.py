@@ -30,8 +30,8 @@ from jobledger.projections.errors import (
     ProjectionConfigError,
     ProjectionTimeoutError,
 )
+from jobledger.projections.layout import JOBS, Layout, Rows
 from jobledger.projections.rows import time_text
-from jobledger.projections.tables import Tables
 
 #: Called after every commit with the events done and the events wanted, both counted from the call's start.
 ProgressCallback = Callable[[int, int], None]
@@ -96,14 +96,16 @@ class Projector:
         *,
         config: ProjectorConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        layout: Layout = JOBS,
     ) -> None:
         self.path = Path(path)
         self.config = config or ProjectorConfig()
         self._log = log
         self._clock = clock
+        self._layout = layout
         self._connection: sqlite3.Connection | None = None
         self._identity: files.Identity | None = None
-        self._tables: Tables | None = None
+        self._tables: Rows | None = None
         self._position: Position | None = None
         self._advanced = anyio.Event()
 
@@ -255,7 +257,7 @@ class Projector:
         except OlderSchemaError:
             from jobledger.projections.rebuild import rebuild  # noqa: PLC0415 - a rebuild is made by a projector
 
-            await rebuild(self._log, self.path, clock=self._clock)
+            await rebuild(self._log, self.path, clock=self._clock, layout=self._layout)
             self._open()
         position = self._known_position()
         sequence, environment = position.stream_sequence, self._log.names.environment
@@ -277,13 +279,16 @@ class Projector:
     def _open(self) -> None:
         self.close()
         environment = self._log.names.environment
-        self.adopt(*files.open_writer(self.path, environment, busy_timeout_s=self.config.busy_timeout_s))
+        opened = files.open_writer(
+            self.path, environment, busy_timeout_s=self.config.busy_timeout_s, layout=self._layout
+        )
+        self.adopt(*opened)
 
     def adopt(self, connection: sqlite3.Connection, identity: files.Identity | None) -> None:
         """Work on a connection that is already open, as a rebuild does; `identity` tells its file from others."""
         self._connection = connection
         self._identity = identity
-        self._tables = Tables(
+        self._tables = self._layout.rows(
             connection,
             cache_jobs_max=self.config.cache_jobs_max,
             cache_bytes_max=self.config.cache_bytes_max,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.log import Log
 from jobledger.projections import files, schema
+from jobledger.projections.layout import JOBS, Layout
 from jobledger.projections.projector import Position, ProgressCallback, Projector, ProjectorConfig
 
 #: More in one transaction than when following: nobody else waits, and each job's row is written less often.
@@ -26,6 +27,7 @@ async def rebuild(
     progress: ProgressCallback | None = None,
     config: ProjectorConfig | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    layout: Layout = JOBS,
 ) -> Position:
     """Write a new projection from the first event to the head as it is now, then let it take the old one's place.
 
@@ -37,19 +39,19 @@ async def rebuild(
     """
     path, config = Path(path), config or _REBUILD_CONFIG
     with files.translated(path, config.busy_timeout_s):
-        files.refuse_foreign(path)
+        files.refuse_foreign(path, layout)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = files.draft_path(path)
-        connection = files.open_draft(draft, log.names.environment)
+        connection = files.open_draft(draft, log.names.environment, layout)
     try:
-        with Projector(log, draft, config=config, clock=clock) as projector:
+        with Projector(log, draft, config=config, clock=clock, layout=layout) as projector:
             projector.adopt(connection, files.identity(draft))
             position = await projector.fill(progress)
             with files.translated(path, config.busy_timeout_s):
-                schema.create_indexes(connection)
+                layout.create_indexes(connection)
         with files.translated(path, config.busy_timeout_s):
             files.seal_draft(draft)
-        files.replace(draft, path, busy_timeout_s=config.busy_timeout_s)
+        files.replace(draft, path, busy_timeout_s=config.busy_timeout_s, layout=layout)
     finally:
         draft.unlink(missing_ok=True)
     return position
