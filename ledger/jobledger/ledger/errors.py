@@ -37,6 +37,7 @@ LedgerError
 │   ├── UnknownEventError
 │   ├── PayloadMissingError
 │   └── SequenceGapError
+├── ScratchSpaceError         no room for temporary files: make some, nothing was changed
 └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
     ├── JobCancelledError
     ├── JobFailedError
@@ -295,6 +296,10 @@ class PayloadMissingError(CorruptLedgerError):
 
 class SequenceGapError(CorruptLedgerError):
     """The ledger's dense sequence has a hole: an event is missing, or the stream was rewound."""
+
+
+class ScratchSpaceError(LedgerError):
+    """The folder for temporary files takes no more of what a command has to put aside."""
 
 
 class AttemptStoppedError(BaseException):

@@ -1,0 +1,118 @@
+"""What a check of the ledger puts aside on the disk, so that its memory has a bound. Knows names and bytes only."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator
+from typing import Final
+
+from jobledger.ledger.errors import ScratchSpaceError
+
+_PROBES: Final = 4  # with 10 bits a name that is 1 % of false alarms, each of which costs a look at the disk
+_ROWS_AT_ONCE: Final = 1_000
+
+Kept = tuple[str, bool, bytes]  #: name, whether its record is live, the record
+
+
+class Filter:
+    """A set of names in a fixed number of bytes: what it denies was never added, what it affirms may be."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Begin empty; `size_bytes` is rounded down to a power of two."""
+        assert size_bytes > 0, "a filter has at least one byte"
+        self._bits = bytearray(1 << (size_bytes.bit_length() - 1))
+        self._mask = 8 * len(self._bits) - 1
+
+    def add(self, name: str) -> None:
+        """Add a name."""
+        bits, mask = self._bits, self._mask
+        place = hash(name)
+        step = (place >> 32) | 1
+        for _ in range(_PROBES):
+            bits[(place & mask) >> 3] |= 1 << (place & 7)
+            place += step
+
+    def __contains__(self, name: str) -> bool:
+        """Return False when the name was never added."""
+        bits, mask = self._bits, self._mask
+        place = hash(name)
+        step = (place >> 32) | 1
+        for _ in range(_PROBES):
+            if not bits[(place & mask) >> 3] & 1 << (place & 7):
+                return False
+            place += step
+        return True
+
+
+class Spill:
+    """Records by name in a file that nobody else can open; it is gone with the process, however that ends.
+
+    SQLite's own temporary database: in the folder that TMPDIR names (else /var/tmp or /tmp), without a name there
+    once it is open. What is put again replaces what was there.
+    """
+
+    def __init__(self, *, filter_bytes: int, cache_bytes: int, pages_max: int | None = None) -> None:
+        """Open; `pages_max` bounds the file (4 KiB each), None leaves that to the disk."""
+        self._filter = Filter(filter_bytes)
+        self._connection = sqlite3.connect("", isolation_level=None)
+        with _translated():
+            # Nothing here outlives the process, so nothing has to be safe against its end.
+            for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{cache_bytes >> 10}"):
+                self._connection.execute(f"PRAGMA {setting}")
+            self._connection.execute(
+                "CREATE TABLE kept (name TEXT PRIMARY KEY, live INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID"
+            )
+            if pages_max is not None:
+                self._connection.execute(f"PRAGMA max_page_count = {pages_max}")
+
+    def put(self, records: Iterable[Kept]) -> None:
+        """Keep these.
+
+        Raises: ScratchSpaceError when the disk takes no more.
+        """
+        rows = sorted(records)  # in the table's order, so that its pages are visited once
+        for name, _, _ in rows:
+            self._filter.add(name)
+        with _translated():
+            self._connection.execute("BEGIN")
+            self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+            self._connection.execute("COMMIT")
+
+    def get(self, name: str) -> tuple[bool, bytes] | None:
+        """Return whether a record is live, and the record; None without one. A name that is new rarely costs a look.
+
+        Raises: ScratchSpaceError.
+        """
+        if name not in self._filter:
+            return None
+        with _translated():
+            row = self._connection.execute("SELECT live, record FROM kept WHERE name = ?", (name,)).fetchone()
+        return None if row is None else (bool(row[0]), row[1])
+
+    def all(self, *, live_only: bool = False) -> Iterator[Kept]:
+        """Yield what is kept, in the order of the names.
+
+        Raises: ScratchSpaceError.
+        """
+        wanted = "WHERE live" if live_only else ""
+        with _translated():
+            cursor = self._connection.execute(f"SELECT name, live, record FROM kept {wanted} ORDER BY name")  # noqa: S608 - one of two
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                for name, live, record in rows:
+                    yield name, bool(live), record
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def _translated() -> Generator[None, None, None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise ScratchSpaceError(
+            f"the check cannot put records aside in the folder for temporary files: {error}; "
+            "make room there, set TMPDIR to a folder that has it, or allow the check more memory"
+        ) from error
