@@ -171,6 +171,40 @@ Durability = Annotated[
         help="What an acknowledged event survives: a power cut, or (faster) only the death of a process.",
     ),
 ]
+_METRICS = "Metrics"
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        envvar="JOBLEDGER_METRICS_PORT",
+        metavar="PORT",
+        help="Serve /metrics and /healthz there; 0 takes a free port; with --processes the first of so many. "
+        "(default: off)",
+        rich_help_panel=_METRICS,
+    ),
+]
+MetricsHost = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host",
+        envvar="JOBLEDGER_METRICS_HOST",
+        metavar="HOST",
+        help="Address to serve them on; beyond this machine only with a token.",
+        rich_help_panel=_METRICS,
+    ),
+]
+MetricsTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-token-file",
+        envvar="JOBLEDGER_METRICS_TOKEN_FILE",
+        metavar="FILE",
+        help="File with the token that every request must carry (Authorization: Bearer).",
+        rich_help_panel=_METRICS,
+    ),
+]
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
 
 

@@ -12,6 +12,7 @@ import anyio
 import msgspec
 
 from jobledger.cli.errors import FAILED
+from jobledger.cli.exposure import Exposure
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run, until_closed, watch_signals
 from jobledger.cli.session import until_eof as when_stdin_ends
@@ -20,7 +21,12 @@ from jobledger.workers.reload import SourceWatch, source_folders
 from jobledger.workers.supervisor import Supervisor, SupervisorConfig
 
 #: Ours alone: a child gets the server by variable, as an address may hold a password that `ps` would show.
-_NOT_FOR_CHILDREN: Final = ("JOBLEDGER_PROCESSES",)
+_NOT_FOR_CHILDREN: Final = (
+    "JOBLEDGER_PROCESSES",
+    "JOBLEDGER_METRICS_PORT",
+    "JOBLEDGER_METRICS_HOST",
+    "JOBLEDGER_METRICS_TOKEN_FILE",
+)
 _LEASES_OF_SILENCE: Final = 2
 
 
@@ -31,6 +37,7 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[str]  #: as they were given, with weights
     processes: int
     reload: bool
+    exposure: Exposure = Exposure()
 
 
 def supervise(
@@ -43,10 +50,13 @@ def supervise(
     until_eof: bool,
 ) -> int:
     """Keep the workers until stopped; return the exit code."""
+    crew.exposure.check(crew.processes)
     patience = SupervisorConfig(processes=crew.processes, grace_s=config.grace_s, reload=crew.reload)
     watch = SourceWatch(source_folders(crew.modules)) if crew.reload else None
     command = _command(output, target, config, crew, switches)
-    return run(lambda: _supervise(output, target, command, patience, watch, until_eof=until_eof))
+    return run(
+        lambda: _supervise(output, target, command, patience, watch, crew.exposure, until_eof=until_eof)
+    )
 
 
 def _command(
@@ -74,12 +84,13 @@ def _environment(target: Target) -> dict[str, str]:
     return inherited | {"JOBLEDGER_URL": target.url}
 
 
-async def _supervise(
+async def _supervise(  # noqa: PLR0917 - what it was told
     output: Output,
     target: Target,
     command: Sequence[str],
     patience: SupervisorConfig,
     watch: SourceWatch | None,
+    exposure: Exposure,
     *,
     until_eof: bool,
 ) -> int:
@@ -88,7 +99,13 @@ async def _supervise(
         # Twice the lease: whatever a process that silent still runs is somebody else's by now.
         silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
         patience = msgspec.structs.replace(patience, silence_s=silence_s)
-        supervisor = Supervisor(ledger.leases, command, patience, environment=_environment(target))
+        supervisor = Supervisor(
+            ledger.leases,
+            command,
+            patience,
+            environment=_environment(target),
+            of_place=exposure.variables,
+        )
         asked = False
 
         def on_signal() -> None:

@@ -5,13 +5,16 @@ With --processes or --reload it is the supervisor of such processes: supervise.p
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 import anyio
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, load_tasks, named_modules, opened, run, until_closed, watch_signals
 from jobledger.cli.session import until_eof as when_stdin_ends
@@ -41,6 +44,9 @@ def worker(
             help="For development: start anew, in good order, when a source file changes.",
         ),
     ] = False,
+    metrics_port: options.MetricsPort = None,
+    metrics_host: options.MetricsHost = LOOPBACK,
+    metrics_token_file: options.MetricsTokenFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     ledger_bytes_max: options.LedgerBytesMax = None,
@@ -69,33 +75,62 @@ def worker(
     )
     target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
     output = Output(as_json=as_json)
+    exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     if parent is None and (processes is not None or reload):
         switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
         crew = Crew(
-            modules=named_modules(app), queues=options.split(queues), processes=processes or 1, reload=reload
+            modules=named_modules(app),
+            queues=options.split(queues),
+            processes=processes or 1,
+            reload=reload,
+            exposure=exposure,
         )
         raise typer.Exit(supervise(output, target, config, crew, switches, until_eof=until_eof))
+    exposure.check(1)
     registry = load_tasks(app)
-    run(lambda: _worker(output, target, registry, config, parent, until_eof=until_eof))
+    run(lambda: _worker(output, target, registry, config, parent, exposure, until_eof=until_eof))
 
 
 def _of_root(context: typer.Context, name: str) -> bool:
     return context.parent is not None and bool(context.parent.params.get(name))
 
 
-async def _worker(
+async def _worker(  # noqa: PLR0917 - what it was told
     output: Output,
     target: Target,
     registry: TaskRegistry,
     config: WorkerConfig,
     parent: Parent | None,
+    exposure: Exposure,
     *,
     until_eof: bool,
 ) -> None:
     settle()
     async with opened(target) as ledger:
         made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
-        await _run(output, ledger, made, parent, until_eof=until_eof)
+        async with _shown(output, ledger, made, exposure):
+            await _run(output, ledger, made, parent, until_eof=until_eof)
+
+
+@contextlib.asynccontextmanager
+async def _shown(
+    output: Output, ledger: Ledger, made: Worker, exposure: Exposure
+) -> AsyncGenerator[None, None]:
+    """Serve the worker's metrics for the length of the block, where that was asked for."""
+    if exposure.port is None:
+        yield
+        return
+    # Imported here: a worker that shows no metrics does not load what it takes.
+    from jobledger.ledger.metrics_server import MetricsServer, read_token  # noqa: PLC0415
+    from jobledger.workers.metrics import measured  # noqa: PLC0415
+
+    token = None if exposure.token_file is None else read_token(exposure.token_file)
+    async with measured(ledger, made) as collector:
+        with MetricsServer(
+            collector, collector.health, host=exposure.host, port=exposure.port, token=token
+        ) as server:
+            output.note(f"metrics of process {os.getpid()} at {server.url}")
+            yield
 
 
 async def _run(

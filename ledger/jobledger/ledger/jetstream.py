@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import re
+import time
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +28,7 @@ from jobledger.ledger.errors import (
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, only_jobs
+from jobledger.ledger.meter import AppendMeter
 from jobledger.ledger.publisher import REPLY_TIMEOUT_S, WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
@@ -58,6 +60,22 @@ class _Submitted:
             settle(self.outcome, result)
 
 
+def _metered(meter: AppendMeter, outcome: asyncio.Future[int]) -> None:
+    """Count an append that begins now once it has come to its end."""
+    began = time.monotonic()  # the loop's own clock may count in milliseconds
+
+    def ended(future: asyncio.Future[int]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, WrongSequenceError):
+            meter.conflicts += 1
+        elif error is not None:
+            meter.failures += 1
+        elif not future.cancelled():
+            meter.latency_s.observe(time.monotonic() - began)
+
+    outcome.add_done_callback(ended)
+
+
 class JetStreamLog:
     """The ledger's stream behind the Log protocol."""
 
@@ -78,6 +96,7 @@ class JetStreamLog:
         self._stream = names.ledger_stream
         self._append_timeout_s = append_timeout_s
         self._looking: set[asyncio.Task[None]] = set()
+        self._meter: AppendMeter | None = None
         self.writer = Writer(publisher, commit=commit)
         connection.lost_listeners.append(self.writer.forget_observations)
         self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), _message)
@@ -95,8 +114,14 @@ class JetStreamLog:
         """Start an append and return its outcome to come; see `Log.submit`."""
         self._check_sizes(entries)
         outcome: asyncio.Future[int] = self._loop.create_future()
+        if self._meter is not None:
+            _metered(self._meter, outcome)
         self.writer.append(entries, _Submitted(self, entries, outcome))
         return outcome
+
+    def count_appends(self, meter: AppendMeter) -> None:
+        """Count every append from now on, and every group commit, in `meter`."""
+        self._meter = self.writer.meter = meter
 
     def look_again(self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]) -> None:
         """Find an append's outcome in a task of its own: only lost races and lost answers pay for one."""

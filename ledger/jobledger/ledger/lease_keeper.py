@@ -60,6 +60,9 @@ class LeaseKeeper:
         self._started_at = clock.now()
         self.identity = new_identity()
         self.duration_s = 0.0
+        self.renewals = 0  #: accepted, the first one of each identity included
+        self.failures = 0  #: renewals without an answer in time; each is tried again
+        self.losses = 0  #: leases that were over before they could be renewed
 
     @property
     def is_valid(self) -> bool:
@@ -91,11 +94,13 @@ class LeaseKeeper:
                 async with asyncio.timeout(self._left_s() if self._revision else None):
                     await self._renew()
             except TimeoutError:
+                self.failures += 1
                 continue
             except LeaseLostError:
                 self._lose("expired")
                 pause = 0.0
             except LedgerError as error:
+                self.failures += 1
                 logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
                 pause = _RETRY_S
 
@@ -104,6 +109,7 @@ class LeaseKeeper:
 
     def _lose(self, why: str) -> None:
         lost, self.identity = self.identity, new_identity()
+        self.losses += 1
         self._revision = 0
         self._valid_until = 0.0  # the new identity has no lease yet, so it may claim nothing
         logger.error(
@@ -119,6 +125,7 @@ class LeaseKeeper:
             self._announce(identity)
         revision = await self._leases.renew(self._info(stopped=stopped), self._revision)
         if identity == self.identity:
+            self.renewals += 1
             self._revision = revision
             self._valid_until = sent_at + self.duration_s * (1 - _MARGIN)
 

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry
+from jobledger.ledger.meter import AppendMeter
 from jobledger.ledger.publisher import Answered, AppendRefusedError, Publisher
 
 Commit = Literal["auto", "group", "pipeline"]
@@ -69,6 +70,7 @@ class Writer:
         self._grouped_in_flight = 0  # messages in groups
         self._draining: asyncio.Handle | None = None
         self._observed = _Observation()
+        self.meter: AppendMeter | None = None  #: counts group commits, where somebody wants to know
 
     @property
     def grouping(self) -> bool:
@@ -141,6 +143,8 @@ class Writer:
         entries = [entry for unit in group for entry in unit.entries]
         self._groups_in_flight += 1
         self._grouped_in_flight += len(entries)
+        if self.meter is not None:
+            self.meter.group_messages.observe(len(entries))
 
         def answered(result: int | Exception) -> None:
             self._groups_in_flight -= 1

@@ -89,6 +89,7 @@ class Attempts:
         self._execution = execution
         self._hooks = hooks
         self.running: dict[JobRef, Running] = {}
+        self.fenced = 0  #: outcomes of ours that were refused because their claim was lost
         self._carried: set[int] = set()  # stream sequences of the dispatches under way
         self._claimer = Claimer(ledger, lease, self.running.__contains__)
 
@@ -286,6 +287,7 @@ class Attempts:
 
     async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
         refused = outcome_type(outcome)
+        self.fenced += 1
         logger.warning(
             "job %s was taken over: our %s for attempt %d is refused", job.id, refused, len(job.attempts)
         )

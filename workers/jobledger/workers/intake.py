@@ -103,6 +103,8 @@ class Intake:
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
         self._held: dict[str, Held] = {}  # ack subject -> delivery
+        self.deliveries = 0  #: messages that came
+        self.redeliveries = 0  #: of them, those that JetStream had handed out before
         self._ack_wait_s = config.ack_wait_s  # the shortest of the consumers', once they are found
         self._lanes: list[Lane] = []
         for priority in PRIORITIES:
@@ -114,6 +116,9 @@ class Intake:
         def on_delivery(delivery: Delivery) -> None:
             lane.waiting = bool(lane.consumer.asked) and lane.waiting
             self._held[delivery.reply] = Held(delivery, self._loop.time())
+            self.deliveries += 1
+            if delivery.delivered > 1:
+                self.redeliveries += 1
             self._on_work(delivery)
             self._wake.set()
 
@@ -163,6 +168,16 @@ class Intake:
         """Ask for nothing any more."""
         for lane in self._lanes:
             await lane.consumer.close()
+
+    @property
+    def held(self) -> int:
+        """How many deliveries are on hand, running ones included, and not yet settled."""
+        return len(self._held)
+
+    @property
+    def asked(self) -> int:
+        """How many messages are asked for and have not come, one for each empty lane included."""
+        return sum(lane.consumer.asked for lane in self._lanes)
 
     def wake(self) -> None:
         """Say that a slot became free."""

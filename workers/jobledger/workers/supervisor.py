@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import anyio
@@ -188,7 +188,10 @@ class Supervisor:
         config: SupervisorConfig,
         *,
         environment: Mapping[str, str],
+        of_place: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
+        """`of_place` gives what the environment has for the child at a place, from 0 on, and for its successors."""
+        self._of_place = of_place
         self._leases = leases
         self._command = tuple(command)
         self._config = config
@@ -231,19 +234,20 @@ class Supervisor:
         async with anyio.create_task_group() as self._endings:
             async with anyio.create_task_group() as slots:
                 # One first: what is wrong with it would be wrong with all, and should be said once.
-                slots.start_soon(self._keep)
+                slots.start_soon(self._keep, 0)
                 await self._begun.wait()
-                for _ in range(self._config.processes - 1):
-                    slots.start_soon(self._keep)
+                for place in range(1, self._config.processes):
+                    slots.start_soon(self._keep, place)
             self._endings.cancel_scope.deadline = anyio.current_time() + _LAST_LEASES_S
         return self._code
 
-    async def _keep(self) -> None:
+    async def _keep(self, place: int) -> None:
         """Keep one child: start it, and after its end the next."""
         deaths = 0
+        environment = self._environment | dict(self._of_place(place) if self._of_place is not None else {})
         while not self._stopping.is_set():
             try:
-                child = Child(self._command, self._environment, self.identity)
+                child = Child(self._command, environment, self.identity)
             except OSError as error:
                 logger.error("no process could be started: %s", error)  # noqa: TRY400 - a sentence
                 deaths += 1

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
+import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.connection import ConnectionLostError
@@ -35,6 +36,23 @@ logger = logging.getLogger("jobledger.workers")
 
 #: How long giving jobs back and the last acks may take once attempts were told to stop.
 _FAREWELL_S: Final = 10.0
+
+
+class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker process alone knows of itself, at one moment; the rest is in the ledger."""
+
+    concurrency: int
+    running: int  #: attempts
+    free: int  #: slots for more; below 0 where threads were left behind by their timeouts
+    held: int  #: deliveries on hand, running ones included
+    asked: int  #: messages asked for that have not come
+    deliveries: int
+    redeliveries: int  #: of them, those that JetStream had handed out before
+    fenced: int  #: outcomes refused because their claim was lost
+    lease_is_valid: bool
+    lease_renewals: int
+    lease_failures: int  #: renewals without an answer in time
+    lease_losses: int
 
 
 class Worker:
@@ -101,6 +119,24 @@ class Worker:
     def running(self) -> int:
         """How many attempts run at this moment."""
         return len(self._attempts.running)
+
+    def counts(self) -> WorkerCounts:
+        """Return the figures of this moment; from any thread."""
+        intake, lease = self._intake, self._lease
+        return WorkerCounts(
+            concurrency=self._config.concurrency,
+            running=self.running,
+            free=self._free(),
+            held=intake.held,
+            asked=intake.asked,
+            deliveries=intake.deliveries,
+            redeliveries=intake.redeliveries,
+            fenced=self._attempts.fenced,
+            lease_is_valid=lease.is_valid,
+            lease_renewals=lease.renewals,
+            lease_failures=lease.failures,
+            lease_losses=lease.losses,
+        )
 
     def stop(self) -> None:
         """Ask the worker to stop; asked again, at once. Safe in a signal handler of the loop."""

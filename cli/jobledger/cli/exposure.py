@@ -1,0 +1,44 @@
+"""Where a process shows its metrics, as it was told on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jobledger.cli.errors import UsageError
+
+LOOPBACK: Final = "127.0.0.1"
+_PORT_MAX: Final = 65535
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """Port, address and token of `/metrics`; no port means that there is none."""
+
+    port: int | None = None
+    host: str = LOOPBACK
+    token_file: Path | None = None
+
+    def check(self, processes: int) -> None:
+        """Refuse a port that leaves no room for so many processes.
+
+        Raises: UsageError.
+        """
+        if self.port is not None and self.port + processes - 1 > _PORT_MAX:
+            message = f"--metrics-port {self.port}: {processes} processes need as many ports from there on"
+            raise UsageError(message)
+
+    def variables(self, place: int) -> dict[str, str]:
+        """Return what tells the worker process at `place`, from 0 on, its own port."""
+        if self.port is None:
+            return {}
+        found = {
+            "JOBLEDGER_METRICS_PORT": str(self.port + place if self.port else 0),
+            "JOBLEDGER_METRICS_HOST": self.host,
+        }
+        return (
+            found
+            if self.token_file is None
+            else {**found, "JOBLEDGER_METRICS_TOKEN_FILE": str(self.token_file)}
+        )
