@@ -10,6 +10,8 @@
     │   └── OlderSchemaError        an older jobledger wrote it; a projector rebuilds it by itself
     ├── ProjectionBusyError         somebody else holds the file for longer than the limit
     ├── ProjectionStorageError      the disk refused
+    ├── MomentAheadError            a past moment was asked for that is still to come; a ProjectionConfigError
+    ├── MomentArchivedError         a past moment was asked for whose events are no longer in the ledger
     ├── ProjectionTimeoutError      an awaited position was not reached in time
     ├── PositionMismatchError       file and ledger do not have the same past
     └── EventGapError               an event is missing between the position and what was read
@@ -117,6 +119,14 @@ class ProjectionStorageError(ProjectionError):
 
 class ProjectionTimeoutError(ProjectionError):
     """The projection did not reach a stream sequence within the time given."""
+
+
+class MomentAheadError(ProjectionConfigError):
+    """The state as of a moment was asked for that is still to come."""
+
+
+class MomentArchivedError(ProjectionError):
+    """The state as of a moment was asked for whose events were moved to an archive; the ledger begins after it."""
 
 
 class PositionMismatchError(ProjectionError):

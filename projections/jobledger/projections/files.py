@@ -184,12 +184,13 @@ def draft_path(path: Path) -> Path:
     prefix = f"{path.name}.rebuild-"
     for stale in path.parent.glob(f"{prefix}*"):
         owner = stale.name.removeprefix(prefix)
-        if owner == str(os.getpid()) or (owner.isdecimal() and not _is_alive(int(owner))):
+        if owner == str(os.getpid()) or (owner.isdecimal() and not is_alive(int(owner))):
             stale.unlink(missing_ok=True)
     return path.with_name(f"{prefix}{os.getpid()}")
 
 
-def _is_alive(process_id: int) -> bool:
+def is_alive(process_id: int) -> bool:
+    """Return whether a process of that id runs, or may run, on this machine."""
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:
@@ -219,7 +220,7 @@ def seal_draft(draft: Path) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
     finally:
         connection.close()
-    _sync(draft)
+    sync(draft)
 
 
 def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = JOBS) -> None:
@@ -273,7 +274,7 @@ def _ready(path: Path) -> Path:
 
 def _replace(draft: Path, path: Path) -> None:
     draft.replace(_ready(path))
-    _sync(path.parent)
+    sync(path.parent)
     _finish_replace(path)
 
 
@@ -284,9 +285,9 @@ def _finish_replace(path: Path) -> None:
         return
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
     ready.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -331,7 +332,7 @@ def _wait_for_lock(descriptor: int, kind: int, path: Path, busy_timeout_s: float
             return
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Write a file, or a folder's names, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

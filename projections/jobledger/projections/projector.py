@@ -32,6 +32,7 @@ from jobledger.projections.errors import (
 )
 from jobledger.projections.layout import JOBS, Layout, Rows
 from jobledger.projections.rows import time_text
+from jobledger.projections.snapshots import Snapshots
 
 #: Called after every commit with the events done and the events wanted, both counted from the call's start.
 ProgressCallback = Callable[[int, int], None]
@@ -71,6 +72,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_sequence: int  #: of the newest event in the rows; 0 before the first
     event_hash: str  #: hex sha256 of that event as stored; "" before the first
+    begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
     environment: str
     schema_version: int
     updated_at: str | None  #: when it was committed, by the projector's clock
@@ -97,12 +99,14 @@ class Projector:
         config: ProjectorConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
         layout: Layout = JOBS,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.path = Path(path)
         self.config = config or ProjectorConfig()
         self._log = log
         self._clock = clock
         self._layout = layout
+        self._snapshots = snapshots
         self._connection: sqlite3.Connection | None = None
         self._identity: files.Identity | None = None
         self._tables: Rows | None = None
@@ -158,6 +162,7 @@ class Projector:
                     if progress is not None:
                         done = self._known_position().stream_sequence - start.stream_sequence
                         progress(max(0, min(done, wanted)), wanted)
+                    await self._consider_snapshot()
                     if not goes_on:
                         break
             reached = self._known_position()
@@ -213,8 +218,12 @@ class Projector:
             group.start_soon(self._feed, from_sequence, send)
             with send, receive:
                 while self.commit(await self._collect(receive)):
-                    pass
+                    await self._consider_snapshot()
             group.cancel_scope.cancel()
+
+    async def _consider_snapshot(self) -> None:
+        if self._snapshots is not None:
+            await self._snapshots.consider(self.path, self._known_position().stream_sequence)
 
     async def _feed(self, from_sequence: int, send: MemoryObjectSendStream[list[Message]]) -> None:
         async with _reading(self._log, from_sequence, follow=True) as batches:

@@ -13,6 +13,7 @@ from jobledger.ledger.log import Log
 from jobledger.projections import files, schema
 from jobledger.projections.layout import JOBS, Layout
 from jobledger.projections.projector import Position, ProgressCallback, Projector, ProjectorConfig
+from jobledger.projections.snapshots import Snapshots
 
 #: More in one transaction than when following: nobody else waits, and each job's row is written less often.
 _REBUILD_CONFIG: Final = ProjectorConfig(batch_events_max=8_000)
@@ -51,6 +52,7 @@ async def rebuild(
                 layout.create_indexes(connection)
         with files.translated(path, config.busy_timeout_s):
             files.seal_draft(draft)
+        Snapshots(path).clear()  # whoever rebuilds may doubt what they were copied from
         files.replace(draft, path, busy_timeout_s=config.busy_timeout_s, layout=layout)
     finally:
         draft.unlink(missing_ok=True)

@@ -1,0 +1,179 @@
+"""The projection as it was at a past moment: the same fold, stopped early.
+
+An answer is always exact: a snapshot, or the present projection, is only where the reading begins, and counts for
+nothing unless the event at its position is still the ledger's. Nothing of the present projection is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.errors import SequenceGapError
+from jobledger.ledger.log import Log
+from jobledger.projections import files
+from jobledger.projections.errors import (
+    MomentAheadError,
+    MomentArchivedError,
+    NotAProjectionError,
+    PositionMismatchError,
+    ProjectionError,
+    ProjectionFileError,
+)
+from jobledger.projections.projector import ProgressCallback, Projector, ProjectorConfig
+from jobledger.projections.queries import Store
+from jobledger.projections.snapshots import Snapshot, SnapshotConfig, Snapshots, copy_projection
+
+_BUSY_TIMEOUT_S: Final = 5.0
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the ledger's past."""
+
+    stream_sequence: int  #: of the newest event that had happened; 0 for the empty ledger
+    at: (
+        datetime | None
+    )  #: the time that was asked for, else when that event was stored; None before the first
+
+
+async def moment_of(
+    log: Log, *, at: datetime | None = None, stream_sequence: int | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Moment:
+    """Return the moment of a time or of a stream sequence; exactly one is given.
+
+    A time means the server's: the newest event stored at that microsecond or before it is the last that counts.
+
+    Raises: MomentAheadError for what is still to come, MomentArchivedError for what the ledger no longer holds,
+        SequenceGapError, UnreachableError.
+    """
+    assert (at is None) != (stream_sequence is None), "a moment is a time or a sequence"
+    head = await log.head()
+    oldest = head.first_sequence - 1
+    if at is not None:
+        found = await _stored_until(log, at, oldest, head.last_sequence)
+        if found == head.last_sequence and at > clock.now():
+            raise MomentAheadError(f"{at.isoformat()} is still to come: ask for a past time")
+    else:
+        assert stream_sequence is not None, "one of the two is given"
+        found = stream_sequence
+        if found < 0:
+            raise MomentAheadError(f"stream sequence {found} cannot be: sequences begin at 1")
+        if found > head.last_sequence:
+            sentence = f"stream sequence {found} is still to come: the ledger ends at {head.last_sequence}"
+            raise MomentAheadError(sentence)
+    if oldest and found <= oldest:
+        raise MomentArchivedError(
+            f"the ledger begins at stream sequence {head.first_sequence}, and the moment asked for lies before that: "
+            "what was then is in the archive"
+        )
+    if at is None and found:
+        last = await log.get(found)
+        at = last.stored_at if last is not None else None
+    return Moment(stream_sequence=found, at=at)
+
+
+async def _stored_until(log: Log, at: datetime, low: int, high: int) -> int:
+    """Return the newest sequence in (low, high] that was stored at `at` or before, `low` when there is none."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        message = await log.get(middle)
+        if message is None:
+            raise SequenceGapError(f"stream sequence {middle} is missing: see what `jobledger doctor` finds")
+        if message.stored_at <= at:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@contextlib.asynccontextmanager
+async def as_of(
+    log: Log,
+    path: Path | str,
+    stream_sequence: int,
+    *,
+    progress: ProgressCallback | None = None,
+    config: ProjectorConfig | None = None,
+    snapshots: SnapshotConfig | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> AsyncGenerator[Store, None]:
+    """Open the projection as the ledger's first `stream_sequence` events make it, for the length of the block.
+
+    `path` is the present projection, whose snapshots are used and added to; it need not exist. The rows are in a
+    temporary file, which is removed at the end.
+
+    Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
+    """
+    kept = Snapshots(path, config=snapshots, clock=clock)
+    with tempfile.TemporaryDirectory(prefix="jobledger-", ignore_cleanup_errors=True) as folder:
+        private, begun = await _begun(log, Path(path), kept, Path(folder), stream_sequence)
+        with Projector(log, private, config=config, clock=clock, snapshots=kept) as projector:
+            position = await projector.catch_up(until=stream_sequence, progress=progress)
+        if position.stream_sequence != stream_sequence:
+            sentence = f"stream sequence {stream_sequence} is still to come: the ledger ends at {position.stream_sequence}"
+            raise MomentAheadError(sentence)
+        if stream_sequence - begun >= kept.config.every_events:
+            await kept.complete(private, stream_sequence)
+        with Store.open(private) as store:
+            yield store
+
+
+async def _begun(log: Log, path: Path, kept: Snapshots, folder: Path, until: int) -> tuple[Path, int]:
+    """Return a file in `folder` to go on with, and where it stands: a copy of what is nearest, else one to be made."""
+    for number, snapshot in enumerate(await anyio.to_thread.run_sync(_candidates, path, kept, until)):
+        private = folder / f"{number}.db"
+        try:
+            if snapshot is None:
+                taken = await anyio.to_thread.run_sync(_take_present, path, private)
+            else:
+                taken = await anyio.to_thread.run_sync(kept.take, snapshot, private)
+            position = await _proven(log, private) if taken else None
+        except (ProjectionError, sqlite3.Error) as error:
+            position = None
+            if snapshot is not None and isinstance(error, ProjectionFileError | PositionMismatchError):
+                kept.remove(snapshot, error)
+        if position is not None and position <= until:
+            return private, position
+        private.unlink(missing_ok=True)
+    return folder / "first.db", 0
+
+
+def _candidates(path: Path, kept: Snapshots, until: int) -> list[Snapshot | None]:
+    """Return the snapshots to try, the nearest first; None stands for the projection itself, where that is nearer.
+
+    Raises: NotAProjectionError for the file of another application.
+    """
+    snapshots: list[Snapshot | None] = [each for each in kept.found() if each.stream_sequence <= until]
+    nearest = snapshots[0].stream_sequence if snapshots and snapshots[0] is not None else 0
+    try:
+        with Store.open(path) as store:
+            stands_at = store.position().stream_sequence
+    except NotAProjectionError:
+        raise
+    except ProjectionError:  # missing, damaged, of another version, locked: here it is only a shortcut
+        stands_at = 0
+    return [None, *snapshots] if nearest < stands_at <= until else snapshots
+
+
+def _take_present(path: Path, private: Path) -> bool:
+    return copy_projection(path, private) > 0
+
+
+async def _proven(log: Log, private: Path) -> int:
+    """Return where a copy stands, after checking that it has this version's tables and shares the ledger's past.
+
+    Raises: ProjectionFileError, PositionMismatchError.
+    """
+    # A projector would rebuild an older schema by itself, up to the head.
+    files.open_reader(private, busy_timeout_s=_BUSY_TIMEOUT_S).close()
+    with Projector(log, private) as projector:
+        return (await projector.prepare()).stream_sequence

@@ -1,0 +1,246 @@
+"""Copies of the projection from earlier moments, so that a past state need not be folded from the first event.
+
+They lie in `<path>.snapshots/` as `<stream sequence>-<checksum>.db`, beside drafts (`draft-<pid>-...`) that are of
+no use once their process is gone. None is ever needed: a missing, stale or damaged one only makes `as_of` slower.
+So whoever finds one that cannot be used removes it, a copy that fails is given up with a word in the log, and
+several processes need no lock: each copy is made under a name of its own and takes its final name whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
+from jobledger.projections import files
+from jobledger.projections.errors import ProjectionConfigError, ProjectionError
+
+_log: Final = logging.getLogger(__name__)
+_NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{8})\.db")
+_DRAFT: Final = re.compile(r"draft-(\d+)-.*")
+_BLOCK_BYTES: Final = 1 << 20
+#: What a copy is expected to take before one was measured.
+_BYTES_PER_S: Final = 300e6
+#: Times the size of a copy that must be free on the disk, so that snapshots never fill it.
+_FREE_SHARES: Final = 4
+_BUSY_TIMEOUT_S: Final = 5.0
+_SELECT_SEQUENCE: Final = "SELECT stream_sequence FROM position WHERE id = 1"
+
+
+class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a snapshot is made, and how much of them is kept."""
+
+    every_events: int = (
+        50_000  #: events between two of them at least; what a past moment costs to reach from one
+    )
+    time_share_max: float = 0.03  #: part of the projector's time that copying may take
+    count_max: int = 16  #: kept at most: the older, the sparser
+    bytes_max: int = 2 << 30  #: of all together
+
+    def __post_init__(self) -> None:
+        """Check each option."""
+        for name in ("every_events", "time_share_max", "count_max", "bytes_max"):
+            if getattr(self, name) <= 0:
+                raise ProjectionConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One copy, by what its name says."""
+
+    path: Path
+    stream_sequence: int
+    checksum: int  #: CRC-32 of the file
+    size_bytes: int
+
+
+class Snapshots:
+    """The snapshots of one projection; one object for each projector, since it counts that one's time."""
+
+    def __init__(
+        self, path: Path | str, *, config: SnapshotConfig | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.folder = Path(f"{path}.snapshots")
+        self.config = config or SnapshotConfig()
+        self._clock = clock
+        self._bytes_per_s = _BYTES_PER_S
+        self._since_s = clock.monotonic()
+        self._next = 0  # no snapshot is due before this stream sequence
+
+    def found(self) -> list[Snapshot]:
+        """Return what is there, the newest moment first."""
+        return sorted(self._listed(), key=lambda each: each.stream_sequence, reverse=True)
+
+    def _listed(self) -> Iterator[Snapshot]:
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                name = _NAME.fullmatch(entry.name)
+                if name is not None:
+                    with contextlib.suppress(FileNotFoundError):  # another process thinned them out
+                        size = entry.stat().st_size
+                        yield Snapshot(
+                            path=Path(entry.path),
+                            stream_sequence=int(name[1]),
+                            checksum=int(name[2], 16),
+                            size_bytes=size,
+                        )
+
+    async def consider(self, path: Path, stream_sequence: int) -> None:
+        """Copy the projection at `path`, which stands at this sequence, if enough events and time went by.
+
+        For after a commit. The event loop goes on meanwhile, and nothing is raised: see the log for a copy that failed.
+        """
+        if stream_sequence >= self._next and self._can_afford(path):
+            await self.complete(path, stream_sequence)
+
+    async def complete(self, path: Path, stream_sequence: int) -> None:
+        """Copy the projection at `path`, which stands at this sequence, unless a snapshot before it is near enough."""
+        below = (each.stream_sequence for each in self._listed() if each.stream_sequence <= stream_sequence)
+        self._next = max(below, default=0) + self.config.every_events
+        if stream_sequence >= self._next:
+            self._next = stream_sequence + self.config.every_events
+            await self.keep(path)
+
+    def _can_afford(self, path: Path) -> bool:
+        spared_s = (self._clock.monotonic() - self._since_s) * self.config.time_share_max
+        return spared_s >= _size_bytes(path) / self._bytes_per_s
+
+    async def keep(self, path: Path) -> None:
+        """Copy the projection at `path` as it is now; nothing is raised."""
+        began_s = self._clock.monotonic()
+        try:
+            copied = await anyio.to_thread.run_sync(self._copy, path)
+        except (ProjectionError, sqlite3.Error, OSError) as error:
+            _log.warning("no snapshot of the projection was made in %s: %s", self.folder, error)
+        else:
+            self._since_s = self._clock.monotonic()
+            if copied:
+                self._bytes_per_s = copied / max(self._since_s - began_s, 1e-3)
+
+    def _copy(self, path: Path) -> int:
+        """Make a snapshot of whatever `path` holds, and return its size; 0 where it would take too much room."""
+        size = _size_bytes(path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if size > self.config.bytes_max or shutil.disk_usage(self.folder).free < _FREE_SHARES * size:
+            return 0
+        self._remove_drafts_of_the_dead()
+        descriptor, name = tempfile.mkstemp(prefix=f"draft-{os.getpid()}-", suffix=".db", dir=self.folder)
+        os.close(descriptor)
+        draft = Path(name)
+        try:
+            stream_sequence = copy_projection(path, draft)
+            checksum = _checksum(draft)
+            files.sync(draft)
+            draft.replace(self.folder / f"{stream_sequence:020}-{checksum:08x}.db")
+        finally:
+            for leftover in (name, f"{name}-wal", f"{name}-shm", f"{name}-journal"):
+                Path(leftover).unlink(missing_ok=True)
+        files.sync(self.folder)
+        for each in superfluous(self._listed(), self.config):
+            each.path.unlink(missing_ok=True)
+        return size
+
+    def _remove_drafts_of_the_dead(self) -> None:
+        for each in self.folder.glob("draft-*"):
+            owner = _DRAFT.fullmatch(each.name)
+            if owner is not None and not files.is_alive(int(owner[1])):
+                each.unlink(missing_ok=True)
+
+    def take(self, snapshot: Snapshot, target: Path) -> bool:
+        """Copy a snapshot to `target`; False where it is gone, or damaged, and then removed."""
+        checksum = 0
+        try:
+            with snapshot.path.open("rb") as source, target.open("wb") as copy:
+                while block := source.read(_BLOCK_BYTES):
+                    checksum = zlib.crc32(block, checksum)
+                    copy.write(block)
+        except FileNotFoundError:
+            return False
+        if checksum != snapshot.checksum:
+            self.remove(snapshot, "it is damaged")
+            return False
+        return True
+
+    def remove(self, snapshot: Snapshot, why: object) -> None:
+        """Remove a snapshot that cannot be used."""
+        _log.warning("snapshot %s is removed: %s", snapshot.path, why)
+        with contextlib.suppress(OSError):
+            snapshot.path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove every snapshot, because the file they were copied from was given up."""
+        for each in self._listed():
+            with contextlib.suppress(OSError):
+                each.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # unless a draft is in it
+
+
+def copy_projection(path: Path, target: Path) -> int:
+    """Copy a projection that others may be writing to, as of one moment, and return the stream sequence it stands at.
+
+    Raises: ProjectionError of its file, sqlite3.Error, OSError.
+    """
+    with (
+        contextlib.closing(files.open_reader(path, busy_timeout_s=_BUSY_TIMEOUT_S)) as source,
+        contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy,
+    ):
+        copy.execute("PRAGMA synchronous = OFF")  # synced as a whole by who needs it
+        source.backup(
+            copy
+        )  # all pages in one step: a reader's view, so no writer waits and nothing begins again
+        return int(copy.execute(_SELECT_SEQUENCE).fetchone()[0])
+
+
+def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[Snapshot]:
+    """Return what to remove so that `config` is kept: of two of one moment one, then where they lie closest.
+
+    Close is relative to the age: the distance that a removal would leave, divided by the distance to the newest.
+    """
+    kept: list[Snapshot] = []
+    gone: list[Snapshot] = []
+    for each in sorted(snapshots, key=lambda one: (one.stream_sequence, one.path.name)):
+        same = bool(kept) and kept[-1].stream_sequence == each.stream_sequence
+        (gone if same else kept).append(each)
+    while len(kept) > config.count_max or sum(each.size_bytes for each in kept) > config.bytes_max:
+        gone.append(kept.pop(_least_missed([each.stream_sequence for each in kept])))
+    return gone
+
+
+def _least_missed(sequences: list[int]) -> int:
+    """Return the place of the sequence whose removal leaves the smallest gap for its age; the newest one last of all."""
+    newest = sequences[-1]
+
+    def gap(place: int) -> float:
+        before = sequences[place - 1] if place else 0
+        return (sequences[place + 1] - before) / (newest - before)
+
+    return min(range(len(sequences) - 1), key=gap, default=0)
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a database, with what is still in its write-ahead log; 0 when it is gone."""
+    size = 0
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        with contextlib.suppress(OSError):
+            size += each.stat().st_size
+    return size
