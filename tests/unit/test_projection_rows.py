@@ -53,7 +53,7 @@ def started(attempt: int, second: float) -> Started:
 def row_of(job: Job) -> dict[str, rows.Value]:
     fold_bytes = rows.fold_bytes(rows.without_input(job))
     names: tuple[str, ...] = schema.JOB_CHANGING + schema.JOB_FIXED
-    return dict(zip(names, rows.job_changing(job, fold_bytes) + rows.job_fixed(job), strict=True))
+    return dict(zip(names, rows.job_changing(job, fold_bytes, 2) + rows.job_fixed(job, 1), strict=True))
 
 
 def test_a_new_job_has_its_order_and_no_attempt() -> None:

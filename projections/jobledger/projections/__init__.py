@@ -25,21 +25,33 @@ from jobledger.projections.queries import (
     DeadLetterGroup,
     DeadLetterRow,
     JobRow,
-    QueueRow,
     SlowAttempt,
     Store,
 )
 from jobledger.projections.rebuild import difference, rebuild
 from jobledger.projections.schema import SCHEMA_VERSION
+from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
+from jobledger.projections.stats_rows import (
+    BucketRow,
+    FailureRow,
+    Histogram,
+    QueueRow,
+    TotalsRow,
+    WorkerRow,
+)
 
 __all__ = [
+    "HISTOGRAM_BOUNDS_S",
     "SCHEMA_VERSION",
     "AttemptRow",
+    "BucketRow",
     "DamagedProjectionError",
     "DeadLetterFilter",
     "DeadLetterGroup",
     "DeadLetterRow",
     "EventGapError",
+    "FailureRow",
+    "Histogram",
     "JobRow",
     "NewerSchemaError",
     "NotAProjectionError",
@@ -58,6 +70,8 @@ __all__ = [
     "QueueRow",
     "SlowAttempt",
     "Store",
+    "TotalsRow",
+    "WorkerRow",
     "difference",
     "rebuild",
 ]

@@ -73,6 +73,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     stream_sequence: int  #: of the newest event in the rows; 0 before the first
     event_hash: str  #: hex sha256 of that event as stored; "" before the first
     begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
+    begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
     environment: str
     schema_version: int
     updated_at: str | None  #: when it was committed, by the projector's clock

@@ -6,24 +6,40 @@ Every answer is read in one statement, so it is one moment's truth. Which moment
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
-from jobledger.ledger.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.subjects import JobRef
-from jobledger.projections import files, rows
+from jobledger.projections import files, rows, schema
 from jobledger.projections.errors import ProjectionConfigError
 from jobledger.projections.projector import Position, read_position
+from jobledger.projections.stats_rows import (
+    BUCKETS_SQL,
+    FAILURES_SQL,
+    QUEUES_SQL,
+    TOTALS_SQL,
+    WORKERS_SQL,
+    BucketRow,
+    FailureRow,
+    QueueRow,
+    TotalsRow,
+    WorkerRow,
+    bucket_row,
+    bucket_values,
+    queue_row,
+    totals_row,
+)
 
 Order = Literal["newest", "oldest"]
 
 #: Matches that `find` returns at most: enough to say that a prefix is ambiguous.
 FIND_MATCHES_MAX = 20
-_WAITING = tuple(sorted(state.value for state in WAITING_STATES))
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,14 +149,6 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             terms |= {"fingerprint >= ?": self.fingerprint, "fingerprint < ?": f"{self.fingerprint}~"}
         given = {term: value for term, value in terms.items() if value is not None}
         return " AND ".join(given) or "1", list(given.values())
-
-
-class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and what its jobs are doing."""
-
-    queue: str
-    counts: dict[str, int]  #: by status, those that occur
-    oldest_waiting: str | None  #: when the oldest job that waits was created
 
 
 class SlowAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,22 +302,46 @@ class Store:
 
     def counts_by_state(self, queue: str | None = None) -> dict[str, int]:
         """Return how many jobs are in each state, 0 where none is."""
-        sql = "SELECT status, count(*) FROM jobs WHERE ? IS NULL OR queue = ? GROUP BY status"
-        found = dict(self._query(sql, (queue, queue)))
-        return {state.value: found.get(state.value, 0) for state in JobState}
+        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in schema.QUEUE_COUNTS)
+        (found,) = self._query(f"SELECT {sums} FROM queues WHERE ? IS NULL OR queue = ?", (queue, queue))  # noqa: S608
+        return dict(zip(schema.QUEUE_COUNTS, found, strict=True))
 
-    def queues(self) -> list[QueueRow]:
-        """Return every queue that ever had a job, by name."""
-        sql = "SELECT queue, status, count(*), min(created_at) FROM jobs GROUP BY queue, status ORDER BY queue, status"
-        counts: dict[str, dict[str, int]] = {}
-        oldest: dict[str, str] = {}
-        for queue, status, count, created_at in self._query(sql, ()):
-            counts.setdefault(queue, {})[status] = count
-            if status in _WAITING:
-                oldest[queue] = min(created_at, oldest.get(queue, created_at))
-        return [
-            QueueRow(queue=name, counts=of, oldest_waiting=oldest.get(name)) for name, of in counts.items()
-        ]
+    def queues(self, queue: str | None = None) -> list[QueueRow]:
+        """Return every queue that ever had a job, one row a priority, by name."""
+        return [queue_row(row) for row in self._query(QUEUES_SQL, (queue, queue))]
+
+    def totals(self, *, queue: str | None = None, task: str | None = None) -> list[TotalsRow]:
+        """Return what happened since the projection's `begins_at`, by queue and task."""
+        return [totals_row(row) for row in self._query(TOTALS_SQL, (queue, queue, task, task))]
+
+    def buckets(
+        self,
+        since: str | datetime | None = None,
+        until: str | datetime | None = None,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        step_s: int = 60,
+        limit: int = 100_000,
+    ) -> list[BucketRow]:
+        """Return what happened in each span of `step_s` seconds (whole minutes), the oldest first, by queue and task.
+
+        Begins with the span that `since` lies in and ends before `until`; spans without events are left out. By
+        the server's time.
+        """
+        _check_limit(limit)
+        values = {**bucket_values(since, until, step_s), "queue": queue, "task": task, "limit": limit}
+        return [bucket_row(row, step_s) for row in self._query(BUCKETS_SQL, values)]
+
+    def failures(self, *, queue: str | None = None, task: str | None = None) -> list[FailureRow]:
+        """Return failed attempts and dead letters by type of error, the most frequent of each task first."""
+        found = self._query(FAILURES_SQL, (queue, queue, task, task))
+        return [_struct(FailureRow, row) for row in found]
+
+    def workers(self, limit: int = 1_000) -> list[WorkerRow]:
+        """Return the workers that ever appended something, the one that did so last first."""
+        _check_limit(limit)
+        return [_struct(WorkerRow, row) for row in self._query(WORKERS_SQL, (limit,))]
 
     def slowest(self, limit: int = 10, *, queue: str | None = None) -> list[SlowAttempt]:
         """Return the finished attempts that took longest, the longest first."""
@@ -327,7 +359,7 @@ class Store:
         with files.translated(self.path, self._busy_timeout_s):
             return read_position(self._connection)
 
-    def _query(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    def _query(self, sql: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
         with files.translated(self.path, self._busy_timeout_s):
             return self._connection.execute(sql, values).fetchall()
 

@@ -57,8 +57,8 @@ def data_text(job: Job) -> str | None:
     return _value_text(job.input, job.input_ref)
 
 
-def job_changing(job: Job, fold: bytes) -> Row:
-    """Return the values of `schema.JOB_CHANGING`."""
+def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
+    """Return the values of `schema.JOB_CHANGING`; `since_us` as in `stats.Seen`."""
     attempts, progress, error = job.attempts, job.progress, job.error
     return (
         job.state.value,
@@ -83,11 +83,12 @@ def job_changing(job: Job, fold: bytes) -> Row:
         job.timeout_s,
         job.last_sequence,
         fold,
+        since_us,
     )
 
 
-def job_fixed(job: Job) -> Row:
-    """Return the values of `schema.JOB_FIXED`."""
+def job_fixed(job: Job, first_us: int) -> Row:
+    """Return the values of `schema.JOB_FIXED`; `first_us` as in `stats.Seen`."""
     return (
         job.task,
         time_text(job.created_at),
@@ -96,6 +97,7 @@ def job_fixed(job: Job) -> Row:
         job.tick,
         job.correlation,
         data_text(job),
+        first_us,
     )
 
 

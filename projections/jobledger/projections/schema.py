@@ -9,13 +9,16 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+from jobledger.ledger.job import JobState
+from jobledger.projections.stats import BOUNDS, COUNTERS, FAILURE_COUNTERS, HISTOGRAMS, WORKER_COUNTERS
+
 #: Raise it with every change of a table, an index or the meaning of a column.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 #: "jled" in SQLite's header, by which a file is known as ours.
 APPLICATION_ID: Final = 0x6A6C6564
 
 #: Written once, when a job is first seen.
-JOB_FIXED: Final = ("task", "created_at", "tenant", "batch", "tick", "correlation", "data")
+JOB_FIXED: Final = ("task", "created_at", "tenant", "batch", "tick", "correlation", "data", "first_us")
 #: Written again whenever the job changes.
 JOB_CHANGING: Final = (
     "status",
@@ -40,6 +43,7 @@ JOB_CHANGING: Final = (
     "timeout_s",
     "last_sequence",
     "fold",
+    "since_us",
 )
 ATTEMPT_COLUMNS: Final = (
     "id",
@@ -69,7 +73,22 @@ DEAD_LETTER_COLUMNS: Final = (
     "dead_at",
     "last_sequence",
 )
-POSITION_COLUMNS: Final = ("stream_sequence", "event_hash", "environment", "schema_version", "updated_at")
+POSITION_COLUMNS: Final = (
+    "stream_sequence",
+    "event_hash",
+    "begins_at",
+    "environment",
+    "schema_version",
+    "updated_at",
+)
+#: One per state, named like it: how many jobs are in it.
+QUEUE_COUNTS: Final = tuple(state.value for state in JobState)
+#: The columns of `totals` and `buckets` that add up; `_le_` counts what took at most so long.
+STATISTICS: Final = COUNTERS + tuple(
+    f"{name}_{part}"
+    for name in HISTOGRAMS
+    for part in (*(f"le_{label}" for _, label in BOUNDS), "count", "us")
+)
 
 _TABLES: Final[dict[str, dict[str, type]]] = {
     "jobs": {
@@ -104,6 +123,8 @@ _TABLES: Final[dict[str, dict[str, type]]] = {
         "correlation": str,
         "last_sequence": int,
         "fold": bytes,
+        "first_us": int,  # the server's time of its first event, in microseconds since 1970
+        "since_us": int,  # the same of the event that began its present state, or its present attempt
     },
     "attempts": {
         "id": str,
@@ -132,10 +153,21 @@ _TABLES: Final[dict[str, dict[str, type]]] = {
         "dead_at": str,
         "last_sequence": int,
     },
+    "queues": {"queue": str, "priority": str, **dict.fromkeys(QUEUE_COUNTS, int)},
+    "totals": {"queue": str, "task": str, **dict.fromkeys(STATISTICS, int)},
+    "buckets": {
+        "minute": int,  # since 1970, by the server's time
+        "queue": str,
+        "task": str,
+        **dict.fromkeys(STATISTICS, int),
+    },
+    "failures": {"queue": str, "task": str, "error_type": str, **dict.fromkeys(FAILURE_COUNTERS, int)},
+    "workers": {"worker": str, "first_at": str, "last_at": str, **dict.fromkeys(WORKER_COUNTERS, int)},
     "position": {
         "id": int,  # always 1
         "stream_sequence": int,
         "event_hash": str,
+        "begins_at": int,  # the first sequence that is in the rows; above 1 when the ledger's beginning was archived
         "environment": str,
         "schema_version": int,
         "updated_at": str,
@@ -146,6 +178,11 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("id", "queue"),
     "attempts": ("id",),
     "dead_letters": ("job_id", "queue"),
+    "queues": ("queue", "priority"),
+    "totals": ("queue", "task"),
+    "buckets": ("minute", "queue", "task"),
+    "failures": ("queue", "task", "error_type"),
+    "workers": ("worker",),
     "position": ("id",),
 }
 #: Every list is newest first, of all jobs or of one status, queue or task.
@@ -157,7 +194,10 @@ _INDEXES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("attempts", ("duration_ms",)),
     ("dead_letters", ("dead_at",)),
     ("dead_letters", ("fingerprint", "dead_at")),
+    ("workers", ("last_at",)),
 )
+#: Which jobs have a place in the index by which the oldest of a queue is found.
+OF_INTEREST: Final = "status IN ('queued', 'running')"
 
 
 def create_tables(connection: sqlite3.Connection, environment: str) -> None:
@@ -172,6 +212,7 @@ def create_tables(connection: sqlite3.Connection, environment: str) -> None:
         "id": 1,
         "stream_sequence": 0,
         "event_hash": "",
+        "begins_at": 1,
         "environment": environment,
         "schema_version": SCHEMA_VERSION,
     }
@@ -187,6 +228,9 @@ def create_indexes(connection: sqlite3.Connection) -> None:
     database = Database(connection, execute_plugins=False)
     for table, columns in _INDEXES:
         database.table(table).create_index(list(columns), index_name=f"{table}_by_{'_'.join(columns)}")
+    connection.execute(
+        f"CREATE INDEX jobs_by_since ON jobs (queue, priority, status, since_us) WHERE {OF_INTEREST}",
+    )
 
 
 def marks(columns: tuple[str, ...]) -> str:
@@ -203,7 +247,7 @@ UPDATE_JOB: Final = (
     f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in JOB_CHANGING)} WHERE id = ? AND queue = ?"  # noqa: S608
 )
 UPDATE_DATA: Final = "UPDATE jobs SET data = ? WHERE id = ? AND queue = ?"
-SELECT_FOLD: Final = "SELECT fold FROM jobs WHERE id = ? AND queue = ?"
+SELECT_FOLD: Final = "SELECT fold, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
 PUT_ATTEMPT: Final = (
     f"INSERT INTO attempts ({', '.join(ATTEMPT_COLUMNS)}) VALUES ({marks(ATTEMPT_COLUMNS)}) "  # noqa: S608
     f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in ATTEMPT_CHANGING)}"
@@ -213,7 +257,32 @@ PUT_DEAD_LETTER: Final = (
     f"VALUES ({marks(DEAD_LETTER_COLUMNS)})"
 )
 DROP_DEAD_LETTER: Final = "DELETE FROM dead_letters WHERE job_id = ? AND queue = ?"
+
+
+def _adding(table: str, columns: tuple[str, ...], *extra: str) -> str:
+    """Return the statement that makes a row, or adds to the one that is there."""
+    names = KEYS[table] + columns
+    sets = [*extra, *(f"{name} = {name} + excluded.{name}" for name in columns if name not in TIMES)]
+    return (
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks(names)}) "  # noqa: S608
+        f"ON CONFLICT ({', '.join(KEYS[table])}) DO UPDATE SET {', '.join(sets)}"
+    )
+
+
+TIMES: Final = ("first_at", "last_at")
+ADD_QUEUE: Final = _adding("queues", QUEUE_COUNTS)
+ADD_TOTALS: Final = _adding("totals", STATISTICS)
+ADD_BUCKET: Final = _adding("buckets", STATISTICS)
+ADD_FAILURES: Final = _adding("failures", FAILURE_COUNTERS)
+ADD_WORKER: Final = _adding(
+    "workers",
+    TIMES + WORKER_COUNTERS,
+    "first_at = min(first_at, excluded.first_at)",
+    "last_at = max(last_at, excluded.last_at)",
+)
+SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AND task = ?"
 SELECT_POSITION: Final = f"SELECT {', '.join(POSITION_COLUMNS)} FROM position WHERE id = 1"  # noqa: S608
+BEGIN_AT: Final = "UPDATE position SET stream_sequence = ?, begins_at = ? WHERE id = 1"
 UPDATE_POSITION: Final = (
     "UPDATE position SET stream_sequence = ?, event_hash = ?, updated_at = ? WHERE id = 1"
 )

@@ -11,14 +11,16 @@ from collections.abc import Iterable
 
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.events import NO_VALUE
-from jobledger.ledger.job import Job, JobState, evolve
+from jobledger.ledger.job import JobState, evolve
 from jobledger.projections import rows, schema
+from jobledger.projections.stats import Seen, Tally, microseconds, seen
+from jobledger.projections.stats_tables import add_tally
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
 
 
 class Tables:
-    """The tables `jobs`, `attempts` and `dead_letters` behind one connection.
+    """The tables behind one connection: of jobs, and through a `Tally` of statistics.
 
     Keeps the folds of the jobs that changed last, up to `cache_jobs_max` jobs and `cache_bytes_max` bytes of
     encoded folds; others are read back from their rows.
@@ -28,7 +30,7 @@ class Tables:
         self._connection = connection
         self._cache_jobs_max = cache_jobs_max
         self._cache_bytes_max = cache_bytes_max
-        self._cache: OrderedDict[_Key, tuple[Job, int]] = OrderedDict()  # (fold without input, its bytes)
+        self._cache: OrderedDict[_Key, tuple[Seen, int]] = OrderedDict()  # (fold without input, its bytes)
         self._cache_bytes = 0
 
     def forget(self) -> None:
@@ -38,44 +40,55 @@ class Tables:
 
     def apply(self, events: Iterable[Stored]) -> None:
         """Fold `events`, which follow each other in the stream, and write the rows of every job they touch."""
-        before: dict[_Key, Job | None] = {}
-        after: dict[_Key, Job] = {}
+        before: dict[_Key, Seen | None] = {}
+        after: dict[_Key, Seen] = {}
+        tally = Tally()
         for stored in events:
             event = stored.event
             key = (event.job, event.queue)
-            job = after.get(key)
-            if job is None:
-                job = before[key] = self._known(key)
-            after[key] = evolve(job, event, stored.stream_sequence)
+            known = after.get(key)
+            if known is None:
+                known = before[key] = self._known(key)
+            job = evolve(None if known is None else known.job, event, stored.stream_sequence)
+            now_us = microseconds(stored.stored_at)
+            tally.add(event, known, job, now_us)
+            after[key] = seen(known, event, job, now_us)
         self._write(before, after)
+        for key, (job, _, _) in after.items():
+            old = before[key]
+            tally.move(None if old is None else old.job, job)
+        add_tally(self._connection, tally)
 
-    def _known(self, key: _Key) -> Job | None:
+    def _known(self, key: _Key) -> Seen | None:
         cached = self._cache.pop(key, None)
         if cached is not None:
             self._cache_bytes -= cached[1]
             return cached[0]
         row = self._connection.execute(schema.SELECT_FOLD, key).fetchone()
-        return None if row is None else rows.unfold(row[0])
+        return None if row is None else Seen(rows.unfold(row[0]), row[1], row[2])
 
-    def _write(self, before: dict[_Key, Job | None], after: dict[_Key, Job]) -> None:
+    def _write(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
         inserts: list[rows.Row] = []
         updates: list[rows.Row] = []
         inputs: list[rows.Row] = []
         attempts: list[rows.Row] = []
-        for key, job in after.items():
-            old = before[key]
+        for key, (job, first_us, since_us) in after.items():
+            known = before[key]
+            old = None if known is None else known.job
             kept = rows.without_input(job)
             fold = rows.fold_bytes(kept)
             if old is None:
-                inserts.append((*rows.job_changing(job, fold), *key, *rows.job_fixed(job)))
+                inserts.append(
+                    (*rows.job_changing(job, fold, since_us), *key, *rows.job_fixed(job, first_us))
+                )
             else:
-                updates.append((*rows.job_changing(job, fold), *key))
+                updates.append((*rows.job_changing(job, fold, since_us), *key))
                 if (
                     job.input is not NO_VALUE or job.input_ref is not old.input_ref
                 ):  # requeued with another one
                     inputs.append((rows.data_text(job), *key))
             attempts += rows.attempt_rows(job, old)
-            self._keep(key, kept, len(fold))
+            self._keep(key, Seen(kept, first_us, since_us), len(fold))
         execute = self._connection.executemany
         execute(schema.INSERT_JOB, inserts)
         execute(schema.UPDATE_JOB, updates)
@@ -84,21 +97,21 @@ class Tables:
         self._write_dead_letters(before, after)
         self._evict()
 
-    def _write_dead_letters(self, before: dict[_Key, Job | None], after: dict[_Key, Job]) -> None:
+    def _write_dead_letters(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
         """A dead letter has a row as long as it is one: requeued or discarded, only the job tells of it."""
         dead = JobState.DEAD_LETTERED
-        puts = [rows.dead_letter_row(job) for job in after.values() if job.state is dead]
+        puts = [rows.dead_letter_row(known.job) for known in after.values() if known.job.state is dead]
         self._connection.executemany(schema.PUT_DEAD_LETTER, puts)
         gone = [
             key
             for key, old in before.items()
-            if old is not None and old.state is dead and after[key].state is not dead
+            if old is not None and old.job.state is dead and after[key].job.state is not dead
         ]
         self._connection.executemany(schema.DROP_DEAD_LETTER, gone)
 
-    def _keep(self, key: _Key, job: Job, size_bytes: int) -> None:
-        if not job.is_final:  # hardly anything follows a final state
-            self._cache[key] = (job, size_bytes)
+    def _keep(self, key: _Key, known: Seen, size_bytes: int) -> None:
+        if not known.job.is_final:  # hardly anything follows a final state
+            self._cache[key] = (known, size_bytes)
             self._cache_bytes += size_bytes
 
     def _evict(self) -> None:

@@ -1,0 +1,290 @@
+"""What each event adds to the statistics, as integers in memory; `stats_tables` writes them.
+
+Pure: a delta comes from the job before an event, the event, and the job after it, both as `evolve` gave them.
+Everything here adds up, so it does not matter how events are cut into transactions. Times are the server's
+(`stored_at`), in microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Final, NamedTuple
+
+from jobledger.ledger.events import (
+    Cancelled,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    Discarded,
+    Failed,
+    Fenced,
+    Held,
+    Interrupted,
+    JobEvent,
+    Paused,
+    Progressed,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.job import Job, JobState
+
+#: What is counted, per minute, queue and task. Those named like an event count that event.
+COUNTERS: Final = (
+    "enqueued",  # jobs whose first event this is
+    "started",  # attempts
+    "completed",
+    "failed",  # attempts that failed
+    "retried",  # dispatches after a failed attempt
+    "lost",  # attempts whose worker died
+    "interrupted",
+    "snoozed",
+    "paused",
+    "cancelled",  # jobs that ended by request
+    "dead_lettered",
+    "requeued",  # dead letters that a person dispatched again
+    "discarded",
+    "fenced",  # outcomes that were refused because their claim was stale
+    "redispatched",  # dispatches of a job that nobody had taken, or whose worker died
+)
+#: `wait`: from becoming queued to its start. `run`: from the start to the outcome, lost attempts left out.
+#: `total`: from the job's first event to a final state.
+HISTOGRAMS: Final = ("wait", "run", "total")
+#: Upper bounds of the histograms, in seconds, and how columns are called after them; `+Inf` is the count.
+BOUNDS: Final = (
+    (0.005, "5ms"),
+    (0.025, "25ms"),
+    (0.1, "100ms"),
+    (0.25, "250ms"),
+    (0.5, "500ms"),
+    (1.0, "1s"),
+    (2.5, "2500ms"),
+    (5.0, "5s"),
+    (10.0, "10s"),
+    (30.0, "30s"),
+    (60.0, "1m"),
+    (300.0, "5m"),
+    (900.0, "15m"),
+    (3_600.0, "1h"),
+    (21_600.0, "6h"),
+    (86_400.0, "1d"),
+)
+HISTOGRAM_BOUNDS_S: Final = tuple(bound for bound, _ in BOUNDS)
+
+#: Characters of an error's type that are kept, and different types per queue and task; what follows is `OTHER`.
+ERROR_TYPE_CHARACTERS_MAX: Final = 200
+ERROR_TYPES_MAX: Final = 100
+OTHER: Final = "(other)"
+NO_ERROR: Final = "(none)"  # of a dead letter without one
+
+MINUTE_US: Final = 60_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BOUNDS_US: Final = tuple(round(bound * 1e6) for bound in HISTOGRAM_BOUNDS_S)
+#: Longer than anything real: keeps sums within 64 bits whatever a foreign clock said.
+_DURATION_US_MAX: Final = 10 * 365 * 86_400 * 1_000_000
+
+# A cell is a list: the counters, then per histogram one count for each bound, one beyond them, and the sum.
+_AT: Final = {name: place for place, name in enumerate(COUNTERS)}
+_SPAN: Final = len(_BOUNDS_US) + 2
+_WAIT, _RUN, _TOTAL = (len(COUNTERS) + _SPAN * place for place in range(len(HISTOGRAMS)))
+_CELL_LENGTH: Final = len(COUNTERS) + _SPAN * len(HISTOGRAMS)
+
+#: What is kept of a worker, after the times of its first and newest event.
+WORKER_COUNTERS: Final = ("attempts", "completed", "failed", "lost", "interrupted", "fenced")
+_WORKER_AT: Final = {name: place for place, name in enumerate(WORKER_COUNTERS, start=2)}
+#: What is counted per queue, task and type of error: failed attempts, and dead letters.
+FAILURE_COUNTERS: Final = ("failed", "dead_lettered")
+
+#: Events that end an attempt, a job, or both: their counter, its place in a cell, and the place in a worker's.
+_ENDS: Final[dict[type[JobEvent], tuple[str, int, int | None]]] = {
+    kind: (name, _AT[name], _WORKER_AT.get(name))
+    for kind, name in (
+        (Completed, "completed"),
+        (Failed, "failed"),
+        (Interrupted, "interrupted"),
+        (Snoozed, "snoozed"),
+        (Paused, "paused"),
+        (Cancelled, "cancelled"),
+        (DeadLettered, "dead_lettered"),
+        (Discarded, "discarded"),
+    )
+}
+_NOT_BY_THE_WORKER: Final = frozenset({"dead_lettered", "discarded"})
+_STARTED, _ATTEMPTS = _AT["started"], _WORKER_AT["attempts"]
+
+
+class Seen(NamedTuple):
+    """A job and two server times of it, kept beside the fold because events carry only their appenders' times."""
+
+    job: Job
+    first_us: int  #: of its first event
+    since_us: int  #: of the event that began its present state, or its present attempt
+
+
+def seen(before: Seen | None, event: JobEvent, after: Job, now_us: int) -> Seen:
+    """Return `after`, made from `before` by `event`, with the times that it has now."""
+    if before is not None:
+        moved = after.state is not before.job.state or type(event) is Started
+        return Seen(after, before.first_us, now_us if moved else before.since_us)
+    if isinstance(event, Queued | Scheduled | Held):
+        return Seen(after, now_us, now_us)
+    # Its first events were archived: the times that it carries itself are the best there are.
+    running = after.running_attempt
+    since = after.updated_at if running is None else running.started_at
+    return Seen(after, microseconds(after.created_at), microseconds(since))
+
+
+def microseconds(at: datetime) -> int:
+    """Return a time as microseconds since 1970; one without a zone counts as UTC."""
+    since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def moment(time_us: int) -> datetime:
+    """Return microseconds since 1970 as a time in UTC."""
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def cell_values(cell: list[int]) -> tuple[int, ...]:
+    """Return a cell as its columns hold it: the counters, then per histogram cumulative counts, count and sum."""
+    values = cell[: len(COUNTERS)]
+    for start in (_WAIT, _RUN, _TOTAL):
+        count = 0
+        for each in cell[start : start + _SPAN - 1]:
+            count += each
+            values.append(count)
+        values.append(cell[start + _SPAN - 1])
+    return tuple(values)
+
+
+class Tally:
+    """What the events of one transaction add up to."""
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, str, str], list[int]] = {}  #: by (minute since 1970, queue, task)
+        self.workers: dict[str, list[int]] = {}  #: first and newest time, then `WORKER_COUNTERS`
+        #: By (queue, task), then by type of error in the order of the stream: `FAILURE_COUNTERS`.
+        self.failures: dict[tuple[str, str], dict[str, list[int]]] = {}
+        self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
+
+    def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
+        """Count what `event`, stored at `now_us`, made of a job."""
+        count = self._COUNTING.get(type(event))
+        if count is not None:
+            count(self, event, before, after, now_us)
+
+    def move(self, before: Job | None, after: Job) -> None:
+        """Count a job out of the state it was in and into the one it is in."""
+        if before is not None:
+            if before.state is after.state and before.priority == after.priority:
+                return
+            self._shift(before, -1)
+        self._shift(after, 1)
+
+    def _shift(self, job: Job, by: int) -> None:
+        gauge = self.gauges.setdefault((job.queue, job.priority), {})
+        gauge[job.state] = gauge.get(job.state, 0) + by
+
+    def _cell(self, job: Job, now_us: int) -> list[int]:
+        key = (now_us // MINUTE_US, job.queue, job.task)
+        cell = self.cells.get(key)
+        if cell is None:
+            cell = self.cells[key] = [0] * _CELL_LENGTH
+        return cell
+
+    def _worker(self, name: str, now_us: int) -> list[int]:
+        worker = self.workers.get(name)
+        if worker is None:
+            worker = self.workers[name] = [now_us, now_us, *([0] * len(WORKER_COUNTERS))]
+        elif now_us > worker[1]:
+            worker[1] = now_us
+        elif now_us < worker[0]:
+            worker[0] = now_us
+        return worker
+
+    def _ordered(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
+        """`scheduled`, `held` and `queued`: a new job, or one that waits again."""
+        cell = self._cell(after, now_us)
+        if before is None:
+            cell[_AT["enqueued"]] += 1
+            return
+        job = before.job
+        if job.state is JobState.RUNNING:
+            self._lost(cell, before)
+        if not isinstance(event, Queued):
+            return
+        if event.cause in {"requeued", "redispatched"}:
+            cell[_AT[event.cause]] += 1
+        elif job.state is JobState.RETRY_WAIT and job.attempts and job.attempts[-1].state == "failed":
+            cell[_AT["retried"]] += 1
+
+    def _started(self, event: Started, before: Seen | None, after: Job, now_us: int) -> None:
+        cell = self._cell(after, now_us)
+        cell[_STARTED] += 1
+        self._worker(event.worker, now_us)[_ATTEMPTS] += 1
+        if before is None:
+            return
+        if before.job.state is JobState.QUEUED:
+            _observe(cell, _WAIT, now_us - before.since_us)
+        elif before.job.state is JobState.RUNNING:
+            self._lost(cell, before)
+
+    def _ended(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
+        """An attempt's outcome, a job's final state, or both."""
+        kind = type(event)
+        name, place, worker_place = _ENDS[kind]
+        cell = self._cell(after, now_us)
+        cell[place] += 1
+        if before is not None and before.job.state is JobState.RUNNING:
+            if name in _NOT_BY_THE_WORKER:
+                self._lost(cell, before)
+            else:
+                _observe(cell, _RUN, now_us - before.since_us)
+                worker = self._worker(before.job.attempts[-1].worker, now_us)
+                if worker_place is not None:
+                    worker[worker_place] += 1
+        if after.is_final and before is not None and not before.job.is_final:
+            _observe(cell, _TOTAL, now_us - before.first_us)
+        if kind is Failed or kind is DeadLettered:
+            self._failure(after, name)
+
+    def _failure(self, job: Job, name: str) -> None:
+        """Count under the type of the job's newest error, which is the event's own where that has one."""
+        error = job.error
+        kind = error.type[:ERROR_TYPE_CHARACTERS_MAX] if error is not None else NO_ERROR
+        kinds = self.failures.setdefault((job.queue, job.task), {})
+        kinds.setdefault(kind, [0] * len(FAILURE_COUNTERS))[FAILURE_COUNTERS.index(name)] += 1
+
+    def _lost(self, cell: list[int], before: Seen) -> None:
+        """The attempt that ran is over without a word of its worker, whose newest time therefore stays."""
+        running = before.job.running_attempt
+        if running is not None:
+            cell[_AT["lost"]] += 1
+            self._worker(running.worker, before.since_us)[_WORKER_AT["lost"]] += 1
+
+    def _fenced(self, event: Fenced, _before: Seen | None, after: Job, now_us: int) -> None:
+        self._cell(after, now_us)[_AT["fenced"]] += 1
+        self._worker(event.worker, now_us)[_WORKER_AT["fenced"]] += 1
+
+    def _noted(self, _event: JobEvent, before: Seen | None, _after: Job, now_us: int) -> None:
+        """A checkpoint or progress: nothing to count, but its worker lives."""
+        if before is not None and before.job.state is JobState.RUNNING:
+            self._worker(before.job.attempts[-1].worker, now_us)
+
+    #: What is not here counts nothing: wishes, and what carries a job across a purge.
+    _COUNTING: ClassVar[dict[type[JobEvent], Callable[..., None]]] = {
+        **dict.fromkeys((Queued, Scheduled, Held), _ordered),
+        Started: _started,
+        **dict.fromkeys(_ENDS, _ended),
+        Fenced: _fenced,
+        **dict.fromkeys((Checkpointed, Progressed), _noted),
+    }
+
+
+def _observe(cell: list[int], start: int, duration_us: int) -> None:
+    bounded = min(max(duration_us, 0), _DURATION_US_MAX)  # a clock that was set back makes it negative
+    cell[start + bisect_left(_BOUNDS_US, bounded)] += 1
+    cell[start + _SPAN - 1] += bounded

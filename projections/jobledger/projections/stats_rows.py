@@ -1,0 +1,212 @@
+"""The statistics as they are read: frozen Structs ready for JSON, and the statements that fill them.
+
+`Store` hands them out. Times are ISO-8601 text in UTC, by the server's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.job import JobState
+from jobledger.projections import schema
+from jobledger.projections.errors import ProjectionConfigError
+from jobledger.projections.rows import time_text
+from jobledger.projections.stats import (
+    COUNTERS,
+    HISTOGRAM_BOUNDS_S,
+    HISTOGRAMS,
+    MINUTE_US,
+    microseconds,
+    moment,
+)
+
+_MICROSECOND: Final = 1e-6
+_MINUTE_S: Final = 60
+_EARLIEST: Final = -(1 << 62)
+_LATEST: Final = 1 << 62
+
+
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one priority, and what its jobs are doing."""
+
+    queue: str
+    priority: str
+    counts: dict[str, int]  #: by state, every one
+    oldest_waiting: str | None  #: since when the job that waits longest for a worker has been `queued`
+    oldest_running: str | None  #: when the attempt that has been running longest was started
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """How long something took, counted by `HISTOGRAM_BOUNDS_S`."""
+
+    count: int
+    sum_s: float
+    counts: tuple[int, ...]  #: per bound, how many took at most so long; `count` has the longer ones too
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return below which time a `share` (0 to 1) lies, by linear interpolation between bounds.
+
+        None when nothing was counted; the highest bound where the answer lies beyond it.
+        """
+        if not self.count:
+            return None
+        rank, below, lower = share * self.count, 0, 0.0
+        for bound, count in zip(HISTOGRAM_BOUNDS_S, self.counts, strict=True):
+            if count >= rank and count > below:
+                return lower + (bound - lower) * max(0.0, rank - below) / (count - below)
+            below, lower = count, bound
+        return HISTOGRAM_BOUNDS_S[-1]
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to the jobs of a task in a queue; see `stats.COUNTERS` for what counts as what."""
+
+    queue: str
+    task: str
+    enqueued: int  #: jobs
+    started: int  #: attempts
+    completed: int
+    failed: int  #: attempts
+    retried: int  #: dispatches after a failed attempt
+    lost: int  #: attempts whose worker died
+    interrupted: int
+    snoozed: int
+    paused: int
+    cancelled: int  #: jobs
+    dead_lettered: int
+    requeued: int
+    discarded: int
+    fenced: int  #: outcomes refused because their claim was stale
+    redispatched: int
+    wait: Histogram  #: from becoming queued to the start of an attempt
+    run: Histogram  #: from the start of an attempt to its outcome
+    total: Histogram  #: from the job's first event to a final state
+
+
+class TotalsRow(Statistics, frozen=True, kw_only=True):
+    """All that ever happened, since the projection's `begins_at`."""
+
+
+class BucketRow(Statistics, frozen=True, kw_only=True):
+    """What happened in a span of time."""
+
+    begins_at: str  #: of the span, a multiple of `step_s` since 1970
+    step_s: int
+
+
+class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures of one type of error; beyond the first 100 types of a queue and task they count as `(other)`."""
+
+    queue: str
+    task: str
+    error_type: str
+    failed: int  #: attempts
+    dead_lettered: int
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a worker from the ledger; whether it lives, its lease tells."""
+
+    worker: str
+    first_at: str
+    last_at: str  #: of the newest event that it appended
+    attempts: int
+    completed: int
+    failed: int
+    lost: int
+    interrupted: int
+    fenced: int
+
+
+_OLDEST: Final = (
+    f"SELECT min(since_us) FROM jobs WHERE {schema.OF_INTEREST} "  # noqa: S608 - constants, here and below
+    "AND jobs.queue = queues.queue AND jobs.priority = queues.priority AND status ="
+)
+QUEUES_SQL: Final = (
+    f"SELECT queue, priority, {', '.join(schema.QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
+    "FROM queues WHERE ? IS NULL OR queue = ? ORDER BY queue, priority"
+)
+TOTALS_SQL: Final = (
+    f"SELECT queue, task, {', '.join(schema.STATISTICS)} FROM totals "  # noqa: S608
+    "WHERE (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) ORDER BY queue, task"
+)
+BUCKETS_SQL: Final = (
+    "SELECT minute / :minutes AS span, queue, task, "  # noqa: S608
+    f"{', '.join(f'sum({name})' for name in schema.STATISTICS)} FROM buckets "
+    "WHERE minute >= :since AND minute < :until AND (:queue IS NULL OR queue = :queue) "
+    "AND (:task IS NULL OR task = :task) GROUP BY span, queue, task ORDER BY span, queue, task LIMIT :limit"
+)
+FAILURES_SQL: Final = (
+    f"SELECT {', '.join(FailureRow.__struct_fields__)} FROM failures "  # noqa: S608
+    "WHERE (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) ORDER BY queue, task, failed DESC, error_type"
+)
+WORKERS_SQL: Final = (
+    f"SELECT {', '.join(WorkerRow.__struct_fields__)} FROM workers ORDER BY last_at DESC, worker LIMIT ?"  # noqa: S608
+)
+
+
+def queue_row(row: Sequence[Any]) -> QueueRow:
+    """Return a row of `QUEUES_SQL`."""
+    queue, priority, *counts, waiting, running = row
+    by_state = dict(zip((state.value for state in JobState), counts, strict=True))
+    return QueueRow(
+        queue=queue,
+        priority=priority,
+        counts=by_state,
+        oldest_waiting=_text(waiting),
+        oldest_running=_text(running),
+    )
+
+
+def _text(time_us: int | None) -> str | None:
+    return None if time_us is None else time_text(moment(time_us))
+
+
+def totals_row(row: Sequence[Any]) -> TotalsRow:
+    """Return a row of `TOTALS_SQL`."""
+    queue, task, *values = row
+    return TotalsRow(queue=queue, task=task, **_statistics(values))
+
+
+def bucket_row(row: Sequence[Any], step_s: int) -> BucketRow:
+    """Return a row of `BUCKETS_SQL`."""
+    span, queue, task, *values = row
+    begins_at = time_text(moment(span * step_s * 1_000_000))
+    return BucketRow(begins_at=begins_at, step_s=step_s, queue=queue, task=task, **_statistics(values))
+
+
+def _statistics(values: Sequence[int]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(zip(COUNTERS, values, strict=False))
+    rest = iter(values[len(COUNTERS) :])
+    return found | {name: _histogram(rest) for name in HISTOGRAMS}
+
+
+def _histogram(values: Iterator[int]) -> Histogram:
+    counts = tuple(next(values) for _ in HISTOGRAM_BOUNDS_S)
+    return Histogram(counts=counts, count=next(values), sum_s=next(values) * _MICROSECOND)
+
+
+def bucket_values(since: str | datetime | None, until: str | datetime | None, step_s: int) -> dict[str, int]:
+    """Return the minutes that `Store.buckets` reads: from the span that `since` lies in, up to before `until`.
+
+    Raises: ProjectionConfigError.
+    """
+    if step_s < _MINUTE_S or step_s % _MINUTE_S:
+        raise ProjectionConfigError(f"step_s must be a multiple of {_MINUTE_S}, got {step_s}")
+    minutes = step_s // _MINUTE_S
+    first = _EARLIEST if since is None else _time_us("since", since) // MINUTE_US // minutes * minutes
+    last = _LATEST if until is None else -(-_time_us("until", until) // MINUTE_US)
+    return {"minutes": minutes, "since": first, "until": last}
+
+
+def _time_us(name: str, at: str | datetime) -> int:
+    if isinstance(at, str):
+        try:
+            at = datetime.fromisoformat(at)
+        except ValueError as error:
+            raise ProjectionConfigError(f"{name} must be an ISO-8601 time, got {at!r}") from error
+    return microseconds(at)

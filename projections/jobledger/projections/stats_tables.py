@@ -1,0 +1,60 @@
+"""A tally -> rows of `queues`, `totals`, `buckets`, `failures` and `workers`: one statement per key it touched.
+
+The caller owns the transaction. Every row is added to, never replaced, so the sum of all transactions counts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Final
+
+from jobledger.ledger.job import JobState
+from jobledger.projections import schema
+from jobledger.projections.rows import Row, time_text
+from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Tally, cell_values, moment
+
+_STATES: Final = tuple(JobState)
+
+
+def add_tally(connection: sqlite3.Connection, tally: Tally) -> None:
+    """Add what a transaction's events came to."""
+    connection.executemany(schema.ADD_QUEUE, _queue_rows(tally))
+    buckets = [(*key, *cell_values(cell)) for key, cell in tally.cells.items()]
+    connection.executemany(schema.ADD_BUCKET, buckets)
+    connection.executemany(schema.ADD_TOTALS, _total_rows(tally))
+    connection.executemany(schema.ADD_WORKER, _worker_rows(tally))
+    for (queue, task), kinds in tally.failures.items():
+        connection.executemany(schema.ADD_FAILURES, _failure_rows(connection, queue, task, kinds))
+
+
+def _queue_rows(tally: Tally) -> Iterator[Row]:
+    for key, gauge in tally.gauges.items():
+        yield (*key, *(gauge.get(state, 0) for state in _STATES))
+
+
+def _total_rows(tally: Tally) -> Iterator[Row]:
+    sums: dict[tuple[str, str], list[int]] = {}
+    for (_, queue, task), cell in tally.cells.items():
+        known = sums.get((queue, task))
+        sums[queue, task] = cell if known is None else [a + b for a, b in zip(known, cell, strict=True)]
+    for key, cell in sums.items():
+        yield (*key, *cell_values(cell))
+
+
+def _worker_rows(tally: Tally) -> Iterator[Row]:
+    for name, (first_us, last_us, *counts) in tally.workers.items():
+        yield (name, time_text(moment(first_us)), time_text(moment(last_us)), *counts)
+
+
+def _failure_rows(
+    connection: sqlite3.Connection, queue: str, task: str, kinds: dict[str, list[int]]
+) -> list[Row]:
+    """Give the first types of the stream rows of their own, and the rest one together."""
+    known = {row[0] for row in connection.execute(schema.SELECT_ERROR_TYPES, (queue, task))} - {OTHER}
+    found: list[Row] = []
+    for kind, counts in kinds.items():  # in the order of the stream, so that every way of batching ends alike
+        if kind not in known and len(known) < ERROR_TYPES_MAX and kind != OTHER:
+            known.add(kind)
+        found.append((queue, task, kind if kind in known else OTHER, *counts))
+    return found
