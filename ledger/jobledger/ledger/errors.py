@@ -9,7 +9,8 @@ LedgerError
 │   ├── InvalidInputError
 │   └── PayloadTooLargeError
 ├── NotFoundError             there is nothing of that name
-│   └── JobNotFoundError
+│   ├── JobNotFoundError
+│   └── SubscriptionNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
 │   ├── AmbiguousIdError
 │   ├── IllegalTransitionError
@@ -20,13 +21,16 @@ LedgerError
 │   ├── LockLostError
 │   ├── LockReentryError
 │   ├── LockTimeoutError
+│   ├── SubscriptionMismatchError
 │   ├── LedgerFullError
 │   ├── StreamMismatchError
 │   ├── JetStreamDisabledError
 │   ├── PermissionRefusedError
 │   ├── UnsupportedServerError
 │   ├── PortInUseError
-│   └── StoreInUseError
+│   ├── StoreInUseError
+│   ├── ExportExistsError
+│   └── NotAnExportError
 ├── UnreachableError          no answer: the same call may succeed later
 │   ├── ServerUnreachableError
 │   ├── ServerStartError
@@ -36,7 +40,8 @@ LedgerError
 │   ├── MalformedEventError
 │   ├── UnknownEventError
 │   ├── PayloadMissingError
-│   └── SequenceGapError
+│   ├── SequenceGapError
+│   └── ExportDamagedError
 ├── ScratchSpaceError         no room for temporary files: make some, nothing was changed
 └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
     ├── JobCancelledError
@@ -46,6 +51,7 @@ LedgerError
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -119,6 +125,20 @@ class JobNotFoundError(NotFoundError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"no job {job_id!r} is in the ledger; `jobledger jobs list` shows those that are")
+
+
+class SubscriptionNotFoundError(NotFoundError):
+    """There is no durable subscription of that name, or it was deleted while it was read.
+
+    What it had acknowledged is forgotten with it: nothing begins it anew by itself.
+    """
+
+    def __init__(self, name: str, message: str = "") -> None:
+        self.name = name
+        super().__init__(
+            message
+            or f"there is no subscription {name!r}; `jobledger events subscriptions list` shows those that are"
+        )
 
 
 class RefusedError(LedgerError):
@@ -214,6 +234,20 @@ class LockTimeoutError(RefusedError):
         super().__init__(f"lock {scope}/{lock_id} {held}: gave up after {wait_s:g} s")
 
 
+class SubscriptionMismatchError(RefusedError):
+    """A durable subscription was made for other events, or with another ack wait; it was left as it is."""
+
+    def __init__(self, name: str, differences: list[str], acknowledged_sequence: int) -> None:
+        self.name = name
+        self.differences = differences  #: "types is completed, not failed", one each
+        self.acknowledged_sequence = acknowledged_sequence
+        super().__init__(
+            f"subscription {name} was made for something else ({'; '.join(differences)}): use another name, or "
+            f"`jobledger events subscriptions remove {name}` and begin it anew, where it stopped with "
+            f"from_sequence={acknowledged_sequence + 1}",
+        )
+
+
 class LedgerFullError(RefusedError):
     """The stream reached its byte limit; the event was not stored."""
 
@@ -248,6 +282,14 @@ class PortInUseError(RefusedError):
 
 class StoreInUseError(RefusedError):
     """Another embedded server already uses this directory."""
+
+
+class ExportExistsError(RefusedError):
+    """Where an export was to be written lies something else, or another process writes it now; it was left as it is."""
+
+
+class NotAnExportError(RefusedError):
+    """A folder is no export of the ledger, or one that this version cannot read or use for this."""
 
 
 class UnreachableError(LedgerError):
@@ -300,6 +342,30 @@ class SequenceGapError(CorruptLedgerError):
 
 class ScratchSpaceError(LedgerError):
     """The folder for temporary files takes no more of what a command has to put aside."""
+
+
+class ExportDamagedError(CorruptLedgerError):
+    """A file of an export is missing, or is not what its manifest says; another copy may be whole."""
+
+    def __init__(
+        self,
+        file: Path,
+        problem: str,
+        *,
+        line: int = 0,
+        stream_sequence: int = 0,
+        next_sequence: int = 0,
+    ) -> None:
+        self.file = file
+        self.line = line  #: counted from 1 (a row, in Parquet); 0 for the file as a whole
+        self.problem = problem  #: what is wrong, without where
+        place = f", line {line:,}" if line else ""
+        about = f" (stream sequence {stream_sequence})" if stream_sequence else ""
+        super().__init__(
+            f"{file}{place}{about}: {problem}; use another copy of this export, or make it again",
+            stream_sequence=stream_sequence,
+            next_sequence=next_sequence,
+        )
 
 
 class AttemptStoppedError(BaseException):

@@ -21,7 +21,7 @@ from jobledger.ledger.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs, readable
-from jobledger.ledger.subjects import Names
+from jobledger.ledger.subjects import Names, filter_pattern
 
 _READ_BATCH: Final = 256
 _ENTRY_BYTES_MAX: Final = 1 << 20
@@ -104,7 +104,7 @@ class MemoryLog:
         """Return the events of a chain; see `Log.read_chain`."""
         if _ONE_CHAIN.fullmatch(chain):
             return jobs_among(self._message(index) for index in self._chains.get(chain, []))
-        fits = _matcher(chain)
+        fits = filter_pattern(chain)
         found = (index for index, kept in enumerate(self._kept) if fits.fullmatch(kept.subject))
         return jobs_among(self._message(index) for index in found)
 
@@ -113,7 +113,7 @@ class MemoryLog:
         if _ONE_CHAIN.fullmatch(chain):
             sequence = self._last_of(chain)
             return self._message(sequence - 1) if sequence else None
-        fits = _matcher(chain)
+        fits = filter_pattern(chain)
         newest_first = range(len(self._kept) - 1, -1, -1)
         return next(
             (self._message(index) for index in newest_first if fits.fullmatch(self._kept[index].subject)),
@@ -164,7 +164,7 @@ class MemoryLog:
         if from_sequence > last + 1:
             message = f"the ledger ends at stream sequence {last}, before {from_sequence}: it was rewound or replaced"
             raise SequenceGapError(message)
-        fits = _matcher(subject) if subject is not None else None
+        fits = filter_pattern(subject) if subject is not None else None
         position = max(from_sequence, 1) - 1
         while follow or position < last:
             if position >= len(self._kept):
@@ -188,9 +188,3 @@ class MemoryLog:
     def _since(self, moment: datetime, indexes: range) -> range:
         first = next((index for index in indexes if self._kept[index].stored_at >= moment), indexes.stop)
         return range(first, indexes.stop)
-
-
-def _matcher(subject: str) -> re.Pattern[str]:
-    """Translate a NATS subject filter: `*` is one token, a last `>` one or more."""
-    patterns = {"*": r"[^.]+", ">": r".+"}
-    return re.compile(r"\.".join(patterns.get(part) or re.escape(part) for part in subject.split(".")))

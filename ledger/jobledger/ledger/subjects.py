@@ -19,8 +19,9 @@ from jobledger.ledger.events import PRIORITIES, JobEvent, Priority, Queued, even
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
 #: The types of event that may name a moment at which the job goes on by itself.
-TIMED_WAITS: Final = ("scheduled", "failed", "snoozed", "paused")
+TIMED_WAITS: Final = ("scheduled", "failed", "snoozed", "paused", "carried")
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
+SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
 
 #: What this version knows chains of; the second token of a ledger subject.
 AGGREGATES: Final = frozenset({"job", "lock", "reactor"})
@@ -46,6 +47,12 @@ def aggregate_of(subject: str) -> str:
 def is_token(value: str) -> bool:
     """Return whether `value` can be one token of a subject."""
     return _TOKEN.fullmatch(value) is not None
+
+
+def filter_pattern(subject: str) -> re.Pattern[str]:
+    """Return what fits a subject filter: `*` is one token, a last `>` one or more."""
+    patterns = {"*": r"[^.]+", ">": r".+"}
+    return re.compile(r"\.".join(patterns.get(part) or re.escape(part) for part in subject.split(".")))
 
 
 class JobRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +237,10 @@ class Names(msgspec.Struct, frozen=True):
     def timers_consumer(self, timers_id: str) -> str:
         """Return the durable consumer that sets timers; another TIMERS stream has another one."""
         return f"{TIMERS_CONSUMER_PREFIX}{timers_id}"
+
+    def subscription_consumer(self, name: str) -> str:
+        """Return the durable consumer of a named subscription to events."""
+        return f"{SUBSCRIPTION_CONSUMER_PREFIX}{name}"
 
     def ended_hint(self, inbox: str) -> str:
         """Return the core subject of "this job ended" for one client's inbox token."""
