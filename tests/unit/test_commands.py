@@ -12,6 +12,7 @@ import pytest
 from jobledger.ledger.audit_rules import early
 from jobledger.ledger.commands import (
     CancelJob,
+    Carry,
     Checkpoint,
     Claim,
     Command,
@@ -115,6 +116,7 @@ COMMANDS: dict[str, Command] = {
     "redispatch": Dispatch(cause="redispatched"),
     "dispatch_new": Dispatch(cause="new"),
     "dispatch_requeued": Dispatch(cause="requeued"),
+    "dispatch_carried": Dispatch(cause="carried"),
     "claim": CLAIM,
     "take_over": TakeOver(worker="w2", lease_s=15.0, lost_epoch=EPOCH),
     "take_over_stale": TakeOver(worker="w2", lease_s=15.0, lost_epoch=1),
@@ -138,6 +140,8 @@ COMMANDS: dict[str, Command] = {
     "discard": Discard(),
     "fence": FENCE,
     "fence_unknown": Fence(epoch=99, attempt=1, worker="w9", outcome="completed"),
+    "carry": Carry(through=99),
+    "carry_less": Carry(through=0),
 }
 
 REFUSALS = {"?": JobNotFoundError, "=": JobExistsError, "-": IllegalTransitionError, "!": StaleClaimError}
@@ -155,6 +159,7 @@ dispatch_resumed  ?    -         -    -      -         -          queu   -      
 redispatch        ?    -         -    queu   -         -          -      -         -         -             -
 dispatch_new      ?    -         -    -      -         -          -      -         -         -             -
 dispatch_requeued ?    -         -    -      -         -          -      -         -         -             -
+dispatch_carried  ?    -         -    -      -         -          -      -         -         -             -
 claim             ?    -         -    star   -         -          -      -         -         -             -
 take_over         ?    -         -    -      star      -          -      -         -         -             -
 take_over_stale   ?    -         -    -      !         -          -      -         -         -             -
@@ -178,13 +183,15 @@ requeue           ?    -         -    -      -         -          -      -      
 discard           ?    -         -    -      -         -          -      -         -         disc          -
 fence             ?    -         -    -      -         fenc       fenc   fenc      fenc      fenc          fenc
 fence_unknown     ?    -         -    -      -         -          -      -         -         -             -
+carry             ?    carr      carr carr+queu carr+queu carr    carr   -         -         carr          -
+carry_less        ?    carr      carr carr   carr      carr       carr   carr      carr      carr          carr
 """
 
 SHORT = {
     "queued": "queu", "scheduled": "sche", "held": "held", "started": "star", "completed": "comp",
     "failed": "fail", "cancelled": "canc", "interrupted": "inte", "paused": "paus", "snoozed": "snoo",
     "dead_lettered": "dead", "discarded": "disc", "checkpointed": "chec", "progressed": "prog",
-    "cancel_requested": "c_re", "fenced": "fenc",
+    "cancel_requested": "c_re", "fenced": "fenc", "carried": "carr",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from jobledger.ledger.events import EVENT_CLASSES, EVENT_TYPES, NO_VALUE, Event,
 TAGS = (
     "scheduled", "held", "queued", "started", "completed", "failed", "cancelled", "interrupted", "paused", "snoozed",
     "dead_lettered", "discarded", "checkpointed", "progressed", "cancel_requested", "fenced",
+    "carried",
 )  # fmt: skip
 
 

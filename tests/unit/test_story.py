@@ -276,6 +276,8 @@ _FIELDS: dict[str, Any] = {
     "held_epoch": 1,
     "current_epoch": 2,
     "outcome": "completed",
+    "through": 3,
+    "job_state": CarriedJob(state="held", created_at=BEGIN, updated_at=BEGIN, last_sequence=3),
 }
 
 

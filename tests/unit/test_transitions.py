@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobledger.ledger.carried import carried_job
 from jobledger.ledger.commands import (
     CancelJob,
+    Carry,
     Checkpoint,
     Claim,
     Command,
@@ -37,6 +39,7 @@ from jobledger.ledger.errors import LedgerError
 from jobledger.ledger.events import (
     EVENT_TYPES,
     CancelRequested,
+    Carried,
     Cause,
     Completed,
     DeadLettered,
@@ -62,7 +65,7 @@ NAME: dict[str, Any] = {"job": "j1", "queue": "email", "task": "send", "at": NOW
 maybe_later = st.sampled_from([None, NOW, LATER])
 epochs = st.integers(0, 12)
 causes: st.SearchStrategy[Cause] = st.sampled_from(
-    ["new", "due", "admitted", "retried", "requeued", "resumed", "interrupted", "redispatched"]
+    ["new", "due", "admitted", "retried", "requeued", "resumed", "interrupted", "redispatched", "carried"]
 )
 limits = st.sampled_from([(), ("api",)])
 commands: st.SearchStrategy[Command] = st.one_of(
@@ -84,6 +87,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Requeue, attempts=st.integers(-1, 2)),
     st.builds(Discard),
     st.builds(Fence, epoch=epochs, attempt=st.integers(1, 3), worker=st.just("w1"), outcome=st.just("completed")),
+    st.builds(Carry, through=st.integers(0, 12), tracebacks=st.booleans()),
 )  # fmt: skip
 
 
@@ -172,6 +176,8 @@ PLANTED: list[tuple[Job | None, JobEvent, str]] = [
     (_after(QUEUED, STARTED, FAILED, DEAD), Queued(**NAME, cause="retried", attempt=2, max_attempts=2), "`queued` with cause 'retried' while it is dead_lettered"),
     (_after(QUEUED, STARTED), Queued(**NAME, cause="retried", attempt=2, max_attempts=2), "`queued` with cause 'retried' while it is running"),
     (_after(QUEUED, STARTED, SECOND), Queued(**NAME, cause="redispatched", attempt=3, max_attempts=2), "`queued` for attempt 3 of 2 (given back: 0)"),
+    (None, Carried(**NAME, through=1, job_state=carried_job(_after(QUEUED))), "`carried` carries a job of which there was no event"),
+    (_after(QUEUED, STARTED, COMPLETED), Queued(**NAME, cause="carried", attempt=2, max_attempts=2), "`queued` follows while it is completed"),
     (_after(QUEUED, STARTED, SECOND), _fenced(2, 3, 3), "`fenced` claim 3, which holds it"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 2, 9), "`fenced` by claim 9, the current one is 3"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 7, 3), "`fenced` claim 7 as attempt 1, which it never had"),

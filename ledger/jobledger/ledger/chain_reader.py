@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from jobledger.ledger.codec import Message, Stored
-from jobledger.ledger.events import Held, JobEvent, Queued, Scheduled
+from jobledger.ledger.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.inbox import header, settle
 from jobledger.ledger.log import jobs_among
 
@@ -23,7 +23,7 @@ Raw = tuple[bytes, bytes]
 ReadRaw = Callable[[dict[str, Any]], Awaitable[list[Raw]]]
 
 _PAGE: Final = 256
-#: The server refuses an answer of more than 1,024 messages; a chain has at most 18 subjects.
+#: The server refuses an answer of more than 1,024 messages; a chain has at most 19 subjects.
 _CHAINS_AT_ONCE: Final = 48
 _BYTES_AT_ONCE: Final = 4 << 20
 _CHAIN_TOKENS: Final = 5
@@ -50,7 +50,7 @@ class ChainReader:
             pages = [self._pages(subject) for subject in {event.subject for event in events}]
             events = jobs_among(itertools.chain.from_iterable(await asyncio.gather(*pages)))
             events.sort(key=_stream_sequence)
-            if _is_whole(events):
+            if _is_whole(events) or _is_what_is_held(events):
                 return events
         return jobs_among(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
 
@@ -119,14 +119,16 @@ def _is_one_jobs(chain: str) -> bool:
 
 def _is_whole(events: list[Stored]) -> bool:
     """Return whether these are all events of a job's chain up to the last of them, in order."""
-    if events and not _begins(events[0].event):
-        return False
-    previous = ""
-    for event in events:
-        if event.event.prev != previous:
-            return False
-        previous = event.hash
-    return True
+    return not events or (_begins(events[0].event) and not events[0].event.prev and _are_linked(events))
+
+
+def _is_what_is_held(events: list[Stored]) -> bool:
+    """Return whether every event of every subject is in order, and those before them are in an archive."""
+    return any(isinstance(each.event, Carried) for each in events) and _are_linked(events)
+
+
+def _are_linked(events: list[Stored]) -> bool:
+    return all(event.event.prev == before.hash for before, event in itertools.pairwise(events))
 
 
 def _begins(event: JobEvent) -> bool:

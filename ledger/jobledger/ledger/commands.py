@@ -210,6 +210,13 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
 
 
+class Carry(msgspec.Struct, frozen=True, kw_only=True):
+    """Store the whole job once more, before events up to `through` are taken away; it stays as it is."""
+
+    through: int  #: stream sequence
+    tracebacks: bool = True  #: False leaves out those of its attempts, which may make it too large
+
+
 Command = (
     Enqueue
     | Dispatch
@@ -229,6 +236,7 @@ Command = (
     | Requeue
     | Discard
     | Fence
+    | Carry
 )
 
 Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel

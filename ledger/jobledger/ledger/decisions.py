@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
+from jobledger.ledger.carried import carried_job
 from jobledger.ledger.commands import (
     CancelJob,
+    Carry,
     Checkpoint,
     Claim,
     ClaimHolderCommand,
@@ -42,6 +44,7 @@ from jobledger.ledger.events import (
     NO_VALUE,
     Cancelled,
     CancelRequested,
+    Carried,
     Cause,
     Checkpointed,
     Completed,
@@ -60,7 +63,7 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.job import CLOSED_STATES, WAITING_STATES, Job, JobState
 from jobledger.ledger.transitions import CAUSES
 
 Events = tuple[JobEvent, ...]
@@ -101,6 +104,8 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return (Discarded(**_envelope(job, stamp), reason=command.reason),)
         case Fence():
             return _fence(job, command, stamp)
+        case Carry():
+            return _carry(job, command, stamp)
         case _:
             return _claimed(job, command, stamp)
 
@@ -208,7 +213,7 @@ def _queued(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued:
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
     _require(job, "be queued", *WAITING_STATES)
-    if command.cause not in CAUSES[job.state]:  # a late timer or a redispatch must not cut another wait short
+    if command.cause not in CAUSES[job.state] or command.cause == "carried":  # a late timer or a redispatch must not cut another wait short
         raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
     if command.asked_by is not None and command.asked_by != job.wait_sequence:
         raise IllegalTransitionError(
@@ -282,6 +287,20 @@ def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
             outcome=command.outcome,
         ),
     )
+
+
+def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
+    """The whole job, and a fresh work item where the one that its worker or its next one needs goes away."""
+    if job.carried_sequence > command.through:
+        raise IllegalTransitionError(job.id, f"carried at {job.carried_sequence} already", "be carried again")
+    if job.state in CLOSED_STATES and job.last_sequence <= command.through:
+        raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
+    state = carried_job(job, tracebacks=command.tracebacks)
+    carried = Carried(**_envelope(job, stamp), through=command.through, job_state=state)
+    needs_work_item = job.state in (JobState.QUEUED, JobState.RUNNING)
+    if needs_work_item and job.dispatch_sequence <= command.through:
+        return (carried, _queued(job, stamp, "carried"))
+    return (carried,)
 
 
 def _check_epoch(job: Job, epoch: int) -> None:

@@ -16,8 +16,19 @@ from msgspec.structs import force_setattr
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
-#: Why a job was dispatched. Only `new` carries the whole work order; the others build on the chain.
-Cause = Literal["new", "due", "admitted", "retried", "requeued", "resumed", "interrupted", "redispatched"]
+#: Why a job was dispatched. Only `new` carries the whole work order; the others build on the chain. `carried` leaves the
+#: job as it is, waiting or running: it only puts a fresh work item where an archive run takes the old one away.
+Cause = Literal[
+    "new",
+    "due",
+    "admitted",
+    "retried",
+    "requeued",
+    "resumed",
+    "interrupted",
+    "redispatched",
+    "carried",
+]
 
 DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid"]
 ErrorKind = Literal[
@@ -54,6 +65,87 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             text: str = getattr(self, field)
             if not text.isascii():
                 force_setattr(self, field, text.encode("utf-8", "replace").decode("utf-8"))
+
+
+#: The states of a job and of an attempt as they are written; `job.JobState` and `job.AttemptState` are the same words.
+StateName = Literal[
+    "scheduled",
+    "held",
+    "queued",
+    "running",
+    "retry_wait",
+    "paused",
+    "completed",
+    "cancelled",
+    "dead_lettered",
+    "discarded",
+]
+AttemptStateName = Literal[
+    "running", "completed", "failed", "lost", "interrupted", "snoozed", "paused", "cancelled", "dead_lettered"
+]
+
+
+class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One attempt of a job that is carried over; the fields are `job.Attempt`'s."""
+
+    number: int
+    worker: str
+    epoch: int
+    started_at: datetime
+    state: AttemptStateName = "running"
+    finished_at: datetime | None = None
+    error: ErrorInfo | None = None
+
+
+class CarriedProgress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a running attempt last said of itself; the fields are `job.Progress`'s."""
+
+    done: float
+    total: float | None
+    note: str
+
+
+class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A job as its events added up, without the names that the envelope has; the fields are `job.Job`'s.
+
+    A form of its own, because what is stored must stay readable however `job.Job` changes: a released field stays,
+    a new one has a default.
+    """
+
+    state: StateName
+    created_at: datetime
+    updated_at: datetime
+    last_sequence: int  #: stream sequence of the newest event that is added up here: the one before `carried`
+    priority: Priority = "normal"
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    notify: str = ""
+    tenant: str = ""
+    limits: tuple[str, ...] = ()
+    batch: str = ""
+    tick: str = ""
+    trace: str = ""
+    correlation: str = ""
+    attempts: tuple[CarriedAttempt, ...] = ()
+    attempts_given_back: int = 0
+    claim_epoch: int = 0
+    dispatches: int = 0
+    dispatch_sequence: int = 0
+    wait_sequence: int = 0
+    due_at: datetime | None = None
+    finished_at: datetime | None = None
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+    error: ErrorInfo | None = None
+    dead_reason: DeadReason | None = None
+    cancel_requested: bool = False
+    cancel_reason: str = ""
+    checkpoint: msgspec.Raw = NO_VALUE
+    checkpoint_ref: PayloadRef | None = None
+    progress: CarriedProgress | None = None
+    fenced_count: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
@@ -211,6 +303,13 @@ class Fenced(Event, frozen=True, kw_only=True, tag="fenced", gc=False):
     outcome: str  #: the type of the event that was refused
 
 
+class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
+    """The whole job once more, because an archive run takes earlier events away; changes nothing about the job."""
+
+    through: int  #: the last stream sequence that the run takes away
+    job_state: CarriedJob
+
+
 JobEvent = (
     Scheduled
     | Held
@@ -228,6 +327,7 @@ JobEvent = (
     | Progressed
     | CancelRequested
     | Fenced
+    | Carried
 )
 
 EVENT_CLASSES: tuple[type[JobEvent], ...] = JobEvent.__args__

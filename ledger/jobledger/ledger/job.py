@@ -16,6 +16,7 @@ from jobledger.ledger.events import (
     NO_VALUE,
     Cancelled,
     CancelRequested,
+    Carried,
     Checkpointed,
     Completed,
     DeadLettered,
@@ -61,6 +62,8 @@ class JobState(enum.StrEnum):
 FINAL_STATES = frozenset(
     {JobState.COMPLETED, JobState.CANCELLED, JobState.DEAD_LETTERED, JobState.DISCARDED},
 )
+#: Nothing but the receipt of a late worker may follow: such a job goes away whole with an archived prefix.
+CLOSED_STATES = FINAL_STATES - {JobState.DEAD_LETTERED}
 WAITING_STATES = frozenset(
     {JobState.SCHEDULED, JobState.HELD, JobState.QUEUED, JobState.RETRY_WAIT, JobState.PAUSED},
 )
@@ -134,6 +137,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     checkpoint_ref: PayloadRef | None = None
     progress: Progress | None = None
     fenced_count: int = 0  #: outcomes of stale claims that were refused
+    carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0 when no archive run came by
 
     @property
     def attempts_left(self) -> int:
@@ -159,6 +163,10 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
     if job is None:
         job = _begin(event, stream_sequence)
     match event:
+        case Queued(cause="carried"):  # a fresh work item for the job as it is, waiting or running
+            return _replace(
+                job, priority=event.priority, last_sequence=stream_sequence, dispatch_sequence=stream_sequence
+            )
         case Queued() | Scheduled() | Held():
             return _waiting(job, event, stream_sequence)
         case Started():
@@ -205,6 +213,8 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(noted, cancel_requested=True, cancel_reason=event.reason)
         case Fenced():
             return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
+        case Carried():  # it says everything, whatever is known of what came before
+            return _carried(event, stream_sequence)
         case _:
             assert_never(event)
 
@@ -221,6 +231,16 @@ def _begin(event: Event, stream_sequence: int) -> Job:
         trace=event.trace,
         correlation=event.correlation,
     )
+
+
+def _carried(event: Carried, stream_sequence: int) -> Job:
+    fields = msgspec.structs.asdict(event.job_state)
+    fields["state"] = JobState(event.job_state.state)
+    fields["attempts"] = tuple(Attempt(**msgspec.structs.asdict(each)) for each in event.job_state.attempts)
+    progress = event.job_state.progress
+    fields["progress"] = None if progress is None else Progress(**msgspec.structs.asdict(progress))
+    fields["last_sequence"] = fields["carried_sequence"] = stream_sequence
+    return Job(id=event.job, queue=event.queue, task=event.task, **fields)
 
 
 def _note(job: Job, event: Event, stream_sequence: int) -> Job:

@@ -12,6 +12,7 @@ from jobledger.ledger.events import (
     NO_VALUE,
     Cancelled,
     CancelRequested,
+    Carried,
     Checkpointed,
     Completed,
     DeadLettered,
@@ -50,6 +51,7 @@ _QUEUED: Final = {
     "resumed": "resumed, queued for attempt {attempt}",
     "interrupted": "queued again for attempt {attempt}",
     "redispatched": "dispatched anew for attempt {attempt}",
+    "carried": "handed out by a fresh event, as it is",
 }
 
 
@@ -93,6 +95,8 @@ def happened(before: Job | None, event: JobEvent, at: datetime) -> str:  # noqa:
             return f"discarded{_because(reason)}"
         case Fenced(attempt=attempt, worker=worker, outcome=outcome):
             return f"`{outcome}` of attempt {attempt} on worker {worker} came too late and was refused"
+        case Carried(through=through):
+            return f"carried over, since events up to stream sequence {through} go into an archive"
         case _:
             assert_never(event)
 

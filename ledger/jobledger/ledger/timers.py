@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import weakref
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from jobledger.ledger.chain import Chain, load
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import LedgerError, LedgerFullError, MalformedEventError, ServerUnreachableError
-from jobledger.ledger.events import Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
+from jobledger.ledger.events import Carried, Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
 from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, settle
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.publisher import AppendRefusedError, Publisher
@@ -36,7 +37,7 @@ _AHEAD_MAX: Final = timedelta(days=3650)
 _NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
 _NAMES_PAGES_MAX: Final = 100
 _SEEN_MAX: Final = 10_000
-_LOCKS: Final = 1_024
+_WAITS: Final = frozenset({"scheduled", "retry_wait", "paused"})
 
 
 class Timer(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,11 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
             due_at = None if due_at is None or due_at <= event.at else due_at
         case Snoozed() | Paused():
             due_at = event.until
+        case Carried(job_state=state) if state.state in _WAITS:
+            # The wait began with an event that is in an archive; it is still called by that one's sequence.
+            due_at, stream_sequence = state.due_at, state.wait_sequence
+            newest = state.attempts[-1].state if state.attempts else "running"
+            cause = "retried" if state.state == "retry_wait" and newest == "failed" else "due"
         case _:
             pass
     if due_at is None:
@@ -97,15 +103,18 @@ class KnownWaits:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._seen: dict[JobRef, tuple[int, int]] = {}  # how far its chain was read, and the wait found there
-        # One read of a job at a time: the thousand come together. Jobs that share a lock lose a moment.
-        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
+        # One read of a job at a time: the thousand come together. A lock lives as long as somebody is in there.
+        self._locks: weakref.WeakValueDictionary[JobRef, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def chain(self, timer: Timer) -> Chain | None:
         """Return the chain of the timer's job as it is stored; None when this wait is over for sure.
 
         Raises: UnreachableError, CorruptLedgerError.
         """
-        async with self._locks[hash(timer.ref) % _LOCKS]:
+        lock = self._locks.get(timer.ref)
+        if lock is None:
+            lock = self._locks[timer.ref] = asyncio.Lock()
+        async with lock:
             read_to, wait = self._seen.get(timer.ref, (0, 0))
             if timer.asked_by <= read_to and timer.asked_by != wait:
                 return None

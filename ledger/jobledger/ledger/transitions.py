@@ -13,6 +13,7 @@ from typing import Final, Protocol, get_args
 from jobledger.ledger.events import (
     EVENT_CLASSES,
     CancelRequested,
+    Carried,
     Cause,
     Checkpointed,
     Completed,
@@ -30,14 +31,16 @@ from jobledger.ledger.events import (
 )
 from jobledger.ledger.job import Job, JobState
 
-#: The types of event that may follow in each state; None is the state before the first event. `fenced` is a
-#: receipt and may come late; `retry_wait` is also where a job is between the two events of one atomic batch.
+#: The types of event that may follow in each state; None is the state before the first event held. `fenced` is a
+#: receipt and may come late; `carried` says the state once more; `retry_wait` is also where a job is between the two events of one atomic batch.
 LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
     {
-        None: frozenset({"scheduled", "held", "queued"}),
-        JobState.SCHEDULED: frozenset({"queued", "cancelled", "fenced"}),
-        JobState.HELD: frozenset({"queued", "cancelled", "fenced"}),
-        JobState.QUEUED: frozenset({"started", "cancelled", "held", "queued", "dead_lettered", "fenced"}),
+        None: frozenset({"scheduled", "held", "queued", "carried"}),
+        JobState.SCHEDULED: frozenset({"queued", "cancelled", "fenced", "carried"}),
+        JobState.HELD: frozenset({"queued", "cancelled", "fenced", "carried"}),
+        JobState.QUEUED: frozenset(
+            {"started", "cancelled", "held", "queued", "dead_lettered", "fenced", "carried"}
+        ),
         JobState.RUNNING: frozenset(
             {
                 "completed",
@@ -53,14 +56,15 @@ LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
                 "progressed",
                 "cancel_requested",
                 "fenced",
+                "carried",
             },
         ),
-        JobState.RETRY_WAIT: frozenset({"queued", "cancelled", "dead_lettered", "fenced"}),
-        JobState.PAUSED: frozenset({"queued", "cancelled", "fenced"}),
-        JobState.COMPLETED: frozenset({"fenced"}),
-        JobState.CANCELLED: frozenset({"fenced"}),
-        JobState.DEAD_LETTERED: frozenset({"queued", "discarded", "fenced"}),
-        JobState.DISCARDED: frozenset({"fenced"}),
+        JobState.RETRY_WAIT: frozenset({"queued", "cancelled", "dead_lettered", "fenced", "carried"}),
+        JobState.PAUSED: frozenset({"queued", "cancelled", "fenced", "carried"}),
+        JobState.COMPLETED: frozenset({"fenced", "carried"}),
+        JobState.CANCELLED: frozenset({"fenced", "carried"}),
+        JobState.DEAD_LETTERED: frozenset({"queued", "discarded", "fenced", "carried"}),
+        JobState.DISCARDED: frozenset({"fenced", "carried"}),
     },
 )
 
@@ -70,8 +74,8 @@ CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
         None: frozenset[Cause]({"new"}),
         JobState.SCHEDULED: frozenset[Cause]({"due", "admitted"}),
         JobState.HELD: frozenset[Cause]({"admitted"}),
-        JobState.QUEUED: frozenset[Cause]({"redispatched"}),
-        JobState.RUNNING: frozenset[Cause]({"redispatched"}),
+        JobState.QUEUED: frozenset[Cause]({"redispatched", "carried"}),
+        JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
         JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
         JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),
         JobState.DEAD_LETTERED: frozenset[Cause]({"requeued"}),
@@ -123,7 +127,7 @@ def _may_be_queued(job: Job | None, event: JobEvent) -> str | None:
     if event.attempt != number:
         return f"`queued` for attempt {event.attempt}, the next one is {number}"
     given_back = 0 if job is None else job.attempts_given_back
-    if event.max_attempts + given_back < number:
+    if event.max_attempts + given_back < number and event.cause != "carried":  # nothing is to start anew
         return f"`queued` for attempt {number} of {event.max_attempts} (given back: {given_back})"
     return None
 
@@ -159,6 +163,12 @@ def _gives_up_an_undecided_job(job: Job | None, event: JobEvent) -> str | None:
     return "`dead_lettered` while it waits to run again"
 
 
+def _follows_something(job: Job | None, event: JobEvent) -> str | None:
+    if job is None and not event.prev:
+        return "`carried` carries a job of which there was no event"
+    return None
+
+
 def _asks_once(job: Job | None, event: JobEvent) -> str | None:
     if job is not None and job.cancel_requested and isinstance(event, CancelRequested):
         return "`cancel_requested` a second time"
@@ -185,6 +195,7 @@ _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     DeadLettered: (_gives_up_an_undecided_job,),
     CancelRequested: (_asks_once,),
     Fenced: (_fences_a_stale_claim,),
+    Carried: (_follows_something,),
 }
 #: By type, because most rules have nothing to say about most events, and an audit asks them about every one.
 _RULES_OF: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
