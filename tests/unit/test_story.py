@@ -38,6 +38,7 @@ from jobledger.ledger.commands import (
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.events import (
     EVENT_CLASSES,
+    CarriedJob,
     ErrorInfo,
     Failed,
     JobEvent,
