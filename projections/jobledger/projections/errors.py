@@ -2,6 +2,9 @@
 
     ProjectionError
     ├── ProjectionConfigError       an option cannot work
+    │   ├── MomentAheadError        a past moment was asked for that is still to come
+    │   └── ReadModelDefinitionError  a class cannot be a read model
+    ├── ReadModelFailedError        a user's read model raised; nothing of that batch was kept
     ├── ProjectionFileError         the file cannot be used as it is: the sentence says what to run
     │   ├── ProjectionMissingError  there is none yet
     │   ├── NotAProjectionError     it belongs to something else, and is never overwritten
@@ -10,7 +13,6 @@
     │   └── OlderSchemaError        an older jobledger wrote it; a projector rebuilds it by itself
     ├── ProjectionBusyError         somebody else holds the file for longer than the limit
     ├── ProjectionStorageError      the disk refused
-    ├── MomentAheadError            a past moment was asked for that is still to come; a ProjectionConfigError
     ├── MomentArchivedError         a past moment was asked for whose events are no longer in the ledger
     ├── ProjectionTimeoutError      an awaited position was not reached in time
     ├── PositionMismatchError       file and ledger do not have the same past
@@ -127,6 +129,21 @@ class MomentAheadError(ProjectionConfigError):
 
 class MomentArchivedError(ProjectionError):
     """The state as of a moment was asked for whose events were moved to an archive; the ledger begins after it."""
+
+
+class ReadModelDefinitionError(ProjectionConfigError):
+    """A class cannot be a read model: it cannot be made, has not the shape, or its tables cannot be made."""
+
+
+class ReadModelFailedError(ProjectionError):
+    """A user's read model raised an exception, or did what only the projector may; nothing of that batch was kept."""
+
+    def __init__(self, model: str, place: str, why: str) -> None:
+        self.model = model
+        super().__init__(
+            f"read model {model} failed {place}: {why}; nothing of this batch was kept, so mend `apply` and start it "
+            "again, or raise `version` to have it made anew from the first event",
+        )
 
 
 class PositionMismatchError(ProjectionError):

@@ -54,6 +54,12 @@ _STORAGE_CODES: Final = frozenset(
 )
 
 
+def is_of_the_file(error: BaseException) -> bool:
+    """Return whether the file is to blame for an error of SQLite's, and not the statement."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return isinstance(error, sqlite3.Error) and code in {sqlite3.SQLITE_BUSY, *_STORAGE_CODES, *_DAMAGE_CODES}
+
+
 @contextlib.contextmanager
 def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]:
     """Turn SQLite's errors and the system's into ours.
