@@ -10,7 +10,10 @@ from tests.model.simulation.sweep import COUNT, FIRST, sweep
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif("JOBLEDGER_SIM_SEED" in os.environ, reason="one schedule was asked for")
+@pytest.mark.skipif(
+    "JOBLEDGER_SIM_SEED" in os.environ,
+    reason="JOBLEDGER_SIM_SEED asks for one schedule; test_simulation.py plays it",
+)
 def test_no_schedule_of_the_second_half_breaks_an_invariant(
     record_property: Callable[[str, object], None],
 ) -> None:

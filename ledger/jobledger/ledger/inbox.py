@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -17,6 +16,7 @@ T = TypeVar("T")
 #: Called with data and raw headers, or with an error and b"" when no answer will come.
 ReplyHandler = Callable[[bytes | Exception, bytes], None]
 
+_decoder: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, Any])
 _STATUS_AT: Final = len(b"NATS/1.0 ")
 
 
@@ -98,8 +98,7 @@ class Inbox:
 
     async def api(self, subject: str, payload: object, *, timeout_s: float) -> dict[str, Any]:
         """Ask JetStream's API; return the answer's object, errors included under "error"."""
-        answer: dict[str, Any] = json.loads((await self.ask(subject, payload, timeout_s=timeout_s))[0])
-        return answer
+        return _decoder.decode((await self.ask(subject, payload, timeout_s=timeout_s))[0])
 
 
 class NoRespondersError(LedgerError):

@@ -13,6 +13,7 @@ from tests.model.simulation.faults import Faults
 from tests.model.simulation.loop import World
 from tests.model.simulation.streams import (
     LedgerStream,
+    Message,
     Stream,
     header_block,
     matcher,
@@ -63,6 +64,7 @@ class Server:
         self.on_stored: Callable[[int], None] = lambda sequence: None
         self.on_acked: Callable[[Consumer, int], None] = lambda consumer, sequence: None
         self.deliveries_max: int | None = None  #: of the consumers of work, whatever they are asked to be
+        self._blocks: dict[int, bytes] = {}  # header lines of the ledger's messages, which never change
         self._staged: dict[str, list[Entry]] = {}
         self._stores: list[tuple[Callable[[str], Any], Stream]] = []
         self._random = world.random.random
@@ -383,14 +385,22 @@ class Server:
         message = stream.message(sequence)
         if message is None:
             return None
-        block = header_block(
-            message.headers,
-            Stream=stream.name,
-            Subject=message.subject,
-            Sequence=str(sequence),
-            Time_Stamp=timestamp(message.stored_ns),
-        )
-        return block, message.data
+        if stream is self.ledger:
+            block = self._blocks.get(sequence)
+            if block is None:
+                block = self._blocks[sequence] = _block_of(stream, sequence, message)
+            return block, message.data
+        return _block_of(stream, sequence, message), message.data
+
+
+def _block_of(stream: Stream, sequence: int, message: Message) -> bytes:
+    return header_block(
+        message.headers,
+        Stream=stream.name,
+        Subject=message.subject,
+        Sequence=str(sequence),
+        Time_Stamp=timestamp(message.stored_ns),
+    )
 
 
 def _specified(names: Names, lease_s: float) -> list[tuple[str, dict[str, Any]]]:

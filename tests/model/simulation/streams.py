@@ -130,13 +130,18 @@ class LedgerStream(Stream):
     def __init__(self, name: str, config: dict[str, Any], now_ns: Callable[[], int], log: MemoryLog) -> None:
         super().__init__(name, config, now_ns)
         self.log = log
+        self._read: dict[int, Message] = {}  # what is stored never changes, and is read again and again
 
     def message(self, sequence: int) -> Message | None:
-        kept = self.log._kept
-        if not 1 <= sequence <= len(kept):
-            return None
-        found = kept[sequence - 1]
-        return Message(found.subject, {}, found.data, nanoseconds(found.stored_at))
+        message = self._read.get(sequence)
+        if message is None:
+            kept = self.log._kept
+            if not 1 <= sequence <= len(kept):
+                return None
+            found = kept[sequence - 1]
+            message = Message(found.subject, {}, found.data, nanoseconds(found.stored_at))
+            self._read[sequence] = message
+        return message
 
     def last_of_filter(self, filter_subject: str) -> int:
         indexes = self.log._chains.get(filter_subject)
