@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobledger.ledger import lock_events
-from jobledger.ledger.audit import Checker, Expected, Leftover, Report, Violation, verify
+from jobledger.ledger.audit import Checker, Expected, Leftover, Options, Report, Violation, verify
 from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
 from jobledger.ledger.codec import Message, Stored, encode, read_message
 from jobledger.ledger.commands import (
@@ -271,7 +271,7 @@ def test_the_violations_kept_are_bounded_and_all_are_counted() -> None:
     story = Story()
     for number in range(50):
         story.plant(f"j{number}", Cancelled)
-    report = check(story.messages, violations_max=3)
+    report = check(story.messages, options=Options(violations_max=3))
     assert (len(report.violations), report.violations_count, report.broken) == (3, 50, {"transition": 50})
     text = report.text()
     assert text.startswith("the ledger is NOT sound: 50 violations (transition 50)")
@@ -670,7 +670,7 @@ def test_the_tolerance_of_timers_can_be_chosen() -> None:
     story.now -= timedelta(seconds=0.5)
     story.do("j", Dispatch(cause="due"))
     assert check(story.messages).sound
-    assert check(story.messages, timer_tolerance_s=0.1).broken == {"timer": 1}
+    assert check(story.messages, options=Options(timer_tolerance_s=0.1)).broken == {"timer": 1}
 
 
 def test_an_operator_may_come_before_the_timer_and_says_why() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Final, Protocol
 
-from jobledger.ledger.audit_checker import TIMER_TOLERANCE_S, VIOLATIONS_MAX, Checker, Expected, Leftover
-from jobledger.ledger.audit_report import Report, Violation
+from jobledger.ledger.audit_checker import Checker
+from jobledger.ledger.audit_report import Compared, Report, Violation
+from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, Leftover, Options
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.inbox import Inbox
@@ -21,11 +22,34 @@ from jobledger.ledger.log import Log
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
 
-__all__ = ["Checker", "Expected", "Leftover", "Report", "Violation", "leftovers", "verify"]
+__all__ = [
+    "Checker",
+    "Compared",
+    "Expected",
+    "Leftover",
+    "Options",
+    "Report",
+    "Violation",
+    "Witness",
+    "leftovers",
+    "verify",
+]
 
 #: Places that cannot be read, after which `verify` stops: this is no ledger any more.
 UNREADABLE_MAX: Final = 1_000
 _ASK_AGAIN_S: Final = 0.1
+
+
+class Witness(Protocol):
+    """Something else that the ledger is compared with in the same pass."""
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read, in stream order; what could not be read is left out."""
+        ...
+
+    async def finish(self, checker: Checker) -> None:
+        """Tell the checker what does not agree (`note`) and what came of it all (`compared`)."""
+        ...
 
 
 async def verify(
@@ -33,40 +57,69 @@ async def verify(
     *,
     from_sequence: int = 1,
     to_sequence: int | None = None,
+    options: Options = DEFAULT_OPTIONS,
     expected: Expected | None = None,
     before: Report | None = None,
-    timer_tolerance_s: float = TIMER_TOLERANCE_S,
-    violations_max: int = VIOLATIONS_MAX,
+    witnesses: Sequence[Witness] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check a ledger up to `to_sequence`, or to its head as it is now; what was found is in the report.
 
-    What cannot be read is a violation, and the check goes on behind it. `on_progress` gets the sequence reached and
-    the last one, after each batch.
+    What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
+    checked from where it begins. `on_progress` gets the sequence reached and the last one, after each batch.
 
-    Raises: InvalidInputError, UnreachableError.
+    Raises: InvalidInputError, ScratchSpaceError, UnreachableError, and what a witness raises.
     """
+    head = await log.head()
+    prefix_archived = head.first_sequence > 1 and from_sequence in (1, head.first_sequence)
+    begin = head.first_sequence if prefix_archived else from_sequence
+    _check_range(begin, to_sequence, before)
     checker = Checker(
-        log.names,
-        from_sequence=from_sequence,
-        timer_tolerance_s=timer_tolerance_s,
-        violations_max=violations_max,
-        before=before,
+        log.names, from_sequence=begin, prefix_archived=prefix_archived, options=options, before=before
     )
-    if to_sequence is not None and to_sequence < from_sequence - 1:
-        raise InvalidInputError(f"to_sequence is {to_sequence}, before from_sequence {from_sequence}")
-    if to_sequence is not None and before is not None and to_sequence < before.head_sequence:
-        sentence = f"to_sequence is {to_sequence}, and the earlier report goes up to {before.head_sequence}"
-        raise InvalidInputError(sentence)
-    head = (await log.head()).last_sequence
-    last = head if to_sequence is None else to_sequence
+    last = head.last_sequence if to_sequence is None else to_sequence
+    try:
+        await _feed(checker, log, min(last, head.last_sequence), witnesses, on_progress)
+        if begin > head.last_sequence + 1:
+            sentence = f"the ledger ends at {head.last_sequence}, before {begin}: it was rewound or replaced"
+            checker.note("", "sequence", sentence, stream_sequence=begin)
+        elif checker.next_sequence <= last:
+            missing = f"{checker.next_sequence} to {last} could not be read"
+            sentence = f"stream sequence {missing}, the ledger's head is {head.last_sequence}"
+            checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
+        for witness in witnesses:
+            await witness.finish(checker)
+        return checker.finish(expected)
+    finally:
+        checker.close()
+
+
+def _check_range(begin: int, last: int | None, before: Report | None) -> None:
+    if last is not None and last < begin - 1:
+        raise InvalidInputError(f"to_sequence is {last}, before from_sequence {begin}")
+    if last is not None and before is not None and last < before.head_sequence:
+        raise InvalidInputError(
+            f"to_sequence is {last}, and the earlier report goes up to {before.head_sequence}"
+        )
+
+
+async def _feed(
+    checker: Checker,
+    log: Log,
+    last: int,
+    witnesses: Sequence[Witness],
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    """Feed everything up to `last`, and go on behind what cannot be read as long as there is a way."""
     unreadable = 0
-    while checker.next_sequence <= min(last, head) and unreadable < UNREADABLE_MAX:
+    while checker.next_sequence <= last and unreadable < UNREADABLE_MAX:
         position = checker.next_sequence
         try:
             async for batch in _up_to(log, position, last):
                 for message in batch:
                     checker.feed(message)
+                for witness in witnesses:
+                    witness.feed(batch)
                 if on_progress is not None:
                     on_progress(checker.next_sequence - 1, last)
             break
@@ -75,13 +128,6 @@ async def verify(
             unreadable += 1
             if checker.next_sequence == position:
                 break  # there is no way on
-    if from_sequence > head + 1:
-        sentence = f"the ledger ends at {head}, before {from_sequence}: it was rewound or replaced"
-        checker.note("", "sequence", sentence, stream_sequence=from_sequence)
-    elif checker.next_sequence <= last:
-        sentence = f"stream sequence {checker.next_sequence} to {last} could not be read, the ledger's head is {head}"
-        checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
-    return checker.finish(expected)
 
 
 async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list[Message], None]:

@@ -22,7 +22,7 @@ _ENTRY_BYTES: Final = 160
 _AT_ONCE: Final = 4_096
 
 
-class Form(msgspec.Struct, frozen=True, Generic[R]):
+class Form(msgspec.Struct, Generic[R], frozen=True):
     """What a book has to know of its records."""
 
     weigh: Callable[[R], int]  #: bytes it takes in memory, about
@@ -108,7 +108,9 @@ class Book(Generic[R]):
             self._spill = Spill(filter_bytes=max(1, bytes_max // _FILTER_PART), cache_bytes=cache_bytes)
         coldest_first = iter(sorted(self._hot, key=lambda name: form.age(self._hot[name])))
         while self._weight > bytes_max // 2 and (going := list(itertools.islice(coldest_first, _AT_ONCE))):
-            self._spill.put((name, form.is_live(self._hot[name]), form.write(self._hot[name])) for name in going)
+            self._spill.put(
+                (name, form.is_live(self._hot[name]), form.write(self._hot[name])) for name in going
+            )
             for name in going:
                 self._weight -= form.weigh(self._hot.pop(name)) + _ENTRY_BYTES
 

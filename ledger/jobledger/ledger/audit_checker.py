@@ -1,69 +1,45 @@
 """The checker itself: takes the events of a ledger in stream order and tells what must not be there.
 
-Pure: where the events come from is its caller's business. The rules are in `audit_rules`, what comes out in
-`audit_report`.
+Where the events come from is its caller's business. The rules are in `audit_rules`, what is kept of each job in
+`audit_records`, what comes out in `audit_report`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-import msgspec
-
+from jobledger.ledger.audit_book import Book
 from jobledger.ledger.audit_locks import LockChains, lock_name
-from jobledger.ledger.audit_report import Report, Violation
-from jobledger.ledger.audit_rules import (
-    CLOSED_STATES,
-    ClosedJobs,
-    Open,
-    Rule,
-    broken_rule,
-    early,
-    glance,
-    lean,
-)
+from jobledger.ledger.audit_reactors import ReactorChains, reactor_name
+from jobledger.ledger.audit_records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
+from jobledger.ledger.audit_report import Compared, Report, Violation
+from jobledger.ledger.audit_rules import CLOSED_STATES, Broken, Rule, broken_rule, early, lean, overdue
+from jobledger.ledger.audit_tally import Tally
+from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, JobName, Options
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
-from jobledger.ledger.events import Started
+from jobledger.ledger.events import Fenced, event_type
 from jobledger.ledger.job import FINAL_STATES, Job, JobState, evolve
-from jobledger.ledger.subjects import Names, is_token
+from jobledger.ledger.subjects import Names, aggregate_of, is_token
 
-#: How far two machines' clocks may be apart before a dispatch counts as early.
-TIMER_TOLERANCE_S: Final = 1.0
-VIOLATIONS_MAX: Final = 100
-
-JobName = tuple[str, str]  #: queue, job id
-
-
-class Leftover(msgspec.Struct, frozen=True, kw_only=True):
-    """What a work consumer still holds."""
-
-    consumer: str
-    pending: int  #: dispatches not delivered yet
-    ack_pending: int  #: delivered and not acknowledged
-
-
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller knows and the ledger must agree with at its end; what is left out is not checked."""
-
-    enqueued: Iterable[JobName] | None = None  #: whose enqueue was acknowledged: all of them and no others
-    unsure: Collection[JobName] = ()  #: enqueued without an answer: they may be there or not
-    all_final: bool = False  #: nothing is under way any more
-    timers_until: datetime | None = None  #: no job may still wait for a moment before this one
-    leftovers: Iterable[Leftover] | None = None  #: as `leftovers` returned them: each is one too many
+_LOCKS_PART: Final = 8  # of the memory, for locks
 
 
 class Checker:
-    """Checks events fed in stream order; keeps about 210 bytes of a job that is over and 760 of one that is not.
+    """Checks events fed in stream order; what it keeps of jobs is bounded, the rest goes to the disk meanwhile.
 
     A check from sequence 1 proves every rule. One that starts later cannot know what came before: of a chain
     whose first event it has not seen it checks the hash links between the events it sees, their subjects and
-    the sequence, and nothing that needs the job's state.
+    the sequence, and nothing that needs the job's state. With `prefix_archived` what came before must have been
+    archived: then `carried` events bring the state of what was under way.
+
+    Call `finish` or `close`: there may be a temporary file.
     """
 
     def __init__(
@@ -71,8 +47,8 @@ class Checker:
         names: Names,
         *,
         from_sequence: int = 1,
-        timer_tolerance_s: float = TIMER_TOLERANCE_S,
-        violations_max: int = VIOLATIONS_MAX,
+        prefix_archived: bool = False,
+        options: Options = DEFAULT_OPTIONS,
         before: Report | None = None,
     ) -> None:
         """Begin; `before` is an earlier report from the same `from_sequence`, which the ledger must continue.
@@ -81,7 +57,7 @@ class Checker:
         """
         if from_sequence < 1:
             raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
-        if before is not None and before.from_sequence != from_sequence:
+        if before is not None and before.from_sequence != from_sequence and not prefix_archived:
             raise InvalidInputError(
                 f"the earlier report begins at {before.from_sequence}, this check at {from_sequence}: "
                 "give the same from_sequence"
@@ -89,58 +65,84 @@ class Checker:
         self._began = time.perf_counter()
         self._names = names
         self._from_sequence = from_sequence
-        self._tolerance = timedelta(seconds=timer_tolerance_s)
-        self._violations_max = violations_max
+        self._prefix_archived = prefix_archived and from_sequence > 1
+        self._options = options
+        self._tolerance = timedelta(seconds=options.timer_tolerance_s)
         if before is not None and before.head_sequence < before.from_sequence:
             before = None  # there was nothing yet: whatever is there now continues it
         self._before = before
         self._before_ends = before.head_sequence if before is not None else 0
         self._violations: list[Violation] = []
         self._broken: Counter[str] = Counter()
-        self._queues: dict[str, dict[str, Open | bytes]] = {}
+        self._compared: list[Compared] = []
+        memory = options.memory_bytes_max
+        self._jobs: Book[Record] = Book(JOB_RECORDS, memory)
         self._closed = ClosedJobs()
-        self._locks = LockChains(names, from_start=from_sequence == 1)
-        self._half: tuple[str, str, int] | None = None  # queue, job and sequence of a batch's first half
+        self._locks = LockChains(
+            names,
+            from_start=from_sequence == 1,
+            memory_bytes_max=None if memory is None else max(1, memory // _LOCKS_PART),
+        )
+        self._reactors = ReactorChains(names, from_start=from_sequence == 1)
+        self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
         self._total = hashlib.sha256()
         self._head_hash = b""
-        self._events = 0
-        self._attempts = 0
+        self._newest: datetime | None = None  # when the newest event was stored
+        self._tally = Tally()
         self.next_sequence = from_sequence  #: the one that must come next
 
     def feed(self, message: Message) -> None:
-        """Check the next event of the stream: `Stored` for one of a job, a plain message for one of a lock."""
+        """Check the next event of the stream: `Stored` for one of a job, a plain message for another aggregate's.
+
+        Raises: ScratchSpaceError.
+        """
         sequence = message.stream_sequence
         digest = hashlib.sha256(message.data).digest()
         if sequence != self.next_sequence:
             self._check_sequence(sequence)
         self.next_sequence = max(self.next_sequence, sequence + 1)
-        self._events += 1
+        self._tally.events += 1
         self._head_hash = digest
+        self._newest = message.stored_at
         self._total.update(digest)
         if sequence == self._before_ends:
             self._compare_with_before()
-        if self._half is not None:
-            self._check_batch(message)
         if isinstance(message, Stored):
-            self._feed_job(message, digest)
+            event = message.event
+            name = f"{event.queue}/{event.job}"
+            if self._half is not None:
+                self._check_batch(name)
+            self._feed_job(name, message, digest)
         else:
-            self._feed_lock(message, digest)
+            if self._half is not None:
+                self._check_batch("")
+            self._feed_other(message, digest)
 
-    def _feed_job(self, stored: Stored, digest: bytes) -> None:
+    def _feed_job(self, name: str, stored: Stored, digest: bytes) -> None:
         event = stored.event
+        self._tally.count(event)
         if stored.subject != self._names.event(event):
             self._note(stored, "subject", f"it is stored as {stored.subject!r}, its own fields say otherwise")
         if event.at.tzinfo is None:
             self._note(stored, "readable", "its time `at` has no zone")
-        record = self._queues.get(event.queue, _NO_JOBS).get(event.job)
+        record = self._jobs.get(name)
         if record is None:
-            self._begin(stored, digest)
+            self._begin(name, stored, digest)
         elif isinstance(record, bytes):
             reopened = self._closed.unpack(record, event.queue, event.job)
-            self._queues[event.queue][event.job] = reopened
-            self._follow(reopened, stored, digest)
+            self._jobs.replace(name, reopened)
+            self._tally.closed[glance(reopened)[0]] -= 1
+            self._follow(name, reopened, stored, digest)
         else:
-            self._follow(record, stored, digest)
+            self._follow(name, record, stored, digest)
+
+    def _feed_other(self, message: Message, digest: bytes) -> None:
+        if aggregate_of(message.subject) == "reactor":
+            about, found = reactor_name(message.subject), self._reactors.feed(message, digest)
+        else:
+            about, found = lock_name(message.subject), self._locks.feed(message, digest)
+        for rule, sentence in found:
+            self.note(about, rule, sentence, stream_sequence=message.stream_sequence)
 
     def unreadable(self, error: CorruptLedgerError) -> None:
         """Note what a reader stumbled over; the next event is expected where reading goes on."""
@@ -152,10 +154,14 @@ class Checker:
     def note(self, job: str, rule: Rule, sentence: str, *, stream_sequence: int = 0) -> None:
         """Add a violation; beyond the limit it is only counted."""
         self._broken[rule] += 1
-        if len(self._violations) < self._violations_max:
+        if len(self._violations) < self._options.violations_max:
             self._violations.append(
                 Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
             )
+
+    def compared(self, what: str, sentence: str, *, agrees: bool) -> None:
+        """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
+        self._compared.append(Compared(what=what, sentence=sentence, agrees=agrees))
 
     def _note(self, stored: Stored, rule: Rule, sentence: str) -> None:
         event = stored.event
@@ -174,56 +180,77 @@ class Checker:
 
     def _compare_with_before(self) -> None:
         before, self._before = self._before, None
-        if before is not None and self._total.hexdigest() != before.digest:
+        if before is None:
+            return
+        if before.from_sequence == self._from_sequence:
+            same, now, then = self._total.hexdigest() == before.digest, self._total.hexdigest(), before.digest
+            what, began = "digest", before.from_sequence
+        else:  # what it was computed over is archived in part: the event at its end still has a hash
+            same, now, then = (
+                self._head_hash.hex() == before.head_hash,
+                self._head_hash.hex(),
+                before.head_hash,
+            )
+            what, began = "hash", before.head_sequence
+        if not same:
             sentence = (
-                f"stream sequence {before.from_sequence} to {before.head_sequence} is not what it was "
-                f"when the earlier report was made: digest {self._total.hexdigest()}, then {before.digest}"
+                f"stream sequence {began} to {before.head_sequence} is not what it was "
+                f"when the earlier report was made: {what} {now}, then {then}"
             )
             self.note("", "history", sentence, stream_sequence=before.head_sequence)
 
-    def _check_batch(self, message: Message) -> None:
+    def _check_batch(self, name: str) -> None:
         assert self._half is not None
-        queue, job_id, sequence = self._half
+        half, sequence = self._half
         self._half = None
-        if not isinstance(message, Stored) or (message.event.queue, message.event.job) != (queue, job_id):
+        if name != half:
             sentence = "the attempt ended and nothing says what becomes of the job: half a batch is stored"
-            self.note(f"{queue}/{job_id}", "batch", sentence, stream_sequence=sequence)
+            self.note(half, "batch", sentence, stream_sequence=sequence)
 
-    def _feed_lock(self, message: Message, digest: bytes) -> None:
-        for rule, sentence in self._locks.feed(message, digest):
-            self.note(lock_name(message.subject), rule, sentence, stream_sequence=message.stream_sequence)
-
-    def _begin(self, stored: Stored, digest: bytes) -> None:
+    def _begin(self, name: str, stored: Stored, digest: bytes) -> None:
         """Take in the first event seen of a job."""
         event = stored.event
-        jobs = self._queues.setdefault(event.queue, {})
         if not (is_token(event.queue) and is_token(event.job)):
             self._note(stored, "subject", "queue and job id cannot both be tokens of a subject")
+        record = Open(digest, None, stored.stream_sequence)
+        self._jobs.add(name, record)
         if event.prev and self._from_sequence > 1:  # its chain began before the range
-            jobs[event.job] = Open(digest, None)
-            self._attempts += isinstance(event, Started)
+            self._follow_unknown(name, record, stored)
             return
         if event.prev:
             self._note(stored, "chain", f"it follows {event.prev!a}, and no event of its job is before it")
-        record = jobs[event.job] = Open(digest, None)
-        self._apply(None, record, stored)
+        self._apply(name, None, record, stored)
 
-    def _follow(self, record: Open, stored: Stored, digest: bytes) -> None:
+    def _follow(self, name: str, record: Open, stored: Stored, digest: bytes) -> None:
         """Take in a later event of a job."""
         event = stored.event
         if event.prev != record.digest.hex():
-            last = "" if record.job is None else f", stored at {record.job.last_sequence}"
+            last = "" if record.job is None else f", stored at {record.age}"
             sentence = (
                 f"it follows {event.prev!a}, the event before it{last} has the hash {record.digest.hex()}"
             )
             self._note(stored, "chain", sentence)
         record.digest = digest
+        record.age = stored.stream_sequence
         if record.job is None:
-            self._attempts += isinstance(event, Started)
+            self._follow_unknown(name, record, stored)
         else:
-            self._apply(record.job, record, stored)
+            self._apply(name, record.job, record, stored)
 
-    def _apply(self, job: Job | None, record: Open, stored: Stored) -> None:
+    def _follow_unknown(self, name: str, record: Open, stored: Stored) -> None:
+        """Take in an event of a job whose state is not known, since its chain began before the range."""
+        event = stored.event
+        if event_type(event) == "carried":
+            self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record)
+            return
+        archived = self._reactors.archived
+        if self._prefix_archived and archived is not None and not isinstance(event, Fenced):
+            sentence = (
+                f"its chain began before {self._from_sequence}, and no `carried` brought it over the archive"
+            )
+            self._note(stored, "archive", sentence)
+
+    def _apply(self, name: str, job: Job | None, record: Open, stored: Stored) -> None:
         event = stored.event
         broken = broken_rule(job, event, stored.stream_sequence)
         if broken is not None:
@@ -232,84 +259,143 @@ class Checker:
             sentence = early(job, event, stored.stored_at, self._tolerance)
             if sentence is not None:
                 self._note(stored, "timer", sentence)
-        if type(event) is Started:
-            self._attempts += 1
         after = evolve(job, lean(event), stored.stream_sequence)
-        if after.state in CLOSED_STATES:
-            self._queues[event.queue][event.job] = self._closed.pack(after, record.digest)
-            return
         if after.state is JobState.RETRY_WAIT and after.due_at is None:
-            self._half = (event.queue, event.job, stored.stream_sequence)
+            self._half = (name, stored.stream_sequence)
+        self._take(name, job, after, record)
+
+    def _take(self, name: str, before: Job | None, after: Job, record: Open) -> None:
+        """Keep what a job is by now."""
+        self._tally.count_lost(before, after)
+        if after.state in CLOSED_STATES:
+            self._tally.closed[after.state] += 1
+            self._jobs.replace(name, self._closed.pack(after, record.digest))
+            return
+        started = len(after.attempts) - (0 if before is None else len(before.attempts))
+        if started:
+            self._jobs.grow(started * ATTEMPT_BYTES)
         record.job = after
 
     def finish(self, expected: Expected | None = None) -> Report:
         """Check what can only be told at the end, and return the report; once.
 
-        Raises: InvalidInputError for expected jobs when the check began later than at 1.
+        Raises: InvalidInputError for expected jobs when the check began later than at 1; ScratchSpaceError.
         """
         expected = Expected() if expected is None else expected
-        if self._before is not None:
-            sentence = f"the ledger ends before {self._before_ends}, where the earlier report did"
-            self.note("", "history", sentence, stream_sequence=self._before_ends)
-        if expected.enqueued is not None:
-            self._compare_enqueued(expected.enqueued, expected.unsure)
-        for queue, job_id, job in self._open_jobs():
-            self._check_at_end(f"{queue}/{job_id}", job, expected)
-        for left in expected.leftovers or ():
-            sentence = f"consumer {left.consumer} holds {left.pending:,} pending and {left.ack_pending:,} unacknowledged"
-            self.note("", "consumer", sentence)
-        return self._report()
+        try:
+            self._check_beginning()
+            if self._before is not None:
+                self._miss_before()
+            if expected.enqueued is not None:
+                self._compare_enqueued(expected.enqueued, expected.unsure)
+            self._note_first(self._wrong_at_end(expected))
+            for left in expected.leftovers or ():
+                sentence = f"consumer {left.consumer} holds {left.pending:,} pending and {left.ack_pending:,} unacknowledged"
+                self.note("", "consumer", sentence)
+            return self._report()
+        finally:
+            self.close()
 
-    def _open_jobs(self) -> Iterator[tuple[str, str, Job]]:
-        for queue, jobs in self._queues.items():
-            for job_id, record in jobs.items():
-                if not isinstance(record, bytes) and record.job is not None:
-                    yield queue, job_id, record.job
+    def close(self) -> None:
+        """Let go of what was put aside on the disk; `finish` does it too."""
+        self._jobs.close()
+        self._locks.close()
 
-    def _check_at_end(self, name: str, job: Job, expected: Expected) -> None:
-        if expected.all_final and job.state not in FINAL_STATES:
-            sentence = f"it is still {job.state.value}: it has no final state"
-            self.note(name, "final", sentence, stream_sequence=job.last_sequence)
-        until, due_at = expected.timers_until, job.due_at
-        if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
-            sentence = f"it was due at {due_at.isoformat()} and is still {job.state.value}"
-            self.note(name, "timer", sentence, stream_sequence=job.last_sequence)
+    def _check_beginning(self) -> None:
+        """Where the ledger does not begin at 1, the archive must say that it has what came before."""
+        if not self._prefix_archived:
+            return
+        archived, gone = self._reactors.archived, self._from_sequence - 1
+        through = archived.through_sequence if archived is not None else 0
+        if archived is None:
+            sentence = f"the prefix is missing: the ledger begins at {gone + 1}, and no `archived` event says where 1 to {gone} are"
+        elif through < gone:
+            sentence = f"stream sequence {through + 1} to {gone} are missing: the ledger begins at {gone + 1} and was archived through {through}"
+        else:
+            return  # more than is gone: the run that archived it has not come to its end
+        self.note("", "sequence", sentence, stream_sequence=through + 1)
+
+    def _miss_before(self) -> None:
+        """Say why the event at the earlier report's end was not met."""
+        ends = self._before_ends
+        if ends < self._from_sequence:
+            sentence = (
+                f"the report up to {ends} was not compared: the ledger begins at {self._from_sequence} by now"
+            )
+            self.compared("earlier report", sentence, agrees=True)
+            return
+        sentence = f"the ledger ends before {ends}, where the earlier report did"
+        if self.next_sequence > ends:
+            sentence = f"stream sequence {ends} cannot be read, where the earlier report ended"
+        self.note("", "history", sentence, stream_sequence=ends)
+
+    def _note_first(self, found: Iterable[Violation]) -> None:
+        """Note violations that come in no order: the first ones in the ledger are kept, all are counted."""
+
+        def counted() -> Iterator[Violation]:
+            for violation in found:
+                self._broken[violation.rule] += 1
+                yield violation
+
+        room = self._options.violations_max - len(self._violations)
+        first = heapq.nsmallest(max(1, room), counted(), key=lambda each: (each.stream_sequence, each.job))
+        self._violations += first[: max(0, room)]
+
+    def _wrong_at_end(self, expected: Expected) -> Iterator[Violation]:
+        """Yield what is wrong with jobs that are not over; the time is the newest event's, or what the caller says."""
+        times = [moment for moment in (self._newest, expected.now) if moment is not None]
+        now, grace = max(times, default=None), timedelta(seconds=self._options.overdue_grace_s)
+        for name, record in self._jobs.all(live_only=True):
+            if isinstance(record, bytes) or record.job is None:
+                continue
+            job = record.job
+            for rule, sentence in _broken_at_end(job, expected, now, grace):
+                yield Violation(stream_sequence=job.last_sequence, job=name, rule=rule, sentence=sentence)
 
     def _compare_enqueued(self, enqueued: Iterable[JobName], unsure: Collection[JobName]) -> None:
         if self._from_sequence != 1:
             raise InvalidInputError("expected jobs can only be compared with a check from sequence 1")
-        acknowledged = set(enqueued)
-        for queue, job_id in acknowledged:
-            if job_id not in self._queues.get(queue, _NO_JOBS):
-                self.note(
-                    f"{queue}/{job_id}",
-                    "enqueue",
-                    "its enqueue was acknowledged, and the ledger has no such job",
-                )
-        acknowledged.update(unsure)
-        for queue, jobs in self._queues.items():
-            for job_id, record in jobs.items():
-                if (queue, job_id) not in acknowledged:
-                    sentence = "the ledger has this job, and no enqueue of it was acknowledged"
-                    self.note(f"{queue}/{job_id}", "enqueue", sentence, stream_sequence=glance(record)[1])
+        acknowledged = {f"{queue}/{job_id}" for queue, job_id in enqueued}
+        for name in acknowledged:
+            if self._jobs.get(name) is None:
+                self.note(name, "enqueue", "its enqueue was acknowledged, and the ledger has no such job")
+        acknowledged.update(f"{queue}/{job_id}" for queue, job_id in unsure)
+        sentence = "the ledger has this job, and no enqueue of it was acknowledged"
+        self._note_first(
+            Violation(stream_sequence=glance(record)[1], job=name, rule="enqueue", sentence=sentence)
+            for name, record in self._jobs.all()
+            if name not in acknowledged
+        )
 
     def _report(self) -> Report:
-        states = Counter(glance(record)[0] for jobs in self._queues.values() for record in jobs.values())
+        states = Counter(self._tally.closed)
+        timers_pending = 0
+        for _, record in self._jobs.all(live_only=True):
+            states[glance(record)[0]] += 1
+            job = None if isinstance(record, bytes) else record.job
+            timers_pending += job is not None and job.due_at is not None
         partial = states.pop(None, 0)
         count = sum(self._broken.values())
+        archived = self._reactors.archived
         return Report(
             sound=not count,
             from_sequence=self._from_sequence,
             head_sequence=self.next_sequence - 1,
             head_hash=self._head_hash.hex(),
             digest=self._total.hexdigest(),
-            events=self._events,
-            jobs=states.total() + partial,
+            events=self._tally.events,
+            jobs=len(self._jobs),
             partial_jobs=partial,
-            states={state.value: states[state] for state in JobState if state in states},
-            attempts=self._attempts,
+            states={state.value: states[state] for state in JobState if states.get(state)},
+            attempts=self._tally.attempts,
+            attempts_lost=self._tally.lost,
+            types=self._tally.by_type(),
+            causes=self._tally.by_cause(),
             locks=len(self._locks),
-            timers_pending=sum(job.due_at is not None for _, _, job in self._open_jobs()),
+            seals=self._reactors.seals,
+            archived_through=archived.through_sequence if archived is not None else 0,
+            timers_pending=timers_pending,
+            compared=tuple(self._compared),
             violations=tuple(self._violations),
             violations_count=count,
             broken=dict(self._broken),
@@ -317,4 +403,13 @@ class Checker:
         )
 
 
-_NO_JOBS: Final[dict[str, Open | bytes]] = {}
+def _broken_at_end(job: Job, expected: Expected, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
+    if expected.all_final and job.state not in FINAL_STATES:
+        yield "final", f"it is still {job.state.value}: it has no final state"
+    until, due_at = expected.timers_until, job.due_at
+    if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
+        yield "timer", f"it was due at {due_at.isoformat()} and is still {job.state.value}"
+        return
+    late = overdue(job, now, grace) if now is not None else None
+    if late is not None:
+        yield "timer", late

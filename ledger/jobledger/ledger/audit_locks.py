@@ -6,9 +6,11 @@ A lock's event says the lock's whole state, and what may follow is decided again
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from jobledger.ledger.audit_book import Book, Form
 from jobledger.ledger.audit_rules import Broken
 from jobledger.ledger.codec import Message
 from jobledger.ledger.commands import Stamp
@@ -29,19 +31,36 @@ from jobledger.ledger.subjects import LockRef, Names, is_token
 
 
 class _Known(msgspec.Struct, frozen=True, gc=False):
-    """A lock after its newest event, and that event's hash."""
+    """A lock after its newest event, that event's hash and its place."""
 
     lock: Lock
     digest: bytes
+    age: int  #: stream sequence of that event
+
+
+_BYTES: Final = 320
+_encode: Final = msgspec.json.Encoder().encode
+_decoder: Final[msgspec.json.Decoder[_Known]] = msgspec.json.Decoder(_Known)
+_RECORDS: Final[Form[_Known]] = Form(
+    weigh=lambda _: _BYTES,
+    age=lambda known: known.age,
+    is_live=lambda _: True,
+    write=_encode,
+    read=lambda _, data: _decoder.decode(data),
+)
 
 
 class LockChains:
-    """Every lock seen so far; about 300 bytes each."""
+    """Every lock seen so far, in a book with a bound."""
 
-    def __init__(self, names: Names, *, from_start: bool) -> None:
+    def __init__(self, names: Names, *, from_start: bool, memory_bytes_max: int | None) -> None:
         self._names = names
         self._from_start = from_start  # the check began at sequence 1: a chain it does not know has no past
-        self._locks: dict[str, _Known] = {}
+        self._locks = Book(_RECORDS, memory_bytes_max)
+
+    def close(self) -> None:
+        """Let go of what was put aside."""
+        self._locks.close()
 
     def __len__(self) -> int:
         """Return the number of locks seen."""
@@ -68,7 +87,11 @@ class LockChains:
             number = known.lock.fencing_number
             if message.stream_sequence <= number:
                 yield "epoch", f"fencing number {message.stream_sequence} follows {number}: they must grow"
-        self._locks[chain] = _Known(evolve(event, message.stream_sequence), digest)
+        after = _Known(evolve(event, message.stream_sequence), digest, message.stream_sequence)
+        if known is None:
+            self._locks.add(chain, after)
+        else:
+            self._locks.replace(chain, after)
 
     def _check_link(self, known: _Known | None, event: LockEvent) -> Iterator[Broken]:
         if known is not None and event.prev != known.digest.hex():

@@ -20,6 +20,14 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """Something else that the ledger was compared with."""
+
+    what: str  #: "projection", "seals", "archive"
+    sentence: str
+    agrees: bool
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The proof, or what stands against it."""
 
@@ -33,8 +41,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     partial_jobs: int  #: among `jobs`: begun before `from_sequence`, so that only their links were checked
     states: dict[str, int]  #: jobs by state, without the partial ones
     attempts: int  #: `started` events
+    attempts_lost: int = 0  #: ended without an outcome: taken over, or given up with their job
+    types: dict[str, int] = {}  #: events of jobs by type
+    causes: dict[str, int] = {}  #: `queued` events by cause
     locks: int  #: chains of locks
+    seals: int = 0  #: `sealed` events
+    archived_through: int = (
+        0  #: stream sequence up to which the newest `archived` event says that all was archived
+    )
     timers_pending: int  #: jobs that wait for a moment
+    compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found
     violations_count: int  #: all of them
     broken: dict[str, int]  #: all of them by rule
@@ -43,6 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Return the report for a person: a verdict, the figures, and the first violations."""
         lines = [self._verdict(), self._figures(), self._place()]
+        lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         lines.extend(_line(violation) for violation in self.violations[:_SHOWN_MAX])
         hidden = self.violations_count - min(len(self.violations), _SHOWN_MAX)
         if hidden:

@@ -1,14 +1,13 @@
-"""What one event may not do to its job, and the little that is kept of a job while a whole ledger is checked.
+"""What one event may not do to its job.
 
 Pure. The state of a job is `job.evolve`'s alone; the rules here either ask `transitions` or look at that state.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, cast, get_args
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -30,7 +29,7 @@ from jobledger.ledger.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.job import Attempt, AttemptState, Job, JobState
+from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.transitions import violation
 
 #: What a ledger is checked for; each name is the rule that a violation breaks.
@@ -43,9 +42,12 @@ Rule = Literal[
     "outcome",  # an attempt has one accepted outcome, and a lost one has none
     "epoch",  # every claim of a job is newer than the one before
     "attempts",  # no more attempts than the job may have, and only a requeue grants more
-    "timer",  # nothing is dispatched before its time, and what was due was dispatched
+    "timer",  # nothing is dispatched before its time, and nothing waits long after it
     "batch",  # an attempt's end and what becomes of the job stand next to each other
     "history",  # the ledger begins as an earlier report saw it
+    "archive",  # what is gone from the beginning was archived, and who was under way was carried over
+    "projection",  # the tables say what the events add up to
+    "seal",  # the ledger is what it was when it was sealed
     "enqueue",  # the jobs are those whose enqueue was acknowledged
     "final",  # every job has a final state
     "consumer",  # nothing is left in the consumers of work
@@ -143,6 +145,15 @@ def early(job: Job, event: JobEvent, stored_at: datetime, tolerance: timedelta) 
     return f"`queued` as {event.cause!r} {ahead.total_seconds():.3f} s before {due_at.isoformat()}, when it was due"
 
 
+def overdue(job: Job, now: datetime, grace: timedelta) -> str | None:
+    """Return one sentence when a job waits for a moment that is over by more than `grace`."""
+    due_at = job.due_at
+    if due_at is None or due_at.tzinfo is None or now - due_at <= grace:
+        return None
+    late_s = (now - due_at).total_seconds()
+    return f"it was due at {due_at.isoformat()}, {late_s:,.0f} s ago, and is still {job.state.value}"
+
+
 _NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
 
 
@@ -167,78 +178,3 @@ _HEAVY: Final[Mapping[type[Event], dict[str, Any]]] = {
     DeadLettered: {"error": None},
     Checkpointed: {"value": NO_VALUE, "value_ref": None},
 }
-
-
-class Open(msgspec.Struct, gc=False):
-    """A job that may go on."""
-
-    digest: bytes  #: sha256 of its newest event
-    job: Job | None  #: None when its chain began before the range that is checked
-
-
-_HEAD: Final = struct.Struct("<32sQIB")  # digest, last sequence, number of the task, state
-_ATTEMPT: Final = struct.Struct("<QB")  # epoch, state
-_STATES: Final = tuple(JobState)
-_STATE_CODES: Final = {state: code for code, state in enumerate(_STATES)}
-_ATTEMPT_STATES: Final[tuple[AttemptState, ...]] = get_args(AttemptState)
-_ATTEMPT_CODES: Final = {state: code for code, state in enumerate(_ATTEMPT_STATES)}
-_UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
-
-
-class ClosedJobs:
-    """Writes jobs that are over as a few bytes, and reads them back as far as `fenced` and its rules need them."""
-
-    def __init__(self) -> None:
-        self._tasks: list[str] = []
-        self._task_codes: dict[str, int] = {}
-
-    def pack(self, job: Job, digest: bytes) -> bytes:
-        """Return what is kept of a closed job."""
-        task = self._task_codes.get(job.task)
-        if task is None:
-            task = self._task_codes[job.task] = len(self._tasks)
-            self._tasks.append(job.task)
-        head = _HEAD.pack(digest, job.last_sequence, task, _STATE_CODES[job.state])
-        attempts = [_ATTEMPT.pack(each.epoch, _ATTEMPT_CODES[each.state]) for each in job.attempts]
-        return b"".join((head, *attempts))
-
-    def unpack(self, packed: bytes, queue: str, job_id: str) -> Open:
-        """Return the job again, without what no rule looks at once it is closed."""
-        digest, last_sequence, task, state = _head_of(packed)
-        attempts = tuple(
-            Attempt(
-                number=number,
-                worker="",
-                epoch=epoch,
-                started_at=_UNKNOWN_TIME,
-                state=_ATTEMPT_STATES[attempt_state],
-            )
-            for number, (epoch, attempt_state) in enumerate(_attempts_of(packed), 1)
-        )
-        job = Job(
-            id=job_id,
-            queue=queue,
-            task=self._tasks[task],
-            state=_STATES[state],
-            created_at=_UNKNOWN_TIME,
-            updated_at=_UNKNOWN_TIME,
-            last_sequence=last_sequence,
-            attempts=attempts,
-        )
-        return Open(digest, job)
-
-
-def _head_of(packed: bytes) -> tuple[bytes, int, int, int]:
-    return cast("tuple[bytes, int, int, int]", _HEAD.unpack_from(packed))
-
-
-def _attempts_of(packed: bytes) -> Iterator[tuple[int, int]]:
-    return cast("Iterator[tuple[int, int]]", _ATTEMPT.iter_unpack(packed[_HEAD.size :]))
-
-
-def glance(record: Open | bytes) -> tuple[JobState | None, int]:
-    """Return a record's state (None when unknown) and the job's last stream sequence as far as it is known."""
-    if isinstance(record, bytes):
-        _, last_sequence, _, state = _head_of(record)
-        return _STATES[state], last_sequence
-    return (None, 0) if record.job is None else (record.job.state, record.job.last_sequence)
