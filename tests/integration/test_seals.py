@@ -1,0 +1,170 @@
+"""Seals on a real server: the sealer seals what comes, two agree, and the commands show and publish what was sealed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import secrets
+import signal
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from tests.support.working import LIMIT_S, Connect
+
+from jobledger.cli.main import run
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.audit import verify
+from jobledger.ledger.seal_keys import Signer, make_keys, read_signer
+from jobledger.ledger.seals import Seal, read_published, read_seals
+from jobledger.workers.reactors import host
+from jobledger.workers.sealer import Sealer, SealingConfig
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+anyio_mark = pytest.mark.anyio
+
+
+@task(queue="work")
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    make_keys(tmp_path / "key.pem")
+    return read_signer(tmp_path / "key.pem")
+
+
+@contextlib.asynccontextmanager
+async def sealing(
+    ledger: Ledger, signer: Signer, config: SealingConfig
+) -> AsyncGenerator[asyncio.Queue[Seal]]:
+    """Host a sealer; the queue gets what it sealed."""
+    loop, made = asyncio.get_running_loop(), asyncio.Queue[Seal]()
+
+    def on_seal(seal: Seal) -> None:
+        loop.call_soon_threadsafe(made.put_nowait, seal)
+
+    sealer = Sealer(ledger, signer, config, on_seal=on_seal)
+    hosted = asyncio.create_task(host(ledger, sealer))
+    try:
+        yield made
+    finally:
+        hosted.cancel()
+        await asyncio.gather(hosted, return_exceptions=True)
+
+
+@anyio_mark
+async def test_the_sealer_seals_after_so_many_events_and_after_so_long(
+    connected: Connect, signer: Signer
+) -> None:
+    async with connected() as ledger, sealing(ledger, signer, SealingConfig(events=5, interval_s=1)) as made:
+        for number in range(5):
+            await ledger.enqueue(double, number)
+        first = await asyncio.wait_for(made.get(), LIMIT_S)
+        await ledger.enqueue(double, 6)  # one alone: after the interval
+        second = await asyncio.wait_for(made.get(), LIMIT_S)
+        assert first.seal.from_sequence == 1
+        assert second.seal.from_sequence == first.seal.to_sequence + 1
+        assert await read_seals(ledger.log) == [first, second]
+        assert (await verify(ledger.log)).sound
+
+
+@anyio_mark
+async def test_two_sealers_leave_one_chain_of_seals(connected: Connect, signer: Signer) -> None:
+    config = SealingConfig(events=3, interval_s=1)
+    async with (
+        connected() as ledger,
+        connected() as other,
+        sealing(ledger, signer, config),
+        sealing(other, signer, config),
+    ):
+        for number in range(20):
+            await ledger.enqueue(double, number)
+        with anyio.fail_after(LIMIT_S):
+            while True:
+                seals = await read_seals(ledger.log)
+                if seals and seals[-1].seal.to_sequence >= 20:
+                    break
+                await asyncio.sleep(0.1)
+        ends = [(each.seal.from_sequence, each.seal.to_sequence) for each in seals]
+        assert ends[0][0] == 1
+        assert all(after[0] == before[1] + 1 for before, after in itertools.pairwise(ends))
+        assert (await verify(ledger.log)).sound
+
+
+class Cli:
+    """`jobledger audit` on an environment with some jobs in it."""
+
+    def __init__(self, server: EmbeddedServer, environment: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.where = ["--url", server.url, "--environment", environment]
+        self._server, self._environment, self._capsys = server, environment, capsys
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        code = run(["audit", *words, *([] if words[0] == "keygen" else self.where)])
+        shown = self._capsys.readouterr()
+        return code, shown.out, shown.err
+
+    def enqueue(self, count: int) -> None:
+        async def call() -> None:
+            async with connect(
+                self._server.url, environment=self._environment, ledger_bytes_max=16 << 20
+            ) as ledger:
+                for number in range(count):
+                    await ledger.enqueue(double, number)
+
+        anyio.run(call)
+
+
+@pytest.fixture
+def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> Cli:
+    made = Cli(nats_server, f"t_{secrets.token_hex(6)}", capsys)
+    made.enqueue(3)
+    return made
+
+
+def test_seals_are_made_published_and_listed(cli: Cli, tmp_path: Path) -> None:
+    key, kept = str(tmp_path / "seal.pem"), tmp_path / "seals.jsonl"
+    code, out, _ = cli("keygen", key)
+    assert code == 0
+    assert "keep it secret" in out
+    assert cli("seals")[1] == "no seals; make the first with `jobledger audit seal --key FILE`\n"
+    code, out, _ = cli("seal", "--key", key, "--publish", str(kept))
+    assert code == 0
+    assert out.startswith("sealed 1 to 3: ")
+    assert cli("seal", "--key", key)[1] == "nothing was added since the newest seal\n"
+    cli.enqueue(2)
+    code, out, _ = cli("seal", "--key", key, "--publish", str(kept), "--json")
+    assert json.loads(out)["seal"]["from_sequence"] == 4
+    code, out, _ = cli("seals", "--seal-key", f"{key}.pub")
+    assert code == 0
+    assert out.count(" good ") == 2
+    code, out, _ = cli("seals", "--json")
+    assert out == kept.read_text()
+    assert [each.seal.to_sequence for each in read_published(kept)] == [3, 6]
+
+
+def test_a_key_that_cannot_sign_is_refused_before_anything_else(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("seal", "--key", str(tmp_path / "none.pem"))
+    assert (code, "cannot be read" in err) == (2, True)
+    code, _, err = cli("keygen", str(tmp_path / "missing" / "key.pem"))
+    assert (code, "there is no folder" in err) == (2, True)
+    assert cli("seals")[1].startswith("no seals")
+
+
+def test_sealing_goes_on_until_it_is_told_to_stop(
+    nats_server: EmbeddedServer, cli: Cli, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    key = tmp_path / "seal.pem"
+    make_keys(key)
+    process = command("audit", "seal", "--follow", "--interval", "1", "--key", str(key), "--json", *cli.where)
+    assert process.line()["seal"]["to_sequence"] == 3
+    cli.enqueue(1)
+    assert process.line()["seal"]["from_sequence"] == 4
+    assert process.end(signal.SIGTERM) == 0
