@@ -1,0 +1,276 @@
+"""Ledgers in the making for tests of the checker: `Story` writes them event by event, `rich` has every type."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger import lock_events
+from jobledger.ledger.audit import Checker, Expected, Report
+from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
+from jobledger.ledger.codec import Message, Stored, read_message
+from jobledger.ledger.commands import (
+    CancelJob,
+    Checkpoint,
+    Claim,
+    Complete,
+    ConfirmCancel,
+    DeadLetter,
+    Discard,
+    Dispatch,
+    Enqueue,
+    Fail,
+    Fence,
+    Interrupt,
+    Pause,
+    ReportProgress,
+    Requeue,
+    Snooze,
+    Stamp,
+    TakeOver,
+)
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.errors import LedgerError
+from jobledger.ledger.events import (
+    Cause,
+    ErrorInfo,
+    JobEvent,
+)
+from jobledger.ledger.log import Entry
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.subjects import JobRef, LockRef, Names
+
+NAMES = Names()
+BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
+BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom", traceback="x" * 5_000)
+LOCK = LockRef(scope="account", lock_id="7")
+
+
+class Story:
+    """A ledger in the making; its clock moves a second an append, or where a test sets it."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.chains: dict[JobRef, Chain] = {}
+        self.lock = lock_events.LockView()
+        self.now = BEGIN
+
+    def ref(self, job_id: str) -> JobRef:
+        return JobRef(queue="email", job_id=job_id)
+
+    def enqueue(self, job_id: str, **options: Any) -> None:
+        order: dict[str, Any] = {"max_attempts": 3, "input": msgspec.Raw(b'{"user_id":7}'), **options}
+        self.do(job_id, Enqueue(ref=self.ref(job_id), task="send", **order))
+
+    def do(self, job_id: str, command: Any) -> int:
+        """Append what is decided; return the last stream sequence."""
+        chain = self.chains.get(self.ref(job_id), EMPTY_CHAIN)
+        return self.append(job_id, decide(chain.job, command, Stamp(at=self.now, by="w1")))
+
+    def plant(self, job_id: str, cls: type[JobEvent], **fields: Any) -> int:
+        """Append an event that nobody decided, in its place in the chain."""
+        envelope: dict[str, Any] = {
+            "job": job_id,
+            "queue": "email",
+            "task": "send",
+            "at": self.now,
+            "by": "forger",
+        }
+        return self.append(job_id, [cls(**envelope | fields)])
+
+    def append(self, job_id: str, events: Sequence[JobEvent], *, data: bytes | None = None) -> int:
+        chain = self.chains.get(self.ref(job_id), EMPTY_CHAIN)
+        sealed = seal(chain, events, NAMES)
+        first = len(self.messages) + 1
+        for entry in sealed.entries:
+            self.store(entry.subject, data or entry.data)
+        self.chains[self.ref(job_id)] = advance(chain, sealed, first)
+        self.now += timedelta(seconds=1)
+        return len(self.messages)
+
+    def store(self, subject: str, data: bytes) -> None:
+        self.messages.append(read_message(subject, data, len(self.messages) + 1, self.now))
+
+    def epoch(self, job_id: str) -> int:
+        job = self.chains[self.ref(job_id)].job
+        assert job is not None
+        return job.claim_epoch
+
+    def claim(self, job_id: str) -> int:
+        return self.do(job_id, Claim(worker="w1", lease_s=15))
+
+    def run(self, job_id: str) -> int:
+        self.claim(job_id)
+        return self.complete(job_id)
+
+    def complete(self, job_id: str) -> int:
+        return self.do(job_id, Complete(epoch=self.epoch(job_id), result=msgspec.Raw(b'"sent"')))
+
+    def acquire(self, holder: str, lost: int = 0) -> int:
+        command = lock_events.Acquire(holder=holder, lease_s=15, lost=lost)
+        return self.append_lock(
+            lock_events.decide(LOCK, self.lock.lock, command, Stamp(at=self.now, by=holder))
+        )
+
+    def release(self) -> int:
+        assert self.lock.lock is not None
+        command = lock_events.Release(fencing_number=self.lock.lock.fencing_number)
+        return self.append_lock(lock_events.decide(LOCK, self.lock.lock, command, Stamp(at=self.now, by="h")))
+
+    def append_lock(self, event: lock_events.LockEvent) -> int:
+        entry = lock_events.seal(self.lock, event, NAMES)
+        self.store(entry.subject, entry.data)
+        self.lock = lock_events.advance(entry, event, len(self.messages))
+        return len(self.messages)
+
+
+def rich() -> Story:
+    """A sound ledger with every type of event; its jobs `a` to `g` are final, its lock is held."""
+    story = Story()
+    story.enqueue("a")
+    story.run("a")
+    for part in (_retried, _delayed_and_cancelled, _taken_over, _dead, _given_back, _admitted, _locked):
+        part(story)
+    return story
+
+
+def _retried(story: Story) -> None:
+    story.enqueue("b")
+    story.claim("b")
+    story.do("b", Fail(epoch=story.epoch("b"), error=BOOM, retry_at=story.now + timedelta(seconds=30)))
+    story.now += timedelta(seconds=30)
+    story.do("b", Dispatch(cause="retried"))
+    story.run("b")
+
+
+def _delayed_and_cancelled(story: Story) -> None:
+    story.enqueue("c", run_at=story.now + timedelta(seconds=5))
+    story.now += timedelta(seconds=5)
+    story.do("c", Dispatch(cause="due"))
+    story.claim("c")
+    story.do("c", Checkpoint(epoch=story.epoch("c"), value=msgspec.Raw(b"1")))
+    story.do("c", ReportProgress(epoch=story.epoch("c"), done=1))
+    story.do("c", CancelJob())
+    story.do("c", ConfirmCancel(epoch=story.epoch("c")))
+
+
+def _taken_over(story: Story) -> None:
+    """The zombie is fenced twice, once after the end."""
+    story.enqueue("d")
+    held = story.claim("d")
+    story.do("d", TakeOver(worker="w2", lease_s=15, lost_epoch=held))
+    story.do("d", Fence(epoch=held, attempt=1, worker="w1", outcome="completed"))
+    story.complete("d")
+    story.do("d", Fence(epoch=held, attempt=1, worker="w1", outcome="completed"))
+
+
+def _dead(story: Story) -> None:
+    story.enqueue("e", max_attempts=1)
+    for _ in range(2):
+        story.claim("e")
+        story.do("e", Fail(epoch=story.epoch("e"), error=BOOM))
+        story.do("e", Requeue(attempts=1))
+    story.do("e", DeadLetter(reason="max_deliver"))
+    story.do("e", Discard())
+
+
+def _given_back(story: Story) -> None:
+    """Snoozed, paused and interrupted: none of them counts."""
+    story.enqueue("f", max_attempts=1)
+    story.claim("f")
+    story.do("f", Snooze(epoch=story.epoch("f"), until=story.now + timedelta(seconds=9)))
+    story.now += timedelta(seconds=9)
+    story.do("f", Dispatch(cause="due"))
+    story.claim("f")
+    story.do("f", Pause(epoch=story.epoch("f"), event="paid", until=story.now + timedelta(hours=1)))
+    story.do("f", Dispatch(cause="resumed"))
+    story.claim("f")
+    story.do("f", Interrupt(epoch=story.epoch("f"), reason="deploy"))
+    story.run("f")
+
+
+def _admitted(story: Story) -> None:
+    story.enqueue("g", limits=("api",))
+    story.do("g", Dispatch(cause="admitted"))
+    story.do("g", CancelJob())
+
+
+def _locked(story: Story) -> None:
+    held = story.acquire("w1")
+    story.acquire("w2", lost=held)
+    story.release()
+    story.acquire("w3")
+
+
+def check(
+    messages: Sequence[Message], expected: Expected | None = None, /, *, names: Names = NAMES, **options: Any
+) -> Report:
+    checker = Checker(names, **options)
+    for message in messages:
+        checker.feed(message)
+    return checker.finish(expected)
+
+
+def found(report: Report) -> list[tuple[int, str, str]]:
+    return [(each.stream_sequence, each.job, each.rule) for each in report.violations]
+
+
+def changed(message: Message, old: bytes, new: bytes) -> Message:
+    assert message.data.count(old) == 1
+    data = message.data.replace(old, new)
+    return read_message(message.subject, data, message.stream_sequence, message.stored_at)
+
+
+_CAUSES: tuple[Cause, ...] = ("due", "retried", "admitted", "resumed", "redispatched")
+
+
+def _dispatch_in_time(story: Story, job_id: str) -> None:
+    job = story.chains[story.ref(job_id)].job
+    story.now = max(story.now, job.due_at) if job is not None and job.due_at is not None else story.now
+    for cause in _CAUSES:
+        with contextlib.suppress(LedgerError):
+            story.do(job_id, Dispatch(cause=cause))
+            return
+
+
+STEPS: list[Callable[[Story, str], Any]] = [
+    lambda story, job: story.claim(job),
+    lambda story, job: story.do(job, TakeOver(worker="w2", lease_s=15, lost_epoch=story.epoch(job))),
+    lambda story, job: story.complete(job),
+    lambda story, job: story.do(job, Fail(epoch=story.epoch(job), error=BOOM)),
+    lambda story, job: story.do(
+        job, Fail(epoch=story.epoch(job), error=BOOM, retry_at=story.now + timedelta(hours=1))
+    ),
+    lambda story, job: story.do(job, Fail(epoch=story.epoch(job), error=BOOM, give_up="rejected")),
+    lambda story, job: story.do(job, Interrupt(epoch=story.epoch(job), reason="deploy")),
+    lambda story, job: story.do(job, Snooze(epoch=story.epoch(job), until=story.now + timedelta(hours=1))),
+    lambda story, job: story.do(job, Pause(epoch=story.epoch(job), event="paid")),
+    lambda story, job: story.do(job, CancelJob()),
+    lambda story, job: story.do(job, ConfirmCancel(epoch=story.epoch(job))),
+    lambda story, job: story.do(job, DeadLetter(reason="max_deliver", epoch=story.epoch(job))),
+    lambda story, job: story.do(job, Requeue(attempts=2)),
+    lambda story, job: story.do(job, Discard()),
+    lambda story, job: story.do(job, Fence(epoch=2, attempt=1, worker="w1", outcome="failed")),
+    _dispatch_in_time,
+]
+
+
+async def stored_in(story: Story, log: MemoryLog) -> MemoryLog:
+    for message in story.messages:
+        await log.append([entry_of(log, message.subject, message.data)])
+    return log
+
+
+def entry_of(log: MemoryLog, subject: str, data: bytes) -> Entry:
+    chain = ".".join([*subject.split(".")[:4], ">"])
+    return Entry(subject, data, chain, log._last_of(chain))
+
+
+def story_event(story: Story, index: int) -> JobEvent:
+    stored = story.messages[index]
+    assert isinstance(stored, Stored)
+    return stored.event
