@@ -584,3 +584,35 @@ async def test_submitted_appends_arrive_in_order_and_answer_each_for_itself(log:
         answers = await asyncio.gather(*futures, return_exceptions=True)
     assert isinstance(answers.pop(100), WrongSequenceError)
     assert answers == list(range(1, 201))
+
+
+async def test_what_is_purged_is_gone_and_the_rest_is_as_it_was(log: Log) -> None:
+    first, second = event("j1"), event("j2")
+    await log.append([entry(log, 0, first)])
+    await log.append([entry(log, 0, second)])
+    await log.append([entry(log, 1, event("j1", text="later"))])
+    await log.purge(2)
+    await log.purge(1)  # again, and less: nothing to do
+    head = await log.head()
+    assert (head.first_sequence, head.last_sequence) == (3, 3)
+    assert await log.get(2) is None
+    chain = log.names.chain(JobRef(queue="email", job_id="j1"))
+    assert [stored.stream_sequence for stored in await log.read_chain(chain)] == [3]
+    assert await log.read_chain(log.names.chain(JobRef(queue="email", job_id="j2"))) == []
+    # The beginning is where the log begins by now; a place before it is not held any more.
+    for begin in (1, 3):
+        async with aclosing(log.read(from_sequence=begin)) as batches:
+            assert [stored.stream_sequence async for batch in batches for stored in batch] == [3]
+    with pytest.raises(SequenceGapError, match="begins at stream sequence 3: 2 was moved into an archive"):
+        async with aclosing(log.read(from_sequence=2)) as batches:
+            _ = [batch async for batch in batches]
+    # A chain that is gone begins anew; one that is held in part goes on.
+    assert await log.append([entry(log, 0, event("j2"))]) == 4
+    with pytest.raises(WrongSequenceError):
+        await log.append([entry(log, 1, event("j1"))])
+    assert await log.append([entry(log, 3, event("j1"))]) == 5
+    await log.purge(5)
+    assert (await log.head()).first_sequence == 6
+    async with aclosing(log.read()) as batches:
+        assert [batch async for batch in batches] == []
+    assert await log.append([entry(log, 0, event("j1"))]) == 6

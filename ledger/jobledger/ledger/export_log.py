@@ -48,6 +48,13 @@ class _ReadOnly:
         """
         self._refuse(entries)
 
+    async def purge(self, through: int) -> None:
+        """Refuse.
+
+        Raises: RefusedError.
+        """
+        raise RefusedError(f"an export is read only: nothing up to {through:,} was taken away")
+
     def _refuse(self, entries: Sequence[Entry]) -> NoReturn:
         raise RefusedError(f"an export is read only: {len(entries):,} events were not stored")
 

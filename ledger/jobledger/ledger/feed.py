@@ -22,7 +22,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
 )
 from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Head, readable
+from jobledger.ledger.log import readable
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
 from jobledger.ledger.streams import api
 
@@ -51,7 +51,7 @@ class Feed:
         *,
         from_sequence: int,
         from_time: datetime | None,
-        subject: str | None,
+        subject: str | tuple[str, ...] | None,
         dense: bool,
     ) -> None:
         self._connection = connection
@@ -66,21 +66,6 @@ class Feed:
         self._lost = False
         self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
-
-    def check_start(self, head: Head) -> None:
-        """Refuse to begin beyond the end: the ledger was rewound or is another one.
-
-        Raises: SequenceGapError.
-        """
-        if self._next > head.last_sequence + 1:
-            message = (
-                f"the ledger ends at stream sequence {head.last_sequence}, before {self._next}: "
-                "it was rewound or replaced"
-            )
-            raise SequenceGapError(message)
-        if self._dense and self._from_time is None and self._next < head.first_sequence:
-            message = f"the ledger begins at stream sequence {head.first_sequence}: {self._next} is not held any more"
-            raise SequenceGapError(message, stream_sequence=self._next, next_sequence=head.first_sequence)
 
     async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None."""
@@ -178,7 +163,10 @@ class Feed:
         """Decode one delivery; in a dense feed its sequence must be the next."""
         sequence = delivery.stream_sequence
         if self._dense and sequence != self._next and self._from_time is None:
-            message = f"stream sequence {self._next} is missing: the ledger goes on with {sequence}"
+            message = (
+                f"stream sequence {self._next} is missing: the ledger goes on with {sequence} (unless it was moved "
+                "into an archive just now, an event is lost)"
+            )
             raise SequenceGapError(message, stream_sequence=self._next, next_sequence=sequence)
         self._from_time = None  # only the first event is found by time
         self._next = sequence + 1
@@ -211,8 +199,10 @@ class Feed:
             config |= {"deliver_policy": "by_start_time", "opt_start_time": self._from_time.isoformat()}
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._next}
-        if self._subject is not None:
+        if isinstance(self._subject, str):
             config["filter_subject"] = self._subject
+        elif self._subject is not None:
+            config["filter_subjects"] = list(self._subject)
         request = {"stream_name": self._stream, "config": config}
         answer = await api(self._inbox, f"CONSUMER.CREATE.{self._stream}", request)
         if "error" in answer:

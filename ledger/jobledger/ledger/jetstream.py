@@ -22,12 +22,13 @@ from jobledger.ledger.errors import (
     LedgerFullError,
     MalformedEventError,
     PayloadTooLargeError,
+    RefusedError,
     ServerUnreachableError,
     WrongSequenceError,
 )
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, only_jobs
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, only_jobs, start_of
 from jobledger.ledger.meter import AppendMeter
 from jobledger.ledger.publisher import REPLY_TIMEOUT_S, WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
@@ -305,6 +306,17 @@ class JetStreamLog:
             stored_bytes=int(state["bytes"]),
         )
 
+    async def purge(self, through: int) -> None:
+        """Take a prefix away; see `Log.purge`."""
+        try:
+            answer = await api(self._inbox, f"STREAM.PURGE.{self._stream}", {"seq": through + 1})
+        except (NoRespondersError, ReplyTimeoutError) as error:
+            message = "the server gave no answer to the purge: run it again, what is gone is gone"
+            raise ServerUnreachableError(message) from error
+        if "error" in answer:
+            message = f"the server refused to purge the ledger: {answer['error'].get('description', '?')}"
+            raise RefusedError(message)
+
     def read(
         self,
         *,
@@ -330,17 +342,17 @@ class JetStreamLog:
     ) -> AsyncGenerator[list[Message], None]:
         """Yield everything in stream order; see `Log.read_messages`."""
         head = await self.head()
+        begin = start_of(head, from_sequence)
         feed = Feed(
             self._connection,
             self._inbox,
             self._stream,
-            from_sequence=from_sequence,
+            from_sequence=begin,
             from_time=from_time,
             subject=subject,
             dense=subject is None,
         )
-        feed.check_start(head)
-        if not follow and head.last_sequence < from_sequence:
+        if not follow and head.last_sequence < begin:
             return
         until = None if follow else head.last_sequence
         async with contextlib.aclosing(feed.batches(until=until)) as batches:

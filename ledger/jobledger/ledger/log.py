@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from jobledger.ledger.codec import Message, Stored
-from jobledger.ledger.errors import CorruptLedgerError
+from jobledger.ledger.errors import CorruptLedgerError, SequenceGapError
 from jobledger.ledger.subjects import Names
 
 #: The server's limit on the messages of one atomic batch.
@@ -38,9 +38,29 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The two ends of the log."""
 
-    first_sequence: int  #: of the oldest event held; 1 unless a prefix was archived
+    first_sequence: int  #: of the oldest event held, or of the next one; 1 unless a prefix was archived
     last_sequence: int  #: 0 when nothing was ever stored
     stored_bytes: int
+
+
+def start_of(head: Head, from_sequence: int) -> int:
+    """Return where a reader begins: 1 or less is the beginning, wherever the ledger begins by now.
+
+    Raises: SequenceGapError for a place behind the end, or before the beginning.
+    """
+    if from_sequence > head.last_sequence + 1:
+        message = (
+            f"the ledger ends at stream sequence {head.last_sequence}, before {from_sequence}: "
+            "it was rewound or replaced"
+        )
+        raise SequenceGapError(message)
+    if 1 < from_sequence < head.first_sequence:
+        message = (
+            f"the ledger begins at stream sequence {head.first_sequence}: {from_sequence} was moved into an archive; "
+            "read it there, or begin later"
+        )
+        raise SequenceGapError(message, stream_sequence=from_sequence, next_sequence=head.first_sequence)
+    return max(from_sequence, head.first_sequence)
 
 
 _Found = TypeVar("_Found")
@@ -125,6 +145,15 @@ class Log(Protocol):
         """Return both ends of the log as they are now."""
         ...
 
+    async def purge(self, through: int) -> None:
+        """Take away everything up to the sequence `through`, for good; harmless where it is gone already.
+
+        Only an archive run does this, after it made sure that nothing is lost by it.
+
+        Raises: RefusedError where that is not allowed, UnreachableError when it is not known to be done.
+        """
+        ...
+
     def read(
         self,
         *,
@@ -135,12 +164,12 @@ class Log(Protocol):
     ) -> AsyncGenerator[list[Stored], None]:
         """Yield batches of job events (never empty, at most a few hundred) in stream order.
 
-        Begins at a sequence or a server time, ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
+        Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
         checked to be dense, other aggregates' included. What precedes an event that cannot be read is yielded before the error is raised.
         Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
-            SequenceGapError: a sequence is missing, or the log ends before `from_sequence - 1`.
+            SequenceGapError: a sequence is missing or in an archive, or the log ends before `from_sequence - 1`.
             UnknownEventError, MalformedEventError: what is stored cannot be read.
         """
         ...

@@ -20,7 +20,7 @@ from jobledger.ledger.errors import (
     SequenceGapError,
     WrongSequenceError,
 )
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs, readable
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs, readable, start_of
 from jobledger.ledger.subjects import Names, filter_pattern
 
 _READ_BATCH: Final = 256
@@ -50,7 +50,8 @@ class MemoryLog:
         self._clock = clock
         self._stored_bytes_max = stored_bytes_max
         self._stored_bytes = 0
-        self._kept: list[_Kept] = []  # index = stream sequence - 1
+        self._kept: list[_Kept] = []  # index = stream sequence - 1; nothing in what was purged
+        self._purged = 0  # how many of them, from the beginning
         self._chains: dict[str, list[int]] = {}  # exact chain filter -> indexes
         self._arrived = asyncio.Event()
 
@@ -105,7 +106,7 @@ class MemoryLog:
         if _ONE_CHAIN.fullmatch(chain):
             return jobs_among(self._message(index) for index in self._chains.get(chain, []))
         fits = filter_pattern(chain)
-        found = (index for index, kept in enumerate(self._kept) if fits.fullmatch(kept.subject))
+        found = (index for index in self._held() if fits.fullmatch(self._kept[index].subject))
         return jobs_among(self._message(index) for index in found)
 
     async def last(self, chain: str) -> Message | None:
@@ -114,11 +115,15 @@ class MemoryLog:
             sequence = self._last_of(chain)
             return self._message(sequence - 1) if sequence else None
         fits = filter_pattern(chain)
-        newest_first = range(len(self._kept) - 1, -1, -1)
+        newest_first = reversed(self._held())
         return next(
             (self._message(index) for index in newest_first if fits.fullmatch(self._kept[index].subject)),
             None,
         )
+
+    def _held(self) -> range:
+        """Return the indexes of what is held."""
+        return range(self._purged, len(self._kept))
 
     def _message(self, index: int) -> Message:
         kept = self._kept[index]
@@ -126,15 +131,30 @@ class MemoryLog:
 
     async def get(self, stream_sequence: int) -> Message | None:
         """Return one event; see `Log.get`."""
-        return self._message(stream_sequence - 1) if 1 <= stream_sequence <= len(self._kept) else None
+        return self._message(stream_sequence - 1) if stream_sequence - 1 in self._held() else None
 
     async def present(self, subjects: Sequence[str]) -> set[str]:
         """Return the subjects that are in use; see `Log.present`."""
-        return set(subjects) & {kept.subject for kept in self._kept}
+        return set(subjects) & {self._kept[index].subject for index in self._held()}
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
-        return Head(first_sequence=1, last_sequence=len(self._kept), stored_bytes=self._stored_bytes)
+        return self._ends()
+
+    def _ends(self) -> Head:
+        first, last = self._purged + 1, len(self._kept)
+        return Head(first_sequence=first, last_sequence=last, stored_bytes=self._stored_bytes)
+
+    async def purge(self, through: int) -> None:
+        """Take a prefix away; see `Log.purge`."""
+        end = min(through, len(self._kept))
+        for index in range(self._purged, end):
+            kept = self._kept[index]
+            self._stored_bytes -= len(kept.data)
+            self._kept[index] = _Kept("", b"", kept.stored_at)
+        self._purged = max(self._purged, end)
+        for chain, indexes in list(self._chains.items()):
+            self._chains[chain] = [index for index in indexes if index >= self._purged]
 
     def read(
         self,
@@ -161,15 +181,17 @@ class MemoryLog:
     ) -> AsyncGenerator[list[Message], None]:
         """Yield everything in stream order; see `Log.read_messages`."""
         last = len(self._kept)
-        if from_sequence > last + 1:
-            message = f"the ledger ends at stream sequence {last}, before {from_sequence}: it was rewound or replaced"
-            raise SequenceGapError(message)
+        position = start_of(self._ends(), from_sequence) - 1
         fits = filter_pattern(subject) if subject is not None else None
-        position = max(from_sequence, 1) - 1
         while follow or position < last:
             if position >= len(self._kept):
                 await self._arrived.wait()
                 continue
+            if position < self._purged:
+                message = (
+                    f"stream sequence {position + 1} was moved into an archive while the ledger was read"
+                )
+                raise SequenceGapError(message, stream_sequence=position + 1, next_sequence=self._purged + 1)
             end = min(position + _READ_BATCH, len(self._kept) if follow else last)
             wanted = range(position, end)
             if from_time is not None:
