@@ -6,6 +6,7 @@ describes it for who reads it with other tools. What belongs together is in modu
 
 from __future__ import annotations
 
+from jobledger.ledger.export_import import import_export
 from jobledger.ledger.export_log import ExportLog, JoinedLog
 from jobledger.ledger.export_manifest import (
     ExportedFile,
@@ -29,6 +30,7 @@ __all__ = [
     "Previous",
     "Selection",
     "check_files",
+    "import_export",
     "manifest_sha256",
     "previous_of",
     "read_export",
