@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from jobledger.ledger import seals as sealing
+from jobledger.ledger.audit import verify
+from jobledger.ledger.audit_seals import SealWitness, seals_as_witness
 from jobledger.ledger.chain import EMPTY_CHAIN, commit
 from jobledger.ledger.codec import Message
 from jobledger.ledger.commands import Enqueue, Stamp
@@ -307,3 +309,45 @@ async def test_what_is_signed_is_written_line_by_line(signer: Signer) -> None:
         f"jobledger seal 1\n\n1\n1\n{seal.merkle_root}\n{seal.head_hash}\n\n"
         f"2026-01-02T00:00:00.000000+00:00\nada\n{seal.key}\n"
     )
+
+
+async def test_a_check_of_the_ledger_compares_it_with_its_seals(signer: Signer, trusted: TrustedKeys) -> None:
+    log, seals = await sealed_ledger(signer)
+    witness = await seals_as_witness(log, trusted=trusted)
+    assert witness is not None
+    report = await verify(log, witnesses=[witness])
+    assert report.sound
+    assert [(each.what, each.agrees) for each in report.compared] == [("seals", True)]
+    assert report.compared[0].sentence == "3 of 3 agree with the events, up to stream sequence 32"
+
+    cut_off = MemoryLog()
+    for message in (await stored(log))[:20]:
+        await cut_off.append([Entry(message.subject, message.data, f"{message.subject}.>", 0)])
+    published = SealWitness(seals[-1:], NAMES, trusted=trusted, published=True)
+    report = await verify(cut_off, witnesses=[published])
+    assert report.broken == {"seal": 1}
+    assert "its newest events were cut off" in report.violations[0].sentence
+
+
+async def test_a_ledger_without_seals_has_nothing_to_compare(trusted: TrustedKeys) -> None:
+    log = MemoryLog()
+    await enqueue(log, 2)
+    assert await seals_as_witness(log) is None
+    witness = await seals_as_witness(log, trusted=trusted)
+    assert witness is not None
+    report = await verify(log, witnesses=[witness])
+    assert report.compared[0].sentence == "0 of 0 agree with the events"
+
+
+async def test_what_stands_among_the_seals_and_is_none_is_named(signer: Signer) -> None:
+    log, _ = await sealed_ledger(signer)
+    head = await log.head()
+    last = await newest_seal(log)
+    assert last is not None
+    chain = NAMES.reactor_chain("seals")
+    await log.append([Entry(NAMES.reactor_event("seals", "sealed"), b"{}", chain, last.stream_sequence)])
+    witness = await seals_as_witness(log)
+    assert witness is not None
+    report = await verify(log, witnesses=[witness])
+    assert report.broken["seal"] == 1
+    assert report.violations[-1].stream_sequence == head.last_sequence + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -81,20 +81,23 @@ def _seal_of(message: Message | None, names: Names) -> Seal | None:
     return Seal(environment=names.environment, stream_sequence=message.stream_sequence, seal=event)
 
 
-async def read_seals(log: Log, *, through: int | None = None) -> list[Seal]:
-    """Return every seal stored up to a stream sequence, oldest first; some 700 bytes of memory each.
+async def each_seal(log: Log) -> AsyncGenerator[Seal, None]:
+    """Yield every seal in the ledger, oldest first.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    found: list[Seal] = []
     batches = log.read_messages(subject=log.names.reactor_chain(SEALS))
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
                 seal = _seal_of(message, log.names)
-                if seal is not None and (through is None or message.stream_sequence <= through):
-                    found.append(seal)
-    return found
+                assert seal is not None, "there is a message"
+                yield seal
+
+
+async def read_seals(log: Log) -> list[Seal]:
+    """Return every seal in the ledger, oldest first; some 700 bytes of memory each. Raises: as `each_seal`."""
+    return [seal async for seal in each_seal(log)]
 
 
 async def seal_next(

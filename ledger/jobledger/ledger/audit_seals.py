@@ -1,0 +1,79 @@
+"""The part of a check that is about seals: what was sealed is compared in the same pass as everything else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from jobledger.ledger.audit_checker import Checker
+from jobledger.ledger.codec import Message
+from jobledger.ledger.errors import CorruptLedgerError
+from jobledger.ledger.log import Log
+from jobledger.ledger.seal_keys import TrustedKeys
+from jobledger.ledger.seals import Seal, SealCheck, each_seal
+from jobledger.ledger.subjects import Names
+
+
+class SealWitness:
+    """A witness of `audit.verify`: the ledger's own seals, or published ones that it must still agree with."""
+
+    def __init__(
+        self,
+        seals: Sequence[Seal],
+        names: Names,
+        *,
+        from_sequence: int = 1,
+        trusted: TrustedKeys | None = None,
+        published: bool = False,
+        problem: CorruptLedgerError | None = None,
+    ) -> None:
+        """`problem` is what kept the seals from being read to the end."""
+        self._check = SealCheck(
+            seals, names, from_sequence=from_sequence, trusted=trusted, whole=not published
+        )
+        self._count = len(seals)
+        self._what = "published seals" if published else "seals"
+        self._signed = trusted is not None
+        self._found = list(self._check.problems())
+        if problem is not None:
+            self._found.append((problem.stream_sequence, str(problem)))
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read; see `audit.Witness`."""
+        for message in batch:
+            digest = hashlib.sha256(message.data).digest()
+            self._found.extend(self._check.feed(message.stream_sequence, digest))
+
+    async def finish(self, checker: Checker) -> None:
+        """Tell the checker what does not agree; see `audit.Witness`."""
+        self._found.extend(self._check.finish(checker.next_sequence - 1))
+        for stream_sequence, sentence in self._found:
+            checker.note("", "seal", sentence, stream_sequence=stream_sequence)
+        checker.compared(self._what, self._sentence(), agrees=not self._found)
+
+    def _sentence(self) -> str:
+        check = self._check
+        agreeing = f"{check.agreeing:,} of {self._count:,} agree with the events"
+        through = f", up to stream sequence {check.sealed_through:,}" if check.agreeing else ""
+        signed = "" if self._signed else "; no signature was checked, name the public key with --seal-key"
+        return agreeing + through + signed
+
+
+async def seals_as_witness(
+    log: Log, *, from_sequence: int = 1, through: int | None = None, trusted: TrustedKeys | None = None
+) -> SealWitness | None:
+    """Return the seals in a ledger as a witness; None where it has none and no key says that it should.
+
+    Raises: UnreachableError.
+    """
+    seals: list[Seal] = []
+    problem = None
+    try:
+        async for seal in each_seal(log):
+            if through is None or seal.stream_sequence <= through:
+                seals.append(seal)
+    except CorruptLedgerError as error:
+        problem = error
+    if not seals and problem is None and trusted is None:
+        return None
+    return SealWitness(seals, log.names, from_sequence=from_sequence, trusted=trusted, problem=problem)
