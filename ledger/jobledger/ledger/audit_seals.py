@@ -71,7 +71,7 @@ async def seals_as_witness(
     try:
         async for seal in each_seal(log):
             if through is None or seal.stream_sequence <= through:
-                seals.append(seal)
+                seals.append(seal)  # noqa: PERF401 - what was read before an error counts
     except CorruptLedgerError as error:
         problem = error
     if not seals and problem is None and trusted is None:
