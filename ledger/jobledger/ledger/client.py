@@ -35,7 +35,7 @@ from jobledger.ledger.errors import (
     JobNotFoundError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import EVENT_TYPES
+from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, Sources
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.hints import Hints
@@ -51,10 +51,11 @@ from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher
 from jobledger.ledger.streams import RESULTS_LIFE_S, ensure_streams, specifications
 from jobledger.ledger.subjects import JobRef, Names, check_token
+from jobledger.ledger.subscription import Subscription, SubscriptionOptions
+from jobledger.ledger.subscriptions import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 if TYPE_CHECKING:
-    from jobledger.ledger.codec import Stored
     from jobledger.ledger.log import Log
 
 P = ParamSpec("P")
@@ -293,38 +294,30 @@ class Ledger:
         """
         return self.locks.hold(scope, lock_id, wait_s=wait_s)
 
-    async def events(
-        self,
-        *,
-        from_sequence: int = 1,
-        since: datetime | None = None,
-        types: Sequence[str] = (),
-        queue: str | None = None,
-        follow: bool = True,
-    ) -> AsyncGenerator[Stored, None]:
-        """Yield stored events in stream order, from a sequence or a server time on; for ever with `follow`.
+    def events(self, **options: Unpack[EventOptions]) -> EventStream:
+        """Return stored events to iterate, in stream order: a choice of them, from some point on, for ever or to the end.
 
-        Raises: InvalidInputError, InvalidTokenError, and as `Log.read`.
+        With `durable="billing"` they come from a subscription of that name instead, at least once: each is
+        acknowledged when the next is asked for, and the next reader of that name goes on where this one stopped.
+
+        Raises: InvalidError at once; while it is iterated CorruptLedgerError, UnreachableError, and as `subscription`.
         """
-        if from_sequence < 1:
-            raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
-        if since is not None and since.utcoffset() is None:
-            raise InvalidInputError(
-                "since has no time zone: give an aware datetime, such as datetime.now(UTC)"
-            )
-        unknown = sorted(set(types) - set(EVENT_TYPES))
-        if unknown:
-            raise InvalidInputError(
-                f"there is no event type {unknown[0]!r}; the types: {', '.join(EVENT_TYPES)}"
-            )
-        subject = None if queue is None else f"{self.names.ledger_root}.job.{check_token('queue', queue)}.>"
-        wanted = frozenset(types)
-        batches = self.log.read(from_sequence=from_sequence, from_time=since, subject=subject, follow=follow)
-        async with contextlib.aclosing(batches):
-            async for batch in batches:
-                for stored in batch:
-                    if not wanted or stored.event.__struct_config__.tag in wanted:
-                        yield stored
+        return open_events(self, options)
+
+    def subscription(self, name: str, **options: Unpack[SubscriptionOptions]) -> Subscription:
+        """Return a durable subscription to open as a block, whose deliveries are acknowledged one by one, in any order.
+
+        Raises: InvalidError at once; as a block SubscriptionMismatchError, SubscriptionNotFoundError, UnreachableError.
+        """
+        return open_subscription(self, name, options)
+
+    async def subscriptions(self) -> list[SubscriptionInfo]:
+        """Return every durable subscription with its lag. Raises: LedgerError, UnreachableError."""
+        return await list_subscriptions(self.inbox, self.names)
+
+    async def delete_subscription(self, name: str) -> SubscriptionInfo:
+        """Forget a subscription and its position; return it as it was. Raises: SubscriptionNotFoundError."""
+        return await delete_subscription(self.inbox, self.names, name)
 
 
 class _Bulk:

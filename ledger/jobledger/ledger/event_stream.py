@@ -1,0 +1,181 @@
+"""`Ledger.events`: stored events, one after the other, from a reader of one's own or from a durable subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.connection import Connection
+from jobledger.ledger.errors import InvalidInputError
+from jobledger.ledger.feed import Feed
+from jobledger.ledger.inbox import Inbox
+from jobledger.ledger.log import Log, only_jobs
+from jobledger.ledger.subjects import check_token
+from jobledger.ledger.subscription import (
+    Subscription,
+    SubscriptionConfig,
+    SubscriptionOptions,
+    configured,
+)
+from jobledger.ledger.subscriptions import check_begin
+
+_OF_A_DURABLE: Final = ("max_in_flight", "ack_wait_s", "held_s_max", "create")
+_CLOSE_S: Final = 5.0  # a reader that was cancelled a moment ago has ended by then
+
+
+class EventOptions(SubscriptionOptions, total=False):
+    """What `Ledger.events` can be told; those of `SubscriptionOptions` need `durable`."""
+
+    durable: str | None  #: read as this named subscription, which resumes where it stopped
+
+
+class Client(Protocol):
+    """What reading needs of a ledger's client."""
+
+    connection: Connection
+    inbox: Inbox
+    log: Log
+
+
+class EventStream:
+    """Stored events to iterate, once; `async with` begins at once and ends in time, also after `break`.
+
+    Each is a `Stored` whose `event` is one of the union `JobEvent`, made for `match`.
+    """
+
+    def __init__(
+        self, begin: Callable[[contextlib.AsyncExitStack], Coroutine[Any, Any, AsyncGenerator[Stored, None]]]
+    ) -> None:
+        self._begin = begin
+        self._events: AsyncGenerator[Stored, None] | None = None
+        self._closing = contextlib.AsyncExitStack()
+        self._one_at_a_time = asyncio.Lock()
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        """Iterate the events."""
+        return self
+
+    async def __anext__(self) -> Stored:
+        """Wait for the next event."""
+        async with self._one_at_a_time:
+            await self._start()
+            if self._events is None:
+                raise StopAsyncIteration
+            return await anext(self._events)
+
+    async def _start(self) -> None:
+        if self._events is None and not self._is_closed:
+            self._events = await self._begin(self._closing)
+
+    async def aclose(self) -> None:
+        """End it; what a durable subscription was not done with is given back.
+
+        Raises: RuntimeError when another task waits for the next event, as generators do: cancel that one first.
+        """
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._one_at_a_time.acquire()
+        except TimeoutError as error:
+            raise RuntimeError("another task waits for the next event: cancel it before closing") from error
+        try:
+            self._is_closed = True
+            events, self._events = self._events, None
+            if events is not None:
+                await events.aclose()
+            await self._closing.aclose()
+        finally:
+            self._one_at_a_time.release()
+
+    async def __aenter__(self) -> Self:
+        """Begin now: what is stored from here on is seen, with `live` nothing else."""
+        async with self._one_at_a_time:
+            await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        await self.aclose()
+
+
+def open_subscription(client: Client, name: str, options: SubscriptionOptions) -> Subscription:
+    """Return a named subscription that is not open yet; see `Ledger.subscription`.
+
+    Raises: InvalidError.
+    """
+    config = configured(options)
+    return Subscription(
+        client.connection, client.inbox, client.log, check_token("subscription", name), config
+    )
+
+
+def open_events(client: Client, options: EventOptions) -> EventStream:
+    """Return stored events; see `Ledger.events`.
+
+    Raises: InvalidError.
+    """
+    chosen: dict[str, Any] = dict(options)
+    name = chosen.pop("durable", None)
+    if name is not None:
+        config = configured(chosen)
+        check_token("subscription", name)
+
+        async def begin_durable(closing: contextlib.AsyncExitStack) -> AsyncGenerator[Stored, None]:
+            subscription = Subscription(client.connection, client.inbox, client.log, name, config)
+            await closing.enter_async_context(subscription)
+            return _one_by_one(subscription)
+
+        return EventStream(begin_durable)
+    misplaced = [option for option in _OF_A_DURABLE if option in chosen]
+    if misplaced:
+        raise InvalidInputError(f"{misplaced[0]} is for durable subscriptions: give durable= a name as well")
+    config = configured(chosen)
+    if config.start.live and not config.follow:
+        raise InvalidInputError("live=True with follow=False would end before anything could come")
+
+    async def begin(_: contextlib.AsyncExitStack) -> AsyncGenerator[Stored, None]:
+        return await _begin(client, config)
+
+    return EventStream(begin)
+
+
+async def _one_by_one(subscription: Subscription) -> AsyncGenerator[Stored, None]:
+    """Acknowledge each event when the next one is asked for; leaving gives the one under way back."""
+    try:
+        async for delivery in subscription:
+            yield delivery.stored
+            await delivery.ack()
+    finally:
+        await subscription.close()  # also where nobody closed the stream and it is collected
+
+
+async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[Stored, None]:
+    """Fix both ends of what is to be read; no event between this and the first look is missed."""
+    start, names, head = config.start, client.log.names, await client.log.head()
+    check_begin(start, head)
+    first = head.last_sequence + 1 if start.live else max(start.from_sequence or 1, head.first_sequence)
+    until = None if config.follow else head.last_sequence
+    feed = Feed(
+        client.connection,
+        client.inbox,
+        names.ledger_stream,
+        from_sequence=first,
+        from_time=start.since,
+        subject=None if config.filter.is_everything else config.filter.subjects(names),
+        dense=config.filter.is_everything,
+    )
+    return _fitting(feed, config, until)
+
+
+async def _fitting(feed: Feed, config: SubscriptionConfig, until: int | None) -> AsyncGenerator[Stored, None]:
+    async with contextlib.aclosing(only_jobs(feed.batches(until=until))) as batches:
+        async for batch in batches:
+            for stored in batch:
+                if config.filter.fits(stored):
+                    yield stored

@@ -1,0 +1,467 @@
+"""A durable subscription at work in one process: pulls what there is room for, keeps it, settles it when told.
+
+Several processes, or several of these in one, share a subscription by its name: each event is handed to one of them.
+At least once: what was not acknowledged is handed out again, by the server after the ack wait, or at once when it was
+given back. How the server keeps a subscription is in `subscriptions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from jobledger.ledger.codec import Stored, read_message
+from jobledger.ledger.connection import Connection, ConnectionLostError
+from jobledger.ledger.errors import (
+    ConfigurationError,
+    CorruptLedgerError,
+    InvalidInputError,
+    JetStreamDisabledError,
+    LedgerError,
+    MalformedEventError,
+    SequenceGapError,
+    ServerUnreachableError,
+    SubscriptionNotFoundError,
+    UnreachableError,
+)
+from jobledger.ledger.events import JobEvent
+from jobledger.ledger.inbox import Inbox
+from jobledger.ledger.log import Log
+from jobledger.ledger.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.subscription_filter import EventFilter, Selection, Start, chosen_filter, chosen_start
+from jobledger.ledger.subscriptions import (
+    ACK_WAIT_S_DEFAULT,
+    UNACKNOWLEDGED_MAX,
+    SubscriptionInfo,
+    check_begin,
+    check_unchanged,
+    find_subscription,
+    make_subscription,
+)
+
+logger = logging.getLogger("jobledger.subscription")
+
+IN_FLIGHT_MAX_DEFAULT: Final = 16
+_ACK_WAIT_S_MAX: Final = 3600.0
+_HELD_S_DEFAULT: Final = 3600.0
+_EXPIRES_S: Final = 30.0
+_HEARTBEAT_S: Final = 2.0
+_SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
+_FORGET_S: Final = 1.0
+_RETRY_S: Final = 0.25
+_RETRY_S_MAX: Final = 30.0
+_DELAY_S_MAX: Final = 24 * 3600.0
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class SubscriptionOptions(Selection, total=False):
+    """How a durable subscription is made where it does not exist, and how this process takes part in it."""
+
+    max_in_flight: int  #: events this process may have that are not settled; 16 by default
+    ack_wait_s: float | None  #: how long after a crash its events are handed out again; 30 by default
+    held_s_max: float  #: an event that is not settled within so long is handed out again; an hour by default
+    create: bool  #: make it where it does not exist (the default), or refuse
+
+
+class SubscriptionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's part in a subscription, checked; see `SubscriptionOptions`."""
+
+    filter: EventFilter
+    start: Start
+    follow: bool = True
+    max_in_flight: int = IN_FLIGHT_MAX_DEFAULT
+    ack_wait_s: float | None = None  #: None: as it is, 30 where it is made
+    held_s_max: float = _HELD_S_DEFAULT
+    create: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises: ConfigurationError.
+        """
+        if not 1 <= self.max_in_flight <= UNACKNOWLEDGED_MAX:
+            raise ConfigurationError(
+                f"max_in_flight must be 1 to {UNACKNOWLEDGED_MAX}, got {self.max_in_flight!r}"
+            )
+        if self.ack_wait_s is not None and not 1 <= self.ack_wait_s <= _ACK_WAIT_S_MAX:
+            raise ConfigurationError(f"ack_wait_s must be 1 to 3600, got {self.ack_wait_s!r}")
+        if not self.held_s_max > 0:
+            raise ConfigurationError(f"held_s_max must be above 0, got {self.held_s_max!r}")
+
+
+def configured(options: Mapping[str, Any]) -> SubscriptionConfig:
+    """Check the options of one subscription, as `SubscriptionOptions` has them.
+
+    Raises: InvalidError.
+    """
+    choice = {name: options[name] for name in ("types", "queue", "task", "job") if name in options}
+    begin = {name: options[name] for name in ("from_sequence", "since", "live") if name in options}
+    others = {name: value for name, value in options.items() if name not in {*choice, *begin}}
+    try:
+        return SubscriptionConfig(filter=chosen_filter(**choice), start=chosen_start(**begin), **others)
+    except TypeError as error:
+        raise InvalidInputError(f"the options of a subscription are not right: {error}") from error
+
+
+class _Held(msgspec.Struct):
+    """One event on hand; changes while it is."""
+
+    delivery: Delivery  #: the newest one: whose ack subject settles it
+    since: float  #: loop time at which it came, or was handed to the handler
+
+
+class EventDelivery:
+    """One event as a subscription handed it out, to be settled once: by `ack`, by `nak`, or as a block.
+
+    `async with delivery:` acknowledges it at the end of the block, and gives it back if the block raises.
+    """
+
+    def __init__(self, subscription: Subscription, stored: Stored, delivered: int) -> None:
+        self._subscription = subscription
+        self.stored = stored
+        self.delivered = delivered  #: how often it was handed out, from 1; not how often it was handled
+        self.is_settled = False
+
+    @property
+    def event(self) -> JobEvent:
+        """The event itself, one of the union `JobEvent`: made for `match`."""
+        return self.stored.event
+
+    def __repr__(self) -> str:
+        """Show which event it is."""
+        kind = type(self.event).__name__
+        return f"EventDelivery({kind} at {self.stored.stream_sequence}, delivered {self.delivered})"
+
+    async def ack(self) -> None:
+        """Say that the event is dealt with; nothing happens the second time.
+
+        Returns when the word is on its way. Should it be lost, the event comes again.
+        """
+        self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float | None = None) -> None:
+        """Give the event back, to be handed out again after `delay_s` seconds, here or in another process.
+
+        None: after 0.25 s the first time, twice as long each further time up to 30 s. 0: at once.
+
+        Raises: InvalidInputError.
+        """
+        delay_s = growing_s(self.delivered) if delay_s is None else delay_s
+        if not 0 <= delay_s <= _DELAY_S_MAX:
+            raise InvalidInputError(f"delay_s must be 0 to 86400, got {delay_s!r}")
+        self._settle(_nak(delay_s))
+
+    def _settle(self, word: bytes) -> None:
+        if not self.is_settled:
+            self.is_settled = True
+            self._subscription.settle(self.stored.stream_sequence, word)
+
+    async def __aenter__(self) -> Self:
+        """Begin to handle it."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Settle it by how the block ended."""
+        if error is None:
+            await self.ack()
+        else:
+            await self.nak(None if isinstance(error, Exception) else 0.0)
+
+
+def growing_s(delivered: int) -> float:
+    """Return how long to wait before the next hand-out, so that what fails again and again does not spin."""
+    return min(_RETRY_S * 2.0 ** min(delivered - 1, 10), _RETRY_S_MAX)
+
+
+def _nak(delay_s: float) -> bytes:
+    return b"-NAK " + msgspec.json.encode({"delay": int(delay_s * _NANOSECONDS)}) if delay_s else b"-NAK"
+
+
+class Subscription:
+    """A durable subscription for the length of a block: `async with ledger.subscription(...) as events`.
+
+    Iterate it for deliveries, in one task or in several. At most `max_in_flight` are on hand at a time: with so many
+    not settled the next one is waited for. All on hand is kept from others while this process lives, and given back
+    when the block ends. Never a delivery twice at once in one process; in stream order, but for what comes again.
+    """
+
+    def __init__(
+        self, connection: Connection, inbox: Inbox, log: Log, name: str, config: SubscriptionConfig
+    ) -> None:
+        self.name = name
+        self.config = config
+        self._connection = connection
+        self._loop = connection.loop
+        self._inbox = inbox
+        self._log = log
+        self._created_at: datetime | None = None  # None: not looked for yet
+        self._ack_wait_s = ACK_WAIT_S_DEFAULT
+        self._acknowledged = 0
+        self._held: dict[int, _Held] = {}  # by stream sequence, handed to the handler or not yet
+        self._queue: deque[int] = deque()  # of these, those that were not handed over yet
+        self._owed: dict[int, str] = {}  # acks that could not be sent: stream sequence -> ack subject
+        self._arrived = asyncio.Event()  # for who iterates
+        self._wake = asyncio.Event()  # for who pulls
+        self._served = False  # pulled before: what is pulled from must be looked for again
+        self._lost = False
+        self._is_dry = False  # without `follow`: there was nothing more
+        self._is_closed = False
+        self._failure: Exception | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Find the subscription, or make it, and begin to pull.
+
+        Raises: SubscriptionMismatchError, SubscriptionNotFoundError with `create=False`, InvalidInputError,
+            SequenceGapError, UnreachableError.
+        """
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give back what is on hand."""
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        """Iterate deliveries."""
+        return self
+
+    async def open(self) -> None:
+        """Begin; see `__aenter__`."""
+        await self._look()
+        self._tasks = [
+            self._loop.create_task(self._run(), name=f"subscription {self.name}"),
+            self._loop.create_task(self._keep_alive(), name=f"subscription {self.name} keep-alive"),
+        ]
+
+    async def close(self) -> None:
+        """Stop pulling and give back what is not settled, in stream order; harmless the second time."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if len(self._held) > 1:
+            # Being asked about it the server forgets the request that we left standing. Otherwise the first event given
+            # back would be offered to that one in vain, and then stand behind all others.
+            with contextlib.suppress(LedgerError, TimeoutError):
+                async with asyncio.timeout(_FORGET_S):
+                    await self.info()
+        for sequence in sorted(self._held):
+            self.settle(sequence, b"-NAK")
+        self._pay_owed()
+        self._arrived.set()
+
+    async def info(self) -> SubscriptionInfo:
+        """Return the subscription as the server has it now: lag, in flight."""
+        return await find_subscription(self._inbox, self._log.names, self.name)
+
+    async def __anext__(self) -> EventDelivery:
+        """Wait for the next delivery.
+
+        Raises: SubscriptionNotFoundError when it was deleted meanwhile, CorruptLedgerError for an event that cannot
+            be read, ServerUnreachableError when the connection was closed.
+        """
+        if self._created_at is None:
+            raise InvalidInputError(
+                "a subscription is read inside its block: `async with ledger.subscription(...) as deliveries`"
+            )
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_closed:
+                raise StopAsyncIteration
+            while self._queue:
+                delivery = self._hand_over(self._queue.popleft())
+                if delivery is not None:
+                    return delivery
+            if self._is_dry:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _hand_over(self, sequence: int) -> EventDelivery | None:
+        """Return one event that came; None for one that is not wanted, or not on hand any more."""
+        held = self._held.get(sequence)
+        if held is None:
+            return None
+        raw = held.delivery
+        try:
+            found = read_message(raw.subject.decode(errors="replace"), raw.data, sequence, raw.stored_at)
+            if not isinstance(found, Stored):  # a filter is of jobs alone
+                raise MalformedEventError(f"no job's event at {sequence}", stream_sequence=sequence)
+        except CorruptLedgerError:
+            self.settle(sequence, _nak(growing_s(raw.delivered)))  # a newer process may know it
+            raise
+        if not self.config.filter.fits(found):
+            self.settle(sequence, b"+ACK")
+            return None
+        held.since = self._loop.time()
+        return EventDelivery(self, found, raw.delivered)
+
+    def settle(self, sequence: int, word: bytes) -> None:
+        """Tell the server what became of an event; an ack that cannot be told now is told later."""
+        held = self._held.pop(sequence, None)
+        if held is None:
+            return  # it was on hand for too long, and others have it by now
+        self._wake.set()
+        if not self._tell(held.delivery.reply, word) and word == b"+ACK":
+            self._owed[sequence] = held.delivery.reply
+
+    def _pay_owed(self) -> None:
+        for sequence, reply in list(self._owed.items()):
+            if self._tell(reply, b"+ACK"):
+                del self._owed[sequence]
+
+    def _tell(self, reply: str, word: bytes) -> bool:
+        try:
+            self._connection.send(reply, "", b"", word)
+        except ConnectionLostError:
+            return False
+        return True
+
+    async def _run(self) -> None:
+        """Pull until closed; outlives losses of connection and server."""
+        try:
+            while not self._is_dry:
+                try:
+                    await self._serve()
+                except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+                    if self._connection.is_closed:
+                        message = f"the connection was closed while subscription {self.name} was read"
+                        raise ServerUnreachableError(message) from error
+                await asyncio.sleep(_RETRY_S)  # one that is lost again and again must not be asked in a spin
+        except Exception as error:  # noqa: BLE001 - raised where the subscription is iterated
+            self._failure = error
+        finally:
+            self._arrived.set()
+
+    async def _look(self) -> None:
+        """Find the subscription, make it the first time, and see that it is still the same one.
+
+        Raises: as `__aenter__`.
+        """
+        names, head = self._log.names, await self._log.head()
+        try:
+            found = await find_subscription(self._inbox, names, self.name)
+        except SubscriptionNotFoundError:
+            if self._created_at is not None:
+                raise self._gone("was deleted") from None
+            if not self.config.create:
+                raise
+            check_begin(self.config.start, head)
+            wait_s = self.config.ack_wait_s or ACK_WAIT_S_DEFAULT
+            found = await make_subscription(
+                self._inbox, names, self.name, self.config.filter, start=self.config.start, ack_wait_s=wait_s
+            )
+        if self._created_at not in (None, found.created_at):
+            raise self._gone("was deleted and made anew")
+        check_unchanged(found, self.config.filter, self.config.ack_wait_s)
+        if found.delivered_sequence > head.last_sequence:
+            head = await self._log.head()  # others may have been given what was stored meanwhile
+        if found.delivered_sequence > head.last_sequence:
+            raise SequenceGapError(
+                f"the ledger ends at stream sequence {head.last_sequence}, and subscription {self.name} was at "
+                f"{found.delivered_sequence} before: it was rewound or replaced"
+            )
+        self._created_at, self._ack_wait_s = found.created_at, found.ack_wait_s
+        self._acknowledged = found.acknowledged_sequence
+
+    def _gone(self, what: str) -> SubscriptionNotFoundError:
+        message = (
+            f"subscription {self.name} {what} while it was read; when it was last looked at, all events up to stream "
+            f"sequence {self._acknowledged} were acknowledged: begin it anew with from_sequence={self._acknowledged + 1}"
+        )
+        return SubscriptionNotFoundError(self.name, message)
+
+    async def _serve(self) -> None:
+        """Pull until the consumer is lost, or has nothing more for who does not follow."""
+        if self._served:
+            await self._connection.wait_connected(_EXPIRES_S)
+            await self._look()
+        self._served = True
+        consumer = PullConsumer(
+            self._connection,
+            self._log.names.ledger_stream,
+            self._log.names.subscription_consumer(self.name),
+            on_delivery=self._on_delivery,
+            on_ended=self._on_ended,
+        )
+        self._lost = False
+        await consumer.open()
+        try:
+            self._pay_owed()
+            while not self._lost and not self._is_dry:
+                self._wake.clear()
+                self._ask(consumer)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_HEARTBEAT_S):
+                        await self._wake.wait()
+                if consumer.asked and self._loop.time() - consumer.heard_at > _SILENCE_MAX_S:
+                    logger.warning("subscription %s is silent, looking for it", self.name)
+                    return
+        finally:
+            await consumer.close()
+
+    def _ask(self, consumer: PullConsumer) -> None:
+        """Leave requests standing for what there is room for, in portions worth a message."""
+        room = self.config.max_in_flight - len(self._held) - consumer.asked
+        if room <= 0 or (consumer.asked and room < self.config.max_in_flight // 4):
+            return
+        if self.config.follow:
+            consumer.request(room, expires_s=_EXPIRES_S, heartbeat_s=_HEARTBEAT_S)
+        elif not consumer.asked:
+            consumer.request(room)
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        sequence = delivery.stream_sequence
+        if sequence in self._owed:  # acknowledged while there was no connection
+            if self._tell(delivery.reply, b"+ACK"):
+                del self._owed[sequence]
+            self._wake.set()
+            return
+        held = self._held.get(sequence)
+        if held is not None:  # it is on hand already; its ack wait was over while there was no connection
+            held.delivery = delivery
+            self._wake.set()
+            return
+        self._held[sequence] = _Held(delivery, self._loop.time())
+        self._queue.append(sequence)
+        self._arrived.set()
+        self._wake.set()
+
+    def _on_ended(self, ended: Ended) -> None:
+        if ended == "lost":
+            self._lost = True
+        elif not self.config.follow:
+            self._is_dry = True
+            self._arrived.set()
+        self._wake.set()
+
+    async def _keep_alive(self) -> None:
+        """Keep from others what is on hand, but not for ever: its handler may hang."""
+        while not self._connection.is_closed:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            too_old = self._loop.time() - self.config.held_s_max
+            for sequence, held in list(self._held.items()):
+                if held.since < too_old:
+                    logger.warning(
+                        "subscription %s: stream sequence %d was not settled within %g s and is handed out again",
+                        self.name,
+                        sequence,
+                        self.config.held_s_max,
+                    )
+                    self.settle(sequence, b"-NAK")
+                else:
+                    self._tell(held.delivery.reply, b"+WPI")

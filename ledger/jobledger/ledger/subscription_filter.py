@@ -1,0 +1,111 @@
+"""Which job events a reader wants, and where it begins: checked, and put into the subjects that the server filters by.
+
+Pure. The server filters by type, queue and job, which are parts of a subject; a task is told from the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TypedDict
+
+import msgspec
+
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.errors import InvalidInputError
+from jobledger.ledger.events import EVENT_TYPES
+from jobledger.ledger.subjects import Names, check_token
+
+
+class Selection(TypedDict, total=False):
+    """Which events a reader gets, and from where on; all of them from the first one unless told otherwise."""
+
+    types: Sequence[str]  #: of these types; () is all
+    queue: str | None
+    task: str | None
+    job: str | None  #: a whole job id
+    from_sequence: int | None  #: begin at this stream sequence
+    since: datetime | None  #: begin with what the server stored from this time on
+    live: bool  #: begin with what is stored from now on
+    follow: bool  #: go on with new events for ever (the default), or end where the ledger ends now
+
+
+class EventFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which job events are wanted; made by `chosen`."""
+
+    types: tuple[str, ...] = ()  #: sorted, each once; () is all
+    queue: str | None = None
+    task: str | None = None
+    job: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether every job event is wanted."""
+        return self == EventFilter()
+
+    def subjects(self, names: Names) -> tuple[str, ...]:
+        """Return the filters for the server; none overlaps another, as it demands."""
+        jobs = f"{names.jobs_root}{self.queue or '*'}.{self.job or '*'}"
+        if self.types:
+            return tuple(f"{jobs}.queued.*" if kind == "queued" else f"{jobs}.{kind}" for kind in self.types)
+        return (f"{jobs}.>" if self.queue or self.job else f"{names.jobs_root}>",)
+
+    def fits(self, stored: Stored) -> bool:
+        """Return whether an event that the server let through is wanted."""
+        return self.task is None or stored.event.task == self.task
+
+    def words(self) -> str:
+        """Return the filter for a person: `types completed,failed; queue billing`; `all` where there is none."""
+        parts = {"types": ",".join(self.types), "queue": self.queue, "task": self.task, "job": self.job}
+        return "; ".join(f"{name} {value}" for name, value in parts.items() if value) or "all"
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a reader begins; made by `chosen`, at most one of them is given."""
+
+    from_sequence: int | None = None  #: None, or 1: at the first event that the ledger holds
+    since: datetime | None = None
+    live: bool = False
+
+
+def chosen_filter(
+    *, types: Sequence[str] = (), queue: str | None = None, task: str | None = None, job: str | None = None
+) -> EventFilter:
+    """Check a choice of events.
+
+    Raises: InvalidInputError, InvalidTokenError.
+    """
+    if isinstance(types, str):
+        raise InvalidInputError(f"types is the text {types!r}: give a list, as in types=[{types!r}]")
+    unknown = sorted(set(map(str, types)) - set(EVENT_TYPES))
+    if unknown:
+        raise InvalidInputError(
+            f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(EVENT_TYPES)}"
+        )
+    for field, value in (("queue", queue), ("task name", task), ("job id", job)):
+        if value is not None:
+            check_token(field, value)
+    return EventFilter(types=tuple(sorted(set(types))), queue=queue, task=task, job=job)
+
+
+def chosen_start(
+    *, from_sequence: int | None = None, since: datetime | None = None, live: bool = False
+) -> Start:
+    """Check where to begin.
+
+    Raises: InvalidInputError.
+    """
+    given = [
+        name
+        for name, value in (("from_sequence", from_sequence), ("since", since), ("live", live or None))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise InvalidInputError(
+            f"{' and '.join(given)} both say where to begin: give one of from_sequence, since, live"
+        )
+    if from_sequence is not None and from_sequence < 1:
+        raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
+    if since is not None and since.utcoffset() is None:
+        raise InvalidInputError("since has no time zone: give an aware datetime, such as datetime.now(UTC)")
+    return Start(from_sequence=from_sequence, since=since, live=live)

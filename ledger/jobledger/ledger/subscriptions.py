@@ -1,0 +1,240 @@
+"""Durable subscriptions as the server holds them: made once, checked ever after, listed, deleted.
+
+A subscription is a durable consumer on the ledger's stream. The server keeps what was acknowledged; what a
+subscription is for is written into its metadata, so that a change is noticed instead of missing events.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.errors import (
+    InvalidInputError,
+    JetStreamDisabledError,
+    LedgerError,
+    SequenceGapError,
+    ServerUnreachableError,
+    SubscriptionMismatchError,
+    SubscriptionNotFoundError,
+)
+from jobledger.ledger.inbox import Inbox
+from jobledger.ledger.log import Head
+from jobledger.ledger.streams import api
+from jobledger.ledger.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
+from jobledger.ledger.subscription_filter import EventFilter, Start
+
+ACK_WAIT_S_DEFAULT: Final = 30.0
+#: Of one subscription, in all its processes; events that wait for the end of a nak's delay count, too.
+UNACKNOWLEDGED_MAX: Final = 10_000
+_NOT_FOUND: Final = frozenset({10014, 10059})  # consumer, stream
+_EXISTS: Final = frozenset({10013, 10105, 10148})
+_UNAVAILABLE: Final = 503
+_FILTER_KEY: Final = "jobledger.filter"
+_NANOSECONDS: Final = 1_000_000_000
+_PAGES_MAX: Final = 100
+_NEVER: Final = datetime(1, 1, 2, tzinfo=UTC)
+
+_decode_filter = msgspec.json.Decoder(EventFilter).decode
+
+
+class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One durable subscription at this moment."""
+
+    name: str
+    filter: EventFilter
+    created_at: datetime
+    ack_wait_s: float
+    pending: int  #: events that nobody was given yet
+    in_flight: int  #: events that somebody has, or that wait to be handed out again
+    redelivered: int  #: of those in flight, how many were handed out before
+    acknowledged_sequence: int  #: all events up to this stream sequence are dealt with; 0: none
+    delivered_sequence: int  #: stream sequence of the newest event that was handed out; 0: none
+    last_active_at: datetime | None  #: last hand-out or acknowledgement since the server started, None: none
+
+    @property
+    def lag(self) -> int:
+        """How many events are still to be acknowledged."""
+        return self.pending + self.in_flight
+
+
+def consumer_settings(names: Names, wanted: EventFilter, start: Start, ack_wait_s: float) -> dict[str, Any]:
+    """Return the configuration of a subscription's consumer."""
+    settings: dict[str, Any] = {
+        "filter_subjects": list(wanted.subjects(names)),
+        "ack_policy": "explicit",
+        "ack_wait": int(ack_wait_s * _NANOSECONDS),
+        "max_deliver": -1,  # what was given up unsaid would be lost to its subscriber
+        "max_ack_pending": UNACKNOWLEDGED_MAX,
+        "metadata": {_FILTER_KEY: msgspec.json.encode(wanted).decode()},
+    }
+    if start.live:
+        return {**settings, "deliver_policy": "new"}
+    if start.since is not None:
+        since = start.since.astimezone(UTC).isoformat()
+        return {**settings, "deliver_policy": "by_start_time", "opt_start_time": since}
+    if (start.from_sequence or 1) > 1:
+        return {**settings, "deliver_policy": "by_start_sequence", "opt_start_seq": start.from_sequence}
+    return {**settings, "deliver_policy": "all"}
+
+
+def check_begin(start: Start, head: Head) -> None:
+    """Refuse to begin where the ledger has no events, or has none any more.
+
+    Raises: InvalidInputError, SequenceGapError.
+    """
+    wanted = start.from_sequence or 1
+    if wanted > head.last_sequence + 1:
+        raise InvalidInputError(
+            f"from_sequence {wanted} lies beyond the ledger's end, which is {head.last_sequence}: "
+            "it was rewound or replaced, or the number is another ledger's"
+        )
+    if 1 < wanted < head.first_sequence:
+        message = (
+            f"the ledger begins at stream sequence {head.first_sequence}: {wanted} is not held any more; "
+            f"read the archive first, or begin at {head.first_sequence}"
+        )
+        raise SequenceGapError(message, stream_sequence=wanted, next_sequence=head.first_sequence)
+
+
+async def find_subscription(inbox: Inbox, names: Names, name: str) -> SubscriptionInfo:
+    """Return one subscription as it is now.
+
+    Raises: SubscriptionNotFoundError, UnreachableError, JetStreamDisabledError.
+    """
+    call = f"CONSUMER.INFO.{names.ledger_stream}.{names.subscription_consumer(check_token('subscription', name))}"
+    return _read(_checked(await api(inbox, call, {}), name))
+
+
+async def make_subscription(
+    inbox: Inbox, names: Names, name: str, wanted: EventFilter, *, start: Start, ack_wait_s: float
+) -> SubscriptionInfo:
+    """Make a subscription; one that somebody else made meanwhile is returned as it is.
+
+    Raises: LedgerError, UnreachableError.
+    """
+    stream, consumer = names.ledger_stream, names.subscription_consumer(name)
+    config = consumer_settings(names, wanted, start, ack_wait_s)
+    request = {
+        "stream_name": stream,
+        "action": "create",
+        "config": {"durable_name": consumer, "name": consumer, **config},
+    }
+    filters: list[str] = config["filter_subjects"]
+    answer = await api(inbox, f"CONSUMER.CREATE.{stream}.{consumer}", request)
+    if answer.get("error", {}).get("err_code") in _EXISTS:
+        return await find_subscription(inbox, names, name)
+    assert filters, "a subscription without a filter would get other aggregates' events"
+    return _read(_checked(answer, name))
+
+
+def check_unchanged(found: SubscriptionInfo, wanted: EventFilter, ack_wait_s: float | None) -> None:
+    """Refuse to use a subscription for something else than it was made for.
+
+    Raises: SubscriptionMismatchError.
+    """
+    differences = [
+        f"{field} is {_said(getattr(found.filter, field))}, not {_said(getattr(wanted, field))}"
+        for field in EventFilter.__struct_fields__
+        if getattr(found.filter, field) != getattr(wanted, field)
+    ]
+    if ack_wait_s is not None and abs(found.ack_wait_s - ack_wait_s) > 1 / _NANOSECONDS:
+        differences.append(f"ack_wait_s is {found.ack_wait_s:g}, not {ack_wait_s:g}")
+    if differences:
+        raise SubscriptionMismatchError(found.name, differences, found.acknowledged_sequence)
+
+
+def _said(value: object) -> str:
+    if not value:
+        return "any"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+async def list_subscriptions(inbox: Inbox, names: Names) -> list[SubscriptionInfo]:
+    """Return every subscription, by name.
+
+    Raises: LedgerError, UnreachableError.
+    """
+    found: dict[str, SubscriptionInfo] = {}
+    offset = 0
+    for _ in range(_PAGES_MAX):
+        answer = _checked(await api(inbox, f"CONSUMER.LIST.{names.ledger_stream}", {"offset": offset}), "")
+        page: list[dict[str, Any]] = answer.get("consumers") or []
+        for info in page:
+            if str(info["name"]).startswith(SUBSCRIPTION_CONSUMER_PREFIX):
+                found[info["name"]] = _read(info)
+        offset += len(page)
+        if not page or offset >= int(answer.get("total", 0)):
+            break
+    return [info for _, info in sorted(found.items())]
+
+
+async def delete_subscription(inbox: Inbox, names: Names, name: str) -> SubscriptionInfo:
+    """Forget a subscription and its position; return it as it was.
+
+    Raises: SubscriptionNotFoundError, UnreachableError.
+    """
+    found = await find_subscription(inbox, names, name)
+    call = f"CONSUMER.DELETE.{names.ledger_stream}.{names.subscription_consumer(name)}"
+    _checked(await api(inbox, call, {}), name)
+    return found
+
+
+def _checked(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    error = answer.get("error")
+    if error is None:
+        return answer
+    text = error.get("description", "no reason given")
+    if error.get("err_code") in _NOT_FOUND:
+        raise SubscriptionNotFoundError(name)
+    if error.get("code") == _UNAVAILABLE:
+        raise JetStreamDisabledError(f"JetStream is not available for subscriptions: {text}")
+    what = f"subscription {name}" if name else "the list of subscriptions"
+    raise LedgerError(f"the server refused {what}: {text}")
+
+
+def _read(info: dict[str, Any]) -> SubscriptionInfo:
+    config, delivered, floor = info["config"], info["delivered"], info["ack_floor"]
+    times = [_time(each.get("last_active")) for each in (delivered, floor)]
+    return SubscriptionInfo(
+        name=str(info["name"]).removeprefix(SUBSCRIPTION_CONSUMER_PREFIX),
+        filter=_filter_of(config),
+        created_at=_time(info.get("created")) or _NEVER,
+        ack_wait_s=int(config.get("ack_wait", 0)) / _NANOSECONDS,
+        pending=int(info["num_pending"]),
+        in_flight=int(info["num_ack_pending"]),
+        redelivered=int(info.get("num_redelivered", 0)),
+        acknowledged_sequence=int(floor["stream_seq"]),
+        delivered_sequence=int(delivered["stream_seq"]),
+        last_active_at=max((time for time in times if time is not None), default=None),
+    )
+
+
+def _filter_of(config: dict[str, Any]) -> EventFilter:
+    """Read what a subscription is for.
+
+    Raises: LedgerError for a consumer of that name that is not of our making.
+    """
+    metadata: dict[str, str] = config.get("metadata") or {}
+    try:
+        return _decode_filter(metadata[_FILTER_KEY])
+    except (KeyError, msgspec.MsgspecError) as error:
+        consumer = config.get("durable_name", "?")
+        raise LedgerError(
+            f"consumer {consumer} has the name of a subscription and is not of jobledger's making: "
+            "delete it with your NATS tools, or use another name"
+        ) from error
+
+
+def _time(text: str | None) -> datetime | None:
+    """Read the server's time, nanoseconds cut to microseconds; None where it says that there was none."""
+    if not text:
+        return None
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    try:
+        found = datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")
+    except ValueError as error:
+        raise ServerUnreachableError(f"the server told a time that is none: {text[:60]!r}") from error
+    return found if found > _NEVER else None
