@@ -61,18 +61,21 @@ async def verify(
     expected: Expected | None = None,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
+    is_part: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check a ledger up to `to_sequence`, or to its head as it is now; what was found is in the report.
 
     What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
-    checked from where it begins. `on_progress` gets the sequence reached and the last one, after each batch.
+    checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
+    nothing is missing before it. `on_progress` gets the sequence reached and the last one, after each batch.
 
     Raises: InvalidInputError, ScratchSpaceError, UnreachableError, and what a witness raises.
     """
     head = await log.head()
-    prefix_archived = head.first_sequence > 1 and from_sequence in (1, head.first_sequence)
-    begin = head.first_sequence if prefix_archived else from_sequence
+    is_whole = head.first_sequence > 1 and from_sequence in (1, head.first_sequence)
+    begin = head.first_sequence if is_whole else from_sequence
+    prefix_archived = is_whole and not is_part
     _check_range(begin, to_sequence, before)
     checker = Checker(
         log.names, from_sequence=begin, prefix_archived=prefix_archived, options=options, before=before

@@ -24,7 +24,7 @@ from jobledger.ledger.audit_tally import Tally
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, JobName, Options
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
-from jobledger.ledger.events import Fenced, event_type
+from jobledger.ledger.events import Carried, Fenced
 from jobledger.ledger.job import FINAL_STATES, Job, JobState, evolve
 from jobledger.ledger.subjects import Names, aggregate_of, is_token
 
@@ -240,7 +240,7 @@ class Checker:
     def _follow_unknown(self, name: str, record: Open, stored: Stored) -> None:
         """Take in an event of a job whose state is not known, since its chain began before the range."""
         event = stored.event
-        if event_type(event) == "carried":
+        if isinstance(event, Carried):
             self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record)
             return
         archived = self._reactors.archived

@@ -11,8 +11,11 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from jobledger.ledger.carried import difference
 from jobledger.ledger.events import (
     NO_VALUE,
+    Carried,
+    CarriedJob,
     Checkpointed,
     Completed,
     DeadLettered,
@@ -116,6 +119,22 @@ def _keeps_the_limit(job: Job, event: JobEvent, _stream_sequence: int) -> Broken
     )
 
 
+def _carries_what_is(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | None:
+    carried = cast("Carried", event)
+    if job.state not in CLOSED_STATES:
+        found = difference(job, carried, lean=True)
+    else:  # of a closed job little is kept
+        said = carried.job_state
+        attempts = [(each.epoch, each.state) for each in job.attempts]
+        same = {
+            "state": said.state == job.state,
+            "last_sequence": said.last_sequence == job.last_sequence,
+            "attempts": [(each.epoch, each.state) for each in said.attempts] == attempts,
+        }
+        found = next((field for field, is_same in same.items() if not is_same), None)
+    return None if found is None else ("archive", f"`carried` says another {found} than the events before it")
+
+
 _RULE_OF: Final[Mapping[type[Event], Callable[[Job, JobEvent, int], Broken | None]]] = {
     Completed: _one_outcome,
     Failed: _one_outcome,
@@ -125,6 +144,7 @@ _RULE_OF: Final[Mapping[type[Event], Callable[[Job, JobEvent, int], Broken | Non
     Started: _may_claim,
     Queued: _keeps_the_limit,
     Held: _keeps_the_limit,
+    Carried: _carries_what_is,
 }
 
 
@@ -159,6 +179,8 @@ _NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
 
 def lean(event: JobEvent) -> JobEvent:
     """Return `event` without the values that no rule looks at, so that an open job keeps no payload alive."""
+    if type(event) is Carried:
+        return msgspec.structs.replace(event, job_state=_lean_state(event.job_state))
     changes = _HEAVY.get(type(event))
     return event if changes is None else msgspec.structs.replace(event, **changes)
 
@@ -178,3 +200,12 @@ _HEAVY: Final[Mapping[type[Event], dict[str, Any]]] = {
     DeadLettered: {"error": None},
     Checkpointed: {"value": NO_VALUE, "value_ref": None},
 }
+
+
+def _lean_state(state: CarriedJob) -> CarriedJob:
+    attempts = tuple(
+        each if each.error is None else msgspec.structs.replace(each, error=_NO_ERROR)
+        for each in state.attempts
+    )
+    no_values = {"error": None, "result": NO_VALUE, "checkpoint": NO_VALUE, "checkpoint_ref": None}
+    return msgspec.structs.replace(state, attempts=attempts, **_NO_ORDER, **no_values)
