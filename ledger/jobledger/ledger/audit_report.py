@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -32,6 +32,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The proof, or what stands against it."""
 
     sound: bool  #: nothing was found
+    what: Literal["ledger", "export"] = "ledger"  #: was checked
     from_sequence: int
     head_sequence: int  #: the last stream sequence checked; `from_sequence - 1` when there was none
     head_hash: str  #: hex sha256 of the event there; "" when there was none
@@ -68,10 +69,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> str:
         if self.sound:
-            return "the ledger is sound"
+            return f"the {self.what} is sound"
         counts = ", ".join(f"{rule} {count:,}" for rule, count in sorted(self.broken.items()))
         noun = "violation" if self.violations_count == 1 else "violations"
-        return f"the ledger is NOT sound: {self.violations_count:,} {noun} ({counts})"
+        return f"the {self.what} is NOT sound: {self.violations_count:,} {noun} ({counts})"
 
     def _figures(self) -> str:
         states = ", ".join(f"{state} {count:,}" for state, count in sorted(self.states.items()))

@@ -50,6 +50,7 @@ Rule = Literal[
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over
     "projection",  # the tables say what the events add up to
+    "export",  # an export's files are as its manifest says
     "seal",  # the ledger is what it was when it was sealed
     "enqueue",  # the jobs are those whose enqueue was acknowledged
     "final",  # every job has a final state

@@ -6,6 +6,7 @@ describes it for who reads it with other tools. What belongs together is in modu
 
 from __future__ import annotations
 
+from jobledger.ledger.export_check import verify_export
 from jobledger.ledger.export_import import import_export
 from jobledger.ledger.export_log import ExportLog, JoinedLog
 from jobledger.ledger.export_manifest import (
@@ -35,5 +36,6 @@ __all__ = [
     "previous_of",
     "read_export",
     "read_manifest",
+    "verify_export",
     "write_export",
 ]

@@ -45,6 +45,26 @@ class Damage(msgspec.Struct, frozen=True, gc=False):
     problem: str
 
 
+class Totals:
+    """What an export says of all its events, computed as they go by."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._newest = b""
+        self.count = 0
+
+    def add(self, data: bytes) -> None:
+        """Take in the stored bytes of the next event."""
+        self._newest = hashlib.sha256(data).digest()
+        self._digest.update(self._newest)
+        self.count += 1
+
+    @property
+    def figures(self) -> tuple[int, str, str]:
+        """Count, digest and head hash; the last is "" before the first event."""
+        return self.count, self._digest.hexdigest(), self._newest.hex()
+
+
 class EventFile(Protocol):
     """A file of an export, to be read."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import ExportDamagedError
-from jobledger.ledger.export_files import EventFile, JsonLinesFile, as_message
+from jobledger.ledger.export_files import EventFile, JsonLinesFile, Totals, as_message
 from jobledger.ledger.export_manifest import MANIFEST, ExportedFile, Manifest, export_folder, read_manifest
 
 
@@ -59,15 +58,12 @@ def read_export(folder: Path) -> Iterator[Message]:
     """
     folder = export_folder(folder)
     manifest = read_manifest(folder)
-    total, newest, count = hashlib.sha256(), b"", 0
+    totals = Totals()
     for entry in manifest.files:
         for message in _events_of(event_file(folder, entry)):
-            newest = hashlib.sha256(message.data).digest()
-            total.update(newest)
-            count += 1
+            totals.add(message.data)
             yield message
-    found = (count, total.hexdigest(), newest.hex())
-    if found != (manifest.count, manifest.digest, manifest.head_hash):
+    if totals.figures != (manifest.count, manifest.digest, manifest.head_hash):
         raise ExportDamagedError(
             folder / MANIFEST, "its count, digest or head hash is not that of the events in its files"
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
@@ -27,7 +26,7 @@ from jobledger.ledger.errors import (
     NotFoundError,
     SequenceGapError,
 )
-from jobledger.ledger.export_files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter
+from jobledger.ledger.export_files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter, Totals
 from jobledger.ledger.export_manifest import (
     FORMAT,
     MANIFEST,
@@ -70,25 +69,6 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
             and (found.selection, found.previous) == (self.selection, self.previous)
             and (not found.files or found.file_format == self.file_format)
         )
-
-
-class _Totals:
-    """What an export says of all its events."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._last = b""
-        self.count = 0
-
-    def add(self, message: Message) -> None:
-        self._last = hashlib.sha256(message.data).digest()
-        self._digest.update(self._last)
-        self.count += 1
-
-    @property
-    def figures(self) -> tuple[int, str, str]:
-        """Count, digest and head hash."""
-        return self.count, self._digest.hexdigest(), self._last.hex()
 
 
 class _Writer:
@@ -169,7 +149,7 @@ async def write_export(
     if existing is not None:
         return await _unchanged(log, folder, existing, wanted, on_progress)
     with _drafted(folder) as draft:
-        writer, totals = _Writer(draft, file_format, file_bytes_max), _Totals()
+        writer, totals = _Writer(draft, file_format, file_bytes_max), Totals()
         try:
             await _read(log, wanted, totals, on_progress, writer)
             files = await anyio.to_thread.run_sync(writer.finish)
@@ -181,7 +161,7 @@ async def write_export(
     return manifest
 
 
-def _manifest(plan: _Plan, totals: _Totals, files: tuple[ExportedFile, ...], clock: Clock) -> Manifest:
+def _manifest(plan: _Plan, totals: Totals, files: tuple[ExportedFile, ...], clock: Clock) -> Manifest:
     count, digest, head_hash = totals.figures
     return sealed(
         Manifest(
@@ -224,7 +204,7 @@ async def _range(log: Log, first: int | None, last: int | None, selection: Selec
 
 
 async def _read(
-    log: Log, wanted: _Plan, totals: _Totals, on_progress: Progress | None, writer: _Writer | None = None
+    log: Log, wanted: _Plan, totals: Totals, on_progress: Progress | None, writer: _Writer | None = None
 ) -> None:
     """Take in every event of the range that was selected, and nothing else."""
     number = wanted.last - wanted.first + 1
@@ -241,9 +221,9 @@ async def _read(
         raise SequenceGapError(message, stream_sequence=wanted.first + totals.count)
 
 
-def _take(batch: list[Message], totals: _Totals, writer: _Writer | None) -> None:
+def _take(batch: list[Message], totals: Totals, writer: _Writer | None) -> None:
     for message in batch:
-        totals.add(message)
+        totals.add(message.data)
     if writer is not None:
         writer.add(batch)
 
@@ -291,7 +271,7 @@ async def _unchanged(
             f"{folder} holds another export, of stream sequence {existing.first_sequence} to "
             f"{existing.last_sequence} as {existing.file_format}: choose another folder"
         )
-    totals = _Totals()
+    totals = Totals()
     await _read(log, wanted, totals, on_progress)
     if totals.figures != (existing.count, existing.digest, existing.head_hash):
         raise ExportExistsError(

@@ -1,0 +1,161 @@
+"""Checking an export without a server: its files against its manifest, its events against the rules of the ledger.
+
+Nothing stops at the first thing that is wrong: each file, line and event is looked at, and all goes into one report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.audit_checker import Checker
+from jobledger.ledger.audit_report import Report
+from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Options
+from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
+from jobledger.ledger.export_files import Damage, EventFile, Row, Totals, as_message
+from jobledger.ledger.export_manifest import (
+    MANIFEST,
+    Manifest,
+    export_folder,
+    is_file_name,
+    read_manifest,
+)
+from jobledger.ledger.export_reader import event_file
+from jobledger.ledger.subjects import Names
+
+_PROGRESS_EVERY: Final = 1_000
+
+
+def verify_export(
+    folder: Path,
+    *,
+    options: Options = DEFAULT_OPTIONS,
+    before: Report | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check an export; `before` is an earlier report, of the ledger or of an export of it, which this one must continue.
+
+    An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that begins later or
+    holds a selection proves what the report does not name under "not proven". `on_progress` gets events done and all.
+
+    Raises: as `read_manifest`; InvalidInputError for an earlier report that such an export cannot be compared with;
+        ConfigurationError for Parquet without pyarrow; ScratchSpaceError.
+    """
+    folder = export_folder(folder)
+    manifest = read_manifest(folder)
+    if before is not None and not manifest.complete:
+        raise InvalidInputError(
+            f"{folder} holds a selection of the events, and the earlier report is about all of them: "
+            "they cannot be compared"
+        )
+    checker = Checker(
+        Names(manifest.environment), from_sequence=manifest.first_sequence, options=options, before=before
+    )
+    with contextlib.closing(checker):
+        files = [event_file(folder, entry) for entry in manifest.files]
+        _note_strangers(checker, folder, manifest)
+        reading = _Reading(checker, manifest, on_progress)
+        for file in files:
+            reading.read(file)
+        reading.note_end()
+        _say_what_is_not_proven(checker, manifest, before)
+        return msgspec.structs.replace(checker.finish(), what="export")
+
+
+def _note_strangers(checker: Checker, folder: Path, manifest: Manifest) -> None:
+    known = {entry.name for entry in manifest.files}
+    for path in sorted(folder.iterdir()):
+        if is_file_name(path.name) and path.name not in known:
+            checker.note("", "export", f"{path.name} is not in the manifest")
+
+
+class _Reading:
+    """Feeds the checker from file after file."""
+
+    def __init__(
+        self, checker: Checker, manifest: Manifest, on_progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._checker = checker
+        self._manifest = manifest
+        self._on_progress = on_progress
+        self._totals = Totals()
+        self._skipped = 0  # lines in a row that could not be read
+
+    def read(self, file: EventFile) -> None:
+        problem = file.check()
+        if problem is not None:
+            self._note(file, problem, stream_sequence=file.entry.first_sequence)
+        if not file.path.is_file():
+            self._skipped += file.entry.count
+            return
+        count = 0
+        for row in file.rows():
+            if isinstance(row, Row):
+                count += 1
+                self._totals.add(row.data)
+            self._take(file, row)
+            if self._on_progress is not None and count % _PROGRESS_EVERY == 0:
+                self._on_progress(self._totals.count, self._manifest.count)
+        if count != file.entry.count:
+            self._note(file, f"it has {count:,} events, and the manifest says {file.entry.count:,}")
+
+    def _note(self, file: EventFile, problem: str, *, line: int = 0, stream_sequence: int = 0) -> None:
+        place = f", line {line:,}" if line else ""
+        self._checker.note(
+            "", "export", f"{file.path.name}{place}: {problem}", stream_sequence=stream_sequence
+        )
+
+    def _take(self, file: EventFile, row: Row | Damage) -> None:
+        if isinstance(row, Damage):
+            self._note(file, row.problem, line=row.number)
+            self._skipped += 1
+            return
+        checker, sequence = self._checker, row.stream_sequence
+        if not file.entry.first_sequence <= sequence <= file.entry.last_sequence:
+            problem = "this event does not belong in a file of its range"
+            self._note(file, problem, line=row.number, stream_sequence=sequence)
+        # Holes are what a selection is made of; and what could not be read has been told already.
+        if not self._manifest.complete or sequence == checker.next_sequence + self._skipped:
+            checker.next_sequence = max(checker.next_sequence, sequence)
+        self._skipped = 0
+        try:
+            checker.feed(as_message(file, row))
+        except CorruptLedgerError as error:
+            checker.unreadable(error)
+
+    def note_end(self) -> None:
+        """Tell what is missing at the end of the range, and whether the events are those of the manifest."""
+        checker, last = self._checker, self._manifest.last_sequence
+        if self._manifest.complete and checker.next_sequence + self._skipped <= last:
+            sentence = (
+                f"stream sequence {checker.next_sequence} to {last} are missing at the end of the export"
+            )
+            checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
+        said = (self._manifest.count, self._manifest.digest, self._manifest.head_hash)
+        for name, found, wanted in zip(
+            ("count", "digest", "head_hash"), self._totals.figures, said, strict=True
+        ):
+            if found != wanted:
+                checker.note("", "export", f"{MANIFEST} says {name} {wanted!r}, its events have {found!r}")
+
+
+def _say_what_is_not_proven(checker: Checker, manifest: Manifest, before: Report | None) -> None:
+    def say(sentence: str) -> None:
+        checker.compared("not proven", sentence, agrees=True)
+
+    if not manifest.complete:
+        say("that no event is missing at the end of a chain, for the export holds a selection of the events")
+    if manifest.first_sequence > 1:
+        say(
+            f"what needs the events before {manifest.first_sequence}: of jobs begun before it, "
+            "the links between their events were checked"
+        )
+    if before is None:
+        say(
+            "that the export is of this very ledger and was not cut off or written anew: "
+            "only an earlier report (--against), a seal or the ledger itself tells"
+        )
