@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from jobledger.cli import options
 from jobledger.cli.errors import LedgerNotSoundError, UsageError
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, run
-from jobledger.ledger.audit import Report
+from jobledger.cli.session import Target, opened, projection_path, run
+from jobledger.ledger import Ledger
+from jobledger.ledger.audit import Expected, Options, Report, Witness
 from jobledger.ledger.audit import verify as check
 from jobledger.ledger.audit_file import read_report, write_report
+from jobledger.ledger.audit_terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.export import ExportLog, JoinedLog
+from jobledger.ledger.log import Log
+from jobledger.projections.witness import ProjectionWitness
 
 _SEQUENCE_MAX: Final = 2**63 - 1
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check was asked for."""
+
+    begin: int
+    last: int | None
+    before: Report | None
+    options: Options
+    archives: tuple[Path, ...]
+    with_projection: bool
+    projection: Path | None
 
 
 def verify(
@@ -42,6 +62,32 @@ def verify(
     kept: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Keep the report in this file, as JSON.")
     ] = None,
+    archives: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--archive", metavar="DIR", help="Export that holds the archived beginning; the oldest first."
+        ),
+    ] = None,
+    with_projection: Annotated[
+        bool,
+        typer.Option(
+            "--with-projection", metavar="", help="Compare the projection as well; so does --projection."
+        ),
+    ] = False,
+    projection: options.ProjectionFile = None,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            "--timer-grace",
+            min=0,
+            metavar="SECONDS",
+            help="How late a timer may be before it is a violation.",
+        ),
+    ] = OVERDUE_GRACE_S,
+    memory_mib: Annotated[
+        int,
+        typer.Option("--memory", min=1, metavar="MIB", help="Memory for jobs; the rest is put on the disk."),
+    ] = MEMORY_BYTES_MAX >> 20,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
@@ -49,11 +95,28 @@ def verify(
     """Read every event and prove that the ledger is sound; exits with 4 and names the first violation if not."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     before = read_report(against) if against is not None else None
-    begin = first if first is not None else 1 if before is None else before.from_sequence
-    _check_range(begin, last, before)
+    asked = _Asked(
+        begin=first if first is not None else 1 if before is None else before.from_sequence,
+        last=last,
+        before=before,
+        options=Options(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
+        archives=tuple(archives or ()),
+        with_projection=with_projection or projection is not None,
+        projection=projection,
+    )
+    _check_range(asked.begin, last, before)
+    if asked.with_projection and (first is not None or last is not None):
+        raise UsageError("a projection can only be compared with the whole ledger: leave out --from and --to")
     if kept is not None and not kept.absolute().parent.is_dir():
         raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
-    report = run(lambda: _verify(output, target, begin, last, before))
+    tell(output, run(lambda: _verify(output, target, asked)), kept, against)
+
+
+def tell(output: Output, report: Report, kept: Path | None = None, against: Path | None = None) -> None:
+    """Print a report, and keep it in a file.
+
+    Raises: LedgerNotSoundError, naming the first violation.
+    """
     if output.as_json:
         output.object(report)
     else:
@@ -79,14 +142,34 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
         )
 
 
-async def _verify(
-    output: Output, target: Target, begin: int, last: int | None, before: Report | None
-) -> Report:
-    async with opened(target) as ledger:
+async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
+    async with opened(target) as ledger, AsyncExitStack() as stack:
+        log: Log = ledger.log
+        if asked.archives:
+            log = JoinedLog([ExportLog(folder, log.names) for folder in asked.archives], log)
+        witnesses = [each async for each in _witnesses(stack, ledger, log, asked)]
+        # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
+        expected = Expected(now=ledger.clock.now() if asked.last is None else None)
         with output.progress("checking the ledger") as progress:
             return await check(
-                ledger.log, from_sequence=begin, to_sequence=last, before=before, on_progress=progress
+                log,
+                from_sequence=asked.begin,
+                to_sequence=asked.last,
+                options=asked.options,
+                expected=expected,
+                before=asked.before,
+                witnesses=witnesses,
+                on_progress=progress,
             )
+
+
+async def _witnesses(
+    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked
+) -> AsyncGenerator[Witness, None]:
+    """Yield what else is compared with the ledger in the same pass."""
+    if asked.with_projection:
+        path = await projection_path(ledger, asked.projection)
+        yield await stack.enter_async_context(ProjectionWitness(log, path))
 
 
 def _show_report(output: Output, report: Report) -> None:
