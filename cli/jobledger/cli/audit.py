@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from jobledger.cli import audit_seals, audit_trail, audit_verify, audit_who
+from jobledger.cli import audit_export, audit_seals, audit_trail, audit_verify, audit_who
 
 app = typer.Typer(
     help="Prove the ledger sound, tell what happened to a job, list what people did.", no_args_is_help=True
@@ -15,3 +15,4 @@ app.command("who")(audit_who.who)
 app.command("keygen")(audit_seals.keygen)
 app.command("seal")(audit_seals.seal)
 app.command("seals")(audit_seals.seals)
+app.command("export")(audit_export.export)

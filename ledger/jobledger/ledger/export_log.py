@@ -166,8 +166,7 @@ class ExportLog(_ReadOnly):
             raise SequenceGapError(
                 f"the export ends at stream sequence {last}, before {from_sequence}: it is another one"
             )
-        dense = self.manifest.complete and subject is None
-        if dense and from_time is None and max(1, from_sequence) < first:
+        if 1 < from_sequence < first and self.manifest.complete and subject is None and from_time is None:
             message = f"the export begins at stream sequence {first}: {from_sequence} is not in it"
             raise SequenceGapError(message, stream_sequence=from_sequence, next_sequence=first)
         async with contextlib.aclosing(self._batches(from_sequence, from_time, subject)) as batches:

@@ -190,6 +190,10 @@ async def _range(log: Log, first: int | None, last: int | None, selection: Selec
     held_from = max(1, head.first_sequence)
     begin = held_from if first is None else first
     end = head.last_sequence if last is None else last
+    if begin > head.last_sequence + 1:
+        raise InvalidInputError(
+            f"the export is to begin at stream sequence {begin}, and the ledger ends at {head.last_sequence}"
+        )
     if begin < held_from:
         raise InvalidInputError(
             f"the export is to begin at stream sequence {begin}, and the ledger begins at {held_from}"

@@ -1,0 +1,182 @@
+"""`jobledger audit export`: a range of the ledger as files that can be checked without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import UsageError
+from jobledger.cli.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.cli.text import size
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.errors import JobNotFoundError, NotFoundError
+from jobledger.ledger.export import FileFormat, Manifest, Selection, write_export
+from jobledger.ledger.log import Log
+from jobledger.ledger.subjects import check_token
+from jobledger.projections.as_of import moment_of
+
+_SEQUENCE_MAX: Final = 2**63 - 1
+
+
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events, as the command line says it; at most one beginning and one end."""
+
+    first: int | None
+    last: int | None
+    since: datetime | None
+    until: datetime | None
+    selection: Selection
+
+
+def export(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where the export goes; it must not exist.")
+    ],
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="How the events are written.")
+    ] = "jsonl",
+    first: Annotated[
+        int | None,
+        typer.Option("--from", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to begin at."),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            min=1,
+            max=_SEQUENCE_MAX,
+            metavar="SEQ",
+            help="Stream sequence to end at. (default: the head)",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only what was stored since this time (UTC)."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only what was stored up to this time (UTC)."),
+    ] = None,
+    queue: options.Queue = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Write events and a manifest of them to FOLDER; `jobledger audit verify FOLDER` proves them without a server."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    if first is not None and since is not None:
+        raise UsageError("--from and --since both say where to begin: give one of them")
+    if last is not None and until is not None:
+        raise UsageError("--to and --until both say where to end: give one of them")
+    if first is not None and last is not None and last < first:
+        raise UsageError(f"--to {last} comes before --from {first}")
+    wanted = _Wanted(
+        first=first,
+        last=last,
+        since=parse_time("--since", since) if since is not None else None,
+        until=parse_time("--until", until) if until is not None else None,
+        selection=Selection(queue=queue, job=job),
+    )
+    manifest = run(lambda: _export(output, target, folder, wanted, file_format))
+    if output.as_json:
+        output.raw(msgspec.json.encode(manifest).decode())
+    else:
+        _show(output, folder, manifest)
+
+
+async def _export(
+    output: Output, target: Target, folder: Path, wanted: _Wanted, file_format: FileFormat
+) -> Manifest:
+    async with opened(target) as ledger:
+        first, last = await _range(ledger.log, wanted)
+        await _check_selected(ledger.log, wanted.selection)
+        with output.progress("exporting the ledger") as progress:
+            return await write_export(
+                ledger.log,
+                folder,
+                first=first,
+                last=last,
+                selection=wanted.selection,
+                file_format=file_format,
+                clock=ledger.clock,
+                on_progress=progress,
+            )
+
+
+async def _range(log: Log, wanted: _Wanted) -> tuple[int | None, int | None]:
+    """Return both ends as stream sequences, None for those of the ledger.
+
+    Raises: NotFoundError when nothing was stored between two times.
+    """
+    first, last = wanted.first, wanted.last
+    if wanted.since is not None:
+        first = await _stored_since(log, wanted.since)
+    if wanted.until is not None:
+        last = (await moment_of(log, at=wanted.until)).stream_sequence
+    if wanted.since is not None or wanted.until is not None:
+        head = await log.head()
+        begin, end = first or max(1, head.first_sequence), head.last_sequence if last is None else last
+        if begin > end:
+            raise NotFoundError("no event was stored in that time: nothing was exported")
+    return first, last
+
+
+async def _check_selected(log: Log, selection: Selection) -> None:
+    """Refuse a name of which there is nothing: it was mistyped.
+
+    Raises: JobNotFoundError, NotFoundError; InvalidTokenError.
+    """
+    for name, value in (("queue", selection.queue), ("job id", selection.job)):
+        if value is not None:
+            check_token(name, value)
+    subject = selection.subject(log.names)
+    if subject is None or await log.last(subject) is not None:
+        return
+    if selection.job is not None:
+        raise JobNotFoundError(selection.job)
+    raise NotFoundError(f"the ledger has no event of queue {selection.queue}: nothing was exported")
+
+
+async def _stored_since(log: Log, moment: datetime) -> int:
+    async with contextlib.aclosing(log.read_messages(from_time=moment)) as batches:
+        async for batch in batches:
+            return batch[0].stream_sequence
+    return (await log.head()).last_sequence + 1
+
+
+def _show(output: Output, folder: Path, manifest: Manifest) -> None:
+    events = "1 event" if manifest.count == 1 else f"{manifest.count:,} events"
+    files = "1 file" if len(manifest.files) == 1 else f"{len(manifest.files):,} files"
+    held = size(sum(entry.bytes for entry in manifest.files))
+    output.say(f"{events} in {folder}", style="bold green")
+    output.facts(
+        [
+            ("range", f"{manifest.first_sequence:,} to {manifest.last_sequence:,}{_selected(manifest)}"),
+            ("files", f"{files}, {held}"),
+            ("hash", manifest.head_hash or None),
+            ("digest", manifest.digest),
+        ]
+    )
+    output.note(f"check it with `jobledger audit verify {folder}`")
+
+
+def _selected(manifest: Manifest) -> str:
+    chosen = manifest.selection
+    words = [
+        f"{name} {value}"
+        for name, value in (("queue", chosen.queue), ("job", chosen.job))
+        if value is not None
+    ]
+    return f", of {' and '.join(words)} alone" if words else ""
