@@ -107,6 +107,14 @@ SHOWN = {
         "three in four are of the queue with weight 3: True",
     ],
     "quickstart.py": ["welcome mail sent to user 7", "1 queued ", "2 started ", "3 completed "],
+    "read_model.py": [
+        "after 9 events:",
+        "ada paid 750 cents",
+        "grace paid 700 cents",
+        "made anew from the first event:",
+        "ada paid 1500 cents",
+        "grace paid 1400 cents",
+    ],
     "supervised_workers.py": [
         "the supervisor keeps 2 processes",
         "1 + 2 = 3",

@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.errors import InvalidError, LedgerError, NotFoundError, RefusedError, UnreachableError
 from jobledger.projections.errors import (
+    MomentArchivedError,
     NewerSchemaError,
     NotAProjectionError,
     OlderSchemaError,
@@ -39,6 +40,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UnreachableError, UNREACHABLE),
     (ProjectionConfigError, USAGE),
     (ProjectionMissingError, NOT_FOUND),
+    (MomentArchivedError, REFUSED),
     (NotAProjectionError, REFUSED),
     (NewerSchemaError, REFUSED),
     (OlderSchemaError, REFUSED),
@@ -57,6 +59,10 @@ class ServerEndedError(UnreachableError):
 
 class JobNotCompletedError(LedgerError):
     """`enqueue --wait` saw the job end otherwise than completed."""
+
+
+class JobNotYetError(NotFoundError):
+    """A job was asked for as of a moment before its first event."""
 
 
 class NotADeadLetterError(RefusedError):

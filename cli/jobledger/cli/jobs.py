@@ -13,6 +13,7 @@ from jobledger.cli import options
 from jobledger.cli.events import parse_time
 from jobledger.cli.job_view import job_object, show_job
 from jobledger.cli.output import Output
+from jobledger.cli.past import Asked, asked, events_until, said, viewed
 from jobledger.cli.session import Target, caught_up, opened, projection_path, run
 from jobledger.cli.text import age, colored, iso, shortened
 from jobledger.ledger import JobHandle, Ledger
@@ -42,12 +43,14 @@ def list_jobs(
         typer.Option("--since", metavar="TIME", help="Only jobs created at this time (UTC) or later."),
     ] = None,
     limit: options.Limit = 50,
+    at: options.At = None,
+    sequence: options.Sequence = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
-    """List jobs, the newest first, as the ledger has them at this moment."""
+    """List jobs, the newest first, as the ledger has them at this moment or had them at a past one."""
     if queue is not None:
         check_token("queue", queue)
     filters = {
@@ -56,24 +59,27 @@ def list_jobs(
         "task": task,
         "since": iso(parse_time("--since", since)) if since is not None else None,
     }
+    past = asked(at, sequence)
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _list(output, target, projection, limit, filters))
+    run(lambda: _list(output, target, projection, limit, filters, past))
 
 
-async def _list(
-    output: Output, target: Target, chosen: Path | None, limit: int, filters: dict[str, Any]
+async def _list(  # noqa: PLR0917 - what the command was told
+    output: Output,
+    target: Target,
+    chosen: Path | None,
+    limit: int,
+    filters: dict[str, Any],
+    past: Asked | None,
 ) -> None:
-    async with opened(target) as ledger:
-        path = await projection_path(ledger, chosen)
-        await caught_up(ledger, path, output)
-        now = ledger.clock.now()
-    with Store.open(path) as store:
+    async with opened(target) as ledger, viewed(ledger, chosen, past, output) as (store, now):
         found = store.jobs(limit, **filters)
     if output.as_json:
         for row in found:
             output.object(msgspec.structs.asdict(row))
     elif not found:
-        output.say("no jobs" if any(filters.values()) else "no jobs; add one with `jobledger enqueue`")
+        plainly = past is not None or any(filters.values())
+        output.say("no jobs" if plainly else "no jobs; add one with `jobledger enqueue`")
     else:
         output.table(("id!", "queue", "task", "status!", "age>"), [_row(row, now) for row in found])
         if len(found) == limit:
@@ -96,27 +102,40 @@ def show(
     *,
     job_id: JobId,
     queue: options.Queue = None,
+    at: options.At = None,
+    sequence: options.Sequence = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
     """Show one job with its attempts and every event, read from its chain and so never stale."""
+    past = asked(at, sequence)
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _show(output, target, projection, job_id, queue))
+    run(lambda: _show(output, target, projection, job_id, queue, past))
 
 
-async def _show(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
+async def _show(  # noqa: PLR0917 - what the command was told
+    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, past: Asked | None
+) -> None:
     async with opened(target) as ledger:
+        then = await past.moment(ledger) if past is not None else None
         handle = await find_job(ledger, output, chosen, job_id, queue)
         history = await handle.history()
+        if then is not None:
+            history = events_until(history, then)
         job = fold(history).job
         assert job is not None, "a history is not empty"
         body = await job_object(ledger, job)
-        if output.as_json:
-            output.object(body)
-        else:
-            show_job(output, job, body, history, ledger.clock.now())
+        now = ledger.clock.now()
+    if then is not None:
+        body["as_of"] = {"stream_sequence": then.stream_sequence, "at": then.at}
+        output.say(said(then), style="dim")
+        now = then.at or now
+    if output.as_json:
+        output.object(body)
+    else:
+        show_job(output, job, body, history, now)
 
 
 async def find_job(

@@ -205,6 +205,20 @@ MetricsTokenFile = Annotated[
         rich_help_panel=_METRICS,
     ),
 ]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="TIME", help="As it was at this past time (UTC), by the clock of the server."
+    ),
+]
+Sequence = Annotated[
+    int | None,
+    typer.Option(
+        "--sequence",
+        metavar="N",
+        help="As it was after the event at this stream sequence; 0 is before the first.",
+    ),
+]
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.errors import ProjectionDiffersError
+from jobledger.cli.errors import ProjectionDiffersError, UsageError
 from jobledger.cli.output import Output
+from jobledger.cli.read_models import Plan, run_read_model
 from jobledger.cli.session import Target, caught_up, opened, projection_path, run, until_closed, watch_signals
 from jobledger.cli.text import age, size
 from jobledger.ledger import Ledger
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.projections import Position, ProjectionMissingError, Projector, Store, difference, rebuild
+from jobledger.projections import (
+    Position,
+    ProjectionMissingError,
+    Projector,
+    Snapshots,
+    Store,
+    difference,
+    rebuild,
+)
 
 app = typer.Typer(help="Follow, inspect and rebuild the projection of the ledger.", no_args_is_help=True)
 
@@ -25,17 +34,47 @@ app = typer.Typer(help="Follow, inspect and rebuild the projection of the ledger
 @app.command("run")
 def run_projector(
     *,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:Class",
+            help="A read model of your own, instead of the projection; a .py file may be named.",
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", metavar="", help="End when the ledger's end is reached.")
+    ] = False,
+    anew: Annotated[
+        bool, typer.Option("--rebuild", metavar="", help="Make the read model anew from the first event.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            metavar="PATH",
+            help="SQLite file of the read model. (default: one per ledger and model in your data folder)",
+        ),
+    ] = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
-    """Follow the ledger and keep the projection up to date until Ctrl-C."""
+    """Follow the ledger and keep the projection, or a read model of your own, up to date until Ctrl-C."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _run(output, target, projection))
+    if model is not None:
+        plan = Plan(model=model, file=file, anew=anew, once=once)
+        run(lambda: run_read_model(output, target, plan))
+        return
+    if anew or file is not None:
+        instead = "`jobledger projection rebuild`" if anew else "--projection"
+        raise UsageError(
+            f"{'--rebuild' if anew else '--file'} is for a read model, as in MODULE:Class; here it is {instead}"
+        )
+    run(lambda: _run(output, target, projection, once=once))
 
 
-async def _run(output: Output, target: Target, chosen: Path | None) -> None:
+async def _run(output: Output, target: Target, chosen: Path | None, *, once: bool) -> None:
     async with opened(target) as ledger, anyio.create_task_group() as group:
         await group.start(watch_signals, group.cancel_scope.cancel)
         group.start_soon(until_closed, ledger)
@@ -43,12 +82,16 @@ async def _run(output: Output, target: Target, chosen: Path | None) -> None:
         position = await caught_up(ledger, path, output)
         if output.as_json:
             output.object({"projection": str(path), "position": position.stream_sequence})
+        elif once:
+            output.say(f"{path} holds the ledger up to stream sequence {position.stream_sequence:,}")
         else:
             output.say(
                 f"{path} follows the ledger from stream sequence {position.stream_sequence:,}; stop with Ctrl-C"
             )
-        with Projector(ledger.log, path) as projector:
-            await projector.run()
+        if not once:
+            with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
+                await projector.run()
+        group.cancel_scope.cancel()
 
 
 @app.command("status")

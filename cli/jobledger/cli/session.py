@@ -29,7 +29,7 @@ from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.streams import api
-from jobledger.projections import Position, Projector
+from jobledger.projections import Position, Projector, Snapshots
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
@@ -137,9 +137,14 @@ def named_modules(app: list[str] | None) -> list[str]:
         raise UsageError(
             "no tasks are loaded: name their module with --app or JOBLEDGER_APP, as in --app myapp.tasks"
         )
+    import_path_begins_here()
+    return modules
+
+
+def import_path_begins_here() -> None:
+    """Make sure that modules are looked for in the current folder first."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    return modules
 
 
 def load_tasks(app: list[str] | None) -> TaskRegistry:
@@ -201,7 +206,10 @@ def data_folder() -> Path:
 
 async def caught_up(ledger: Ledger, path: Path, output: Output) -> Position:
     """Bring the projection up to the ledger's head as it is now; a progress bar when that takes its time."""
-    with Projector(ledger.log, path) as projector, output.progress("reading the ledger") as progress:
+    with (
+        Projector(ledger.log, path, snapshots=Snapshots(path)) as projector,
+        output.progress("reading the ledger") as progress,
+    ):
         return await projector.catch_up(progress=progress)
 
 

@@ -25,7 +25,7 @@ from jobledger.cli.session import (
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.connection import redact
 from jobledger.ledger.server import Durability, EmbeddedServer
-from jobledger.projections import Projector
+from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import settle
 
@@ -89,7 +89,7 @@ async def _up(output: Output, plan: _Plan) -> None:
         async with opened(target) as ledger:
             path = await projection_path(ledger, plan.projection)
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
-            with Projector(ledger.log, path) as projector:
+            with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
                 await projector.prepare()
                 _say_ready(output, plan, server, url, made, path)
                 await _run(output, ledger, server, projector, made)

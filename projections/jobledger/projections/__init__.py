@@ -3,9 +3,12 @@
 Nothing here is the truth: a projection can be deleted at any time and made again from the ledger.
 """
 
+from jobledger.projections.as_of import Moment, as_of, moment_of
 from jobledger.projections.errors import (
     DamagedProjectionError,
     EventGapError,
+    MomentAheadError,
+    MomentArchivedError,
     NewerSchemaError,
     NotAProjectionError,
     OlderSchemaError,
@@ -17,6 +20,8 @@ from jobledger.projections.errors import (
     ProjectionMissingError,
     ProjectionStorageError,
     ProjectionTimeoutError,
+    ReadModelDefinitionError,
+    ReadModelFailedError,
 )
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries import (
@@ -28,8 +33,10 @@ from jobledger.projections.queries import (
     SlowAttempt,
     Store,
 )
+from jobledger.projections.read_model import ReadModel, ReadModelLayout
 from jobledger.projections.rebuild import difference, rebuild
 from jobledger.projections.schema import SCHEMA_VERSION
+from jobledger.projections.snapshots import SnapshotConfig, Snapshots
 from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
 from jobledger.projections.stats_rows import (
     BucketRow,
@@ -53,6 +60,9 @@ __all__ = [
     "FailureRow",
     "Histogram",
     "JobRow",
+    "Moment",
+    "MomentAheadError",
+    "MomentArchivedError",
     "NewerSchemaError",
     "NotAProjectionError",
     "OlderSchemaError",
@@ -68,10 +78,18 @@ __all__ = [
     "Projector",
     "ProjectorConfig",
     "QueueRow",
+    "ReadModel",
+    "ReadModelDefinitionError",
+    "ReadModelFailedError",
+    "ReadModelLayout",
     "SlowAttempt",
+    "SnapshotConfig",
+    "Snapshots",
     "Store",
     "TotalsRow",
     "WorkerRow",
+    "as_of",
     "difference",
+    "moment_of",
     "rebuild",
 ]

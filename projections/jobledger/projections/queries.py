@@ -5,19 +5,21 @@ Every answer is read in one statement, so it is one moment's truth. Which moment
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+import anyio
 import msgspec
 
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.subjects import JobRef
 from jobledger.projections import files, rows, schema
-from jobledger.projections.errors import ProjectionConfigError
+from jobledger.projections.errors import ProjectionConfigError, ProjectionTimeoutError
 from jobledger.projections.projector import Position, read_position
 from jobledger.projections.stats_rows import (
     BUCKETS_SQL,
@@ -40,6 +42,9 @@ Order = Literal["newest", "oldest"]
 
 #: Matches that `find` returns at most: enough to say that a prefix is ambiguous.
 FIND_MATCHES_MAX = 20
+#: Pauses between two looks at a file that another process may be writing.
+_LOOK_AGAIN_FIRST_S = 0.002
+_LOOK_AGAIN_MAX_S = 0.05
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,10 +179,17 @@ class Store:
     It sees the file that was there at `open`: after a rebuild it goes on with the old one until opened anew.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, busy_timeout_s: float) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        busy_timeout_s: float,
+        identity: files.Identity | None = None,
+    ) -> None:
         self.path = path
         self._connection = connection
         self._busy_timeout_s = busy_timeout_s
+        self._identity = identity
 
     @classmethod
     def open(cls, path: Path | str, *, busy_timeout_s: float = 5.0) -> Self:
@@ -186,7 +198,8 @@ class Store:
         Raises: ProjectionMissingError and the other errors of the file, each naming what to run.
         """
         path = Path(path)
-        return cls(files.open_reader(path, busy_timeout_s=busy_timeout_s), path, busy_timeout_s)
+        identity = files.identity(path)  # before opening: of two files, the newer one must not count as seen
+        return cls(files.open_reader(path, busy_timeout_s=busy_timeout_s), path, busy_timeout_s, identity)
 
     def close(self) -> None:
         """Close the file."""
@@ -354,10 +367,59 @@ class Store:
         found = self._query(sql, (queue, queue, limit))
         return [_struct(SlowAttempt, (*row[:-1], _raw(row[-1]))) for row in found]
 
+    @contextlib.contextmanager
+    def one_moment(self) -> Generator[None, None, None]:
+        """Answer everything that is asked inside the block as of one moment."""
+        with files.translated(self.path, self._busy_timeout_s):
+            self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def keys(self, table: Literal["queues", "totals", "failures"]) -> list[tuple[str, ...]]:
+        """Return the keys of a table of statistics in the order in which the ledger brought them up.
+
+        Rows are never deleted, so what is at a place stays there, also in a projection that is made anew.
+        """
+        columns = ", ".join(schema.KEYS[table])
+        return self._query(f"SELECT {columns} FROM {table} ORDER BY rowid", ())  # noqa: S608 - our own names
+
+    def timers_pending(self) -> int:
+        """Return how many jobs wait for a moment."""
+        always = "SELECT coalesce(sum(scheduled + retry_wait), 0) FROM queues"
+        some = "SELECT count(*) FROM jobs WHERE status = 'paused' AND due_at IS NOT NULL"
+        return int(self._query(f"SELECT ({always}) + ({some})", ())[0][0])
+
     def position(self) -> Position:
         """Return how far these rows go."""
         with files.translated(self.path, self._busy_timeout_s):
             return read_position(self._connection)
+
+    async def wait_for(self, stream_sequence: int, *, timeout_s: float = 10.0) -> Position:
+        """Wait until the rows have the event at `stream_sequence`, and return their position.
+
+        A projector follows the ledger, here or in another process. Goes on in the new file after a rebuild.
+
+        Raises: ProjectionTimeoutError, and the errors of the file.
+        """
+        pause_s = _LOOK_AGAIN_FIRST_S
+        with anyio.move_on_after(timeout_s):
+            while True:
+                identity = files.identity(self.path)
+                if identity != self._identity:  # a rebuild put another file there
+                    renewed = files.open_reader(self.path, busy_timeout_s=self._busy_timeout_s)
+                    self._connection.close()
+                    self._connection, self._identity = renewed, identity
+                position = self.position()
+                if position.stream_sequence >= stream_sequence:
+                    return position
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LOOK_AGAIN_MAX_S)
+        raise ProjectionTimeoutError(
+            f"the projection {self.path} did not reach stream sequence {stream_sequence} within {timeout_s:g} s: "
+            "see whether a projector runs, with `jobledger projection status`",
+        )
 
     def _query(self, sql: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
         with files.translated(self.path, self._busy_timeout_s):

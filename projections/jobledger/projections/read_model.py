@@ -11,7 +11,7 @@ import inspect
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.events import event_type
@@ -61,13 +61,13 @@ class ReadModelLayout:
     Raises: ReadModelDefinitionError when the object cannot be one.
     """
 
-    application_id: ClassVar[int] = APPLICATION_ID
+    application_id = APPLICATION_ID
     # With OFF a statement that fails half-way, which users may catch, would leave half of it behind.
-    draft_journal: ClassVar[str] = "MEMORY"
+    draft_journal = "MEMORY"
 
-    def __init__(self, model: ReadModel) -> None:
+    def __init__(self, model: ReadModel, what: str = "") -> None:
         self.model = model
-        self.what = f"{type(model).__module__}:{type(model).__qualname__}"
+        self.what = what or f"{type(model).__module__}:{type(model).__qualname__}"  # its class, for errors
         check_shape(model, self.what)
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:

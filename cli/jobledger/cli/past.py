@@ -1,0 +1,84 @@
+"""`--at` and `--sequence`: the state as of a past moment, and the present where neither was given."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from jobledger.cli.errors import JobNotYetError, UsageError
+from jobledger.cli.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import caught_up, projection_path
+from jobledger.cli.text import iso
+from jobledger.ledger import Ledger
+from jobledger.ledger.codec import Stored
+from jobledger.projections import Moment, Store, as_of, moment_of
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options said; one of the two is given."""
+
+    at: datetime | None
+    stream_sequence: int | None
+
+    async def moment(self, ledger: Ledger) -> Moment:
+        """Return the moment in this ledger. Raises: MomentAheadError, MomentArchivedError, UnreachableError."""
+        return await moment_of(
+            ledger.log, at=self.at, stream_sequence=self.stream_sequence, clock=ledger.clock
+        )
+
+
+def asked(at: str | None, sequence: int | None) -> Asked | None:
+    """Read both options; None when neither was given. Raises: UsageError."""
+    if at is not None and sequence is not None:
+        raise UsageError("--at and --sequence both name a moment: give one of them")
+    if at is None and sequence is None:
+        return None
+    return Asked(at=parse_time("--at", at) if at is not None else None, stream_sequence=sequence)
+
+
+def said(then: Moment) -> str:
+    """Return a moment in words."""
+    place = f"stream sequence {then.stream_sequence:,}" if then.stream_sequence else "before the first event"
+    return f"as of {place}" if then.at is None else f"as of {iso(then.at)} ({place})"
+
+
+@contextlib.asynccontextmanager
+async def viewed(
+    ledger: Ledger, chosen: Path | None, past: Asked | None, output: Output
+) -> AsyncGenerator[tuple[Store, datetime], None]:
+    """Open the rows as of the past moment, else the projection brought up to date; with the time that is now there."""
+    path = await projection_path(ledger, chosen)
+    if past is None:
+        await caught_up(ledger, path, output)
+        with Store.open(path) as store:
+            yield store, ledger.clock.now()
+        return
+    then = await past.moment(ledger)
+    output.note(said(then))
+    with contextlib.ExitStack() as shown:
+        progress = shown.enter_context(output.progress("reading the ledger"))
+        async with as_of(
+            ledger.log, path, then.stream_sequence, progress=progress, clock=ledger.clock
+        ) as store:
+            shown.close()
+            yield store, then.at or ledger.clock.now()
+
+
+def events_until(history: Sequence[Stored], then: Moment) -> list[Stored]:
+    """Return a job's events up to a moment.
+
+    Raises: JobNotYetError when it had none.
+    """
+    found = [stored for stored in history if stored.stream_sequence <= then.stream_sequence]
+    if not found:
+        first = history[0]
+        raise JobNotYetError(
+            f"job {first.event.job} was not there yet {said(then)}: it came at stream sequence "
+            f"{first.stream_sequence}, {iso(first.stored_at)}"
+        )
+    return found
