@@ -53,7 +53,12 @@ class Book(Generic[R]):
         return self._count
 
     @property
-    def spilled(self) -> bool:
+    def weight_bytes(self) -> int:
+        """About how much memory the records there take."""
+        return self._weight
+
+    @property
+    def is_spilled(self) -> bool:
         """Whether anything was put aside."""
         return self._spill is not None
 

@@ -11,6 +11,11 @@ from jobledger.ledger.errors import ScratchSpaceError
 
 _PROBES: Final = 4  # with 10 bits a name that is 1 % of false alarms, each of which costs a look at the disk
 _ROWS_AT_ONCE: Final = 1_000
+#: Of 4 KiB each: SQLite's own limit; the disk is full long before.
+PAGES_MAX: Final = 4_294_967_294
+
+_SELECT: Final = "SELECT name, live, record FROM disk.kept ORDER BY name"
+_SELECT_LIVE: Final = "SELECT name, live, record FROM disk.kept WHERE live ORDER BY name"
 
 Kept = tuple[str, bool, bytes]  #: name, whether its record is live, the record
 
@@ -52,19 +57,21 @@ class Spill:
     once it is open. What is put again replaces what was there.
     """
 
-    def __init__(self, *, filter_bytes: int, cache_bytes: int, pages_max: int | None = None) -> None:
-        """Open; `pages_max` bounds the file (4 KiB each), None leaves that to the disk."""
+    def __init__(self, *, filter_bytes: int, cache_bytes: int) -> None:
+        """Open."""
         self._filter = Filter(filter_bytes)
-        self._connection = sqlite3.connect("", isolation_level=None)
+        self._connection = sqlite3.connect(":memory:", isolation_level=None)
         with _translated():
+            # Some builds keep temporary databases in memory unless told otherwise before one is opened.
+            self._connection.execute("PRAGMA temp_store = FILE")
+            self._connection.execute("ATTACH DATABASE '' AS disk")
             # Nothing here outlives the process, so nothing has to be safe against its end.
             for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{cache_bytes >> 10}"):
-                self._connection.execute(f"PRAGMA {setting}")
+                self._connection.execute(f"PRAGMA disk.{setting}")
             self._connection.execute(
-                "CREATE TABLE kept (name TEXT PRIMARY KEY, live INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID"
+                "CREATE TABLE disk.kept (name TEXT PRIMARY KEY, live INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID"
             )
-            if pages_max is not None:
-                self._connection.execute(f"PRAGMA max_page_count = {pages_max}")
+            self._connection.execute(f"PRAGMA disk.max_page_count = {PAGES_MAX}")
 
     def put(self, records: Iterable[Kept]) -> None:
         """Keep these.
@@ -76,7 +83,7 @@ class Spill:
             self._filter.add(name)
         with _translated():
             self._connection.execute("BEGIN")
-            self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+            self._connection.executemany("INSERT OR REPLACE INTO disk.kept VALUES (?, ?, ?)", rows)
             self._connection.execute("COMMIT")
 
     def get(self, name: str) -> tuple[bool, bytes] | None:
@@ -87,7 +94,9 @@ class Spill:
         if name not in self._filter:
             return None
         with _translated():
-            row = self._connection.execute("SELECT live, record FROM kept WHERE name = ?", (name,)).fetchone()
+            row = self._connection.execute(
+                "SELECT live, record FROM disk.kept WHERE name = ?", (name,)
+            ).fetchone()
         return None if row is None else (bool(row[0]), row[1])
 
     def all(self, *, live_only: bool = False) -> Iterator[Kept]:
@@ -95,9 +104,8 @@ class Spill:
 
         Raises: ScratchSpaceError.
         """
-        wanted = "WHERE live" if live_only else ""
         with _translated():
-            cursor = self._connection.execute(f"SELECT name, live, record FROM kept {wanted} ORDER BY name")  # noqa: S608 - one of two
+            cursor = self._connection.execute(_SELECT_LIVE if live_only else _SELECT)
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for name, live, record in rows:
                     yield name, bool(live), record
