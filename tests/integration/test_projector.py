@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,33 +22,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
 
-from jobledger.ledger.chain import load, seal
+from jobledger.ledger.chain import load
 from jobledger.ledger.client import connect
 from jobledger.ledger.codec import Message, digest
-from jobledger.ledger.commands import (
-    CancelJob,
-    Checkpoint,
-    Claim,
-    Command,
-    Complete,
-    Discard,
-    Dispatch,
-    Enqueue,
-    Fail,
-    Fence,
-    Interrupt,
-    Pause,
-    ReportProgress,
-    Requeue,
-    Snooze,
-    Stamp,
-    TakeOver,
-)
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import RefusedError
-from jobledger.ledger.events import EVENT_TYPES, ErrorInfo, PayloadRef, event_type
-from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.events import EVENT_TYPES, event_type
+from jobledger.ledger.job import JobState
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.subjects import JobRef, LockRef, Names
@@ -77,116 +57,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 SMALL = ProjectorConfig(batch_events_max=7, cache_jobs_max=3, linger_s=0.0)
-ERROR = ErrorInfo(kind="exception", type="ValueError", message="no such user", traceback="Traceback ...")
-#: What may happen to a job, with its weight: an early cancel would end nearly every history.
-WEIGHTS = {
-    "claim": 20,
-    "complete": 3,
-    "fail": 6,
-    "give_up": 3,
-    "take_over": 4,
-    "dispatch": 20,
-    "snooze": 4,
-    "pause": 4,
-    "interrupt": 4,
-    "checkpoint": 4,
-    "progress": 4,
-    "cancel": 1,
-    "requeue": 6,
-    "requeue_edited": 6,
-    "requeue_large": 6,
-    "discard": 3,
-    "fence": 2,
-    "enqueue_later": 10,
-    "enqueue_held": 10,
-}
-STEPS = tuple(WEIGHTS)
-
-
-class _Clock:
-    """A clock that tells every event's own time, so that the same seed gives the same bytes."""
-
-    def __init__(self) -> None:
-        self.ticks = 0
-
-    def now(self) -> datetime:
-        self.ticks += 1
-        return BEGIN + timedelta(milliseconds=13 * self.ticks)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
-def ref_of(number: int) -> JobRef:
-    return JobRef(queue=f"queue-{number % 3}", job_id=f"job-{number:05}")
-
-
-def enqueue(number: int, **order: Any) -> Enqueue:
-    value = msgspec.Raw(msgspec.json.encode({"number": number}))
-    return Enqueue(ref=ref_of(number), task=f"app.task_{number % 2}", input=value, max_attempts=2, **order)
-
-
-def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command:
-    """Return what `step` means for a job; `decide` refuses where it does not fit."""
-    if job is None:
-        limits = ("smtp",) if step == "enqueue_held" else ()
-        return enqueue(
-            number, run_at=at + timedelta(hours=1) if step == "enqueue_later" else None, limits=limits
-        )
-    epoch, later = job.claim_epoch, at + timedelta(seconds=5)
-    first = job.attempts[0] if job.attempts else None
-    commands: dict[str, Command] = {
-        "claim": Claim(worker=f"w-{number % 4}", lease_s=15),
-        "complete": Complete(epoch=epoch, result=msgspec.Raw(b'{"ok":true}')),
-        "fail": Fail(epoch=epoch, error=ERROR, retry_at=later),
-        "give_up": Fail(epoch=epoch, error=ERROR, give_up="rejected"),
-        "take_over": TakeOver(worker="w-9", lease_s=15, lost_epoch=epoch),
-        "dispatch": Dispatch(cause="due"),
-        "snooze": Snooze(epoch=epoch, until=later),
-        "interrupt": Interrupt(epoch=epoch, reason="deploy"),
-        "checkpoint": Checkpoint(epoch=epoch, value=msgspec.Raw(b"[1,2]")),
-        "progress": ReportProgress(epoch=epoch, done=1, total=4, note="first"),
-        "cancel": CancelJob(reason="changed my mind"),
-        "requeue": Requeue(attempts=2),
-        "requeue_edited": Requeue(input=msgspec.Raw(b'{"number":-1}')),
-        "requeue_large": Requeue(input_ref=PayloadRef(sha256="ab" * 32, size_bytes=70_000)),
-        "discard": Discard(reason="known"),
-        "fence": Fence(epoch=first.epoch if first else 0, attempt=1, worker="w-0", outcome="completed"),
-        "enqueue_later": CancelJob(),
-        "enqueue_held": CancelJob(),
-        "pause": Pause(epoch=epoch, event="approved"),
-    }
-    return commands[step]
-
-
-async def act(log: Log, number: int, step: str, clock: _Clock) -> bool:
-    """Append what `step` does to a job, or nothing where it is refused."""
-    chain = await load(log, ref_of(number))
-    stamp = Stamp(at=clock.now(), by="test")
-    try:
-        events = decide(chain.job, command_of(number, step, chain.job, stamp.at), stamp)
-    except RefusedError:
-        return False
-    await log.append(seal(chain, events, log.names).entries)
-    return True
-
-
-async def random_history(log: Log, seed: int, *, jobs: int, steps: int) -> None:
-    """Append the same events for the same seed: about one per step, until jobs end for good."""
-    chance, clock = random.Random(seed), _Clock()
-    for _ in range(steps):
-        number = chance.randrange(jobs)
-        for step in chance.choices(STEPS, list(WEIGHTS.values()), k=8):
-            if await act(log, number, step, clock):
-                break
-
-
-async def memory_history(seed: int = 1, *, jobs: int = 60, steps: int = 500) -> MemoryLog:
-    log = MemoryLog(clock=_Clock())
-    await random_history(log, seed, jobs=jobs, steps=steps)
-    return log
 
 
 async def finish(log: Log, path: Path, config: ProjectorConfig = SMALL) -> None:
@@ -247,7 +118,7 @@ async def test_events_of_other_aggregates_move_only_the_position(tmp_path: Path)
     await log.append([Entry(subject, b"one", chain, 0)])
     with Projector(log, path, config=SMALL) as projector:
         assert (await projector.catch_up()).stream_sequence == 1
-        assert await act(log, 1, "enqueue", _Clock())
+        assert await act(log, 1, "enqueue", SteppedClock())
         assert await log.append([Entry(subject, b"two", chain, 1)]) == 3
         position = await projector.catch_up()
     assert (position.stream_sequence, position.event_hash) == (3, digest(b"two"))
@@ -266,7 +137,7 @@ def test_a_rebuilt_projection_equals_the_followed_one_on_any_history(
     moves: Sequence[tuple[int, str]], cut: int
 ) -> None:
     async def compare(folder: Path) -> None:
-        log, clock, path = MemoryLog(), _Clock(), folder / "followed"
+        log, clock, path = MemoryLog(), SteppedClock(), folder / "followed"
         for place, (number, step) in enumerate(moves):
             await act(log, number, step, clock)
             if place == cut:
@@ -290,7 +161,7 @@ async def test_progress_counts_to_the_head(tmp_path: Path) -> None:
 
 
 async def test_running_projector_commits_what_arrives_within_its_linger(tmp_path: Path) -> None:
-    log, clock = await memory_history(), _Clock()
+    log, clock = await memory_history(), SteppedClock()
     path = tmp_path / "p"
     with Projector(log, path) as projector:
         async with anyio.create_task_group() as group:
@@ -430,7 +301,7 @@ async def test_several_projectors_on_one_file_apply_each_event_once(tmp_path: Pa
     head = (await log.head()).last_sequence
     configs = [ProjectorConfig(batch_events_max=size, linger_s=0) for size in (3, 11, 40)]
     projectors = [Projector(log, path, config=config) for config in configs]
-    clock = _Clock()
+    clock = SteppedClock()
     async with anyio.create_task_group() as group:
         for projector in projectors:
             group.start_soon(projector.run)
@@ -504,7 +375,7 @@ async def test_locked_file_is_waited_for_in_bounds(tmp_path: Path) -> None:
 
 
 async def test_rebuild_under_readers_and_a_running_projector(tmp_path: Path) -> None:
-    log, path, clock = await memory_history(), tmp_path / "p", _Clock()
+    log, path, clock = await memory_history(), tmp_path / "p", SteppedClock()
     with Projector(log, path, config=SMALL) as projector:
         async with anyio.create_task_group() as group:
             group.start_soon(projector.run)
@@ -661,7 +532,7 @@ async def test_difference_names_the_first_row_that_differs(tmp_path: Path) -> No
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    log, clock = MemoryLog(), _Clock()
+    log, clock = MemoryLog(), SteppedClock()
     for number in range(30):
         await act(log, number, "claim", clock)
     for number in range(12):

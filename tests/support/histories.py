@@ -1,0 +1,148 @@
+"""Histories of jobs at random: the same seed gives the same bytes, and `decide` refuses what cannot be."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger.chain import load, seal
+from jobledger.ledger.commands import (
+    CancelJob,
+    Checkpoint,
+    Claim,
+    Command,
+    Complete,
+    Discard,
+    Dispatch,
+    Enqueue,
+    Fail,
+    Fence,
+    Interrupt,
+    Pause,
+    ReportProgress,
+    Requeue,
+    Snooze,
+    Stamp,
+    TakeOver,
+)
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.errors import RefusedError
+from jobledger.ledger.events import ErrorInfo, PayloadRef
+from jobledger.ledger.job import Job
+from jobledger.ledger.log import Log
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.subjects import JobRef
+
+BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
+ERROR = ErrorInfo(kind="exception", type="ValueError", message="no such user", traceback="Traceback ...")
+#: What may happen to a job, with its weight: an early cancel would end nearly every history.
+WEIGHTS = {
+    "claim": 20,
+    "complete": 3,
+    "fail": 6,
+    "give_up": 3,
+    "take_over": 4,
+    "dispatch": 20,
+    "snooze": 4,
+    "pause": 4,
+    "interrupt": 4,
+    "checkpoint": 4,
+    "progress": 4,
+    "cancel": 1,
+    "requeue": 6,
+    "requeue_edited": 6,
+    "requeue_large": 6,
+    "discard": 3,
+    "fence": 2,
+    "enqueue_later": 10,
+    "enqueue_held": 10,
+}
+STEPS = tuple(WEIGHTS)
+
+
+class SteppedClock:
+    """A clock that tells every event's own time, so that the same seed gives the same bytes."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+
+    def now(self) -> datetime:
+        self.ticks += 1
+        return BEGIN + timedelta(milliseconds=13 * self.ticks)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def ref_of(number: int) -> JobRef:
+    return JobRef(queue=f"queue-{number % 3}", job_id=f"job-{number:05}")
+
+
+def enqueue(number: int, **order: Any) -> Enqueue:
+    value = msgspec.Raw(msgspec.json.encode({"number": number}))
+    return Enqueue(ref=ref_of(number), task=f"app.task_{number % 2}", input=value, max_attempts=2, **order)
+
+
+def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command:
+    """Return what `step` means for a job; `decide` refuses where it does not fit."""
+    if job is None:
+        limits = ("smtp",) if step == "enqueue_held" else ()
+        return enqueue(
+            number, run_at=at + timedelta(hours=1) if step == "enqueue_later" else None, limits=limits
+        )
+    epoch, later = job.claim_epoch, at + timedelta(seconds=5)
+    first = job.attempts[0] if job.attempts else None
+    commands: dict[str, Command] = {
+        "claim": Claim(worker=f"w-{number % 4}", lease_s=15),
+        "complete": Complete(epoch=epoch, result=msgspec.Raw(b'{"ok":true}')),
+        "fail": Fail(epoch=epoch, error=ERROR, retry_at=later),
+        "give_up": Fail(epoch=epoch, error=ERROR, give_up="rejected"),
+        "take_over": TakeOver(worker="w-9", lease_s=15, lost_epoch=epoch),
+        "dispatch": Dispatch(cause="due"),
+        "snooze": Snooze(epoch=epoch, until=later),
+        "interrupt": Interrupt(epoch=epoch, reason="deploy"),
+        "checkpoint": Checkpoint(epoch=epoch, value=msgspec.Raw(b"[1,2]")),
+        "progress": ReportProgress(epoch=epoch, done=1, total=4, note="first"),
+        "cancel": CancelJob(reason="changed my mind"),
+        "requeue": Requeue(attempts=2),
+        "requeue_edited": Requeue(input=msgspec.Raw(b'{"number":-1}')),
+        "requeue_large": Requeue(input_ref=PayloadRef(sha256="ab" * 32, size_bytes=70_000)),
+        "discard": Discard(reason="known"),
+        "fence": Fence(epoch=first.epoch if first else 0, attempt=1, worker="w-0", outcome="completed"),
+        "enqueue_later": CancelJob(),
+        "enqueue_held": CancelJob(),
+        "pause": Pause(epoch=epoch, event="approved"),
+    }
+    return commands[step]
+
+
+async def act(log: Log, number: int, step: str, clock: SteppedClock) -> bool:
+    """Append what `step` does to a job, or nothing where it is refused."""
+    chain = await load(log, ref_of(number))
+    stamp = Stamp(at=clock.now(), by="test")
+    try:
+        events = decide(chain.job, command_of(number, step, chain.job, stamp.at), stamp)
+    except RefusedError:
+        return False
+    await log.append(seal(chain, events, log.names).entries)
+    return True
+
+
+async def random_history(log: Log, seed: int, *, jobs: int, steps: int) -> None:
+    """Append the same events for the same seed: about one per step, until jobs end for good."""
+    chance, clock = random.Random(seed), SteppedClock()
+    for _ in range(steps):
+        number = chance.randrange(jobs)
+        for step in chance.choices(STEPS, list(WEIGHTS.values()), k=8):
+            if await act(log, number, step, clock):
+                break
+
+
+async def memory_history(seed: int = 1, *, jobs: int = 60, steps: int = 500) -> MemoryLog:
+    log = MemoryLog(clock=SteppedClock())
+    await random_history(log, seed, jobs=jobs, steps=steps)
+    return log
