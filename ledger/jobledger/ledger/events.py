@@ -48,13 +48,13 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
     """Where a JSON value above the inline limit lies in the object store."""
 
     sha256: str  #: hex digest of the value's JSON text, and its name in the store
-    size_bytes: int
+    size_bytes: int  #: of that text
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why an attempt failed."""
 
-    kind: ErrorKind
+    kind: ErrorKind  #: what sort of failure it was
     type: str  #: the exception's class name, or the kind again
     message: str  #: cut at 2,000 characters
     traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
@@ -155,9 +155,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
     through them, and the collector need not visit millions of them.
     """
 
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=_version)  #: version of the event's form
     job: str  #: job id
-    queue: str
+    queue: str  #: the job's queue
     task: str  #: the name of the function the job runs
     at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
     by: str  #: who appended it: `<host>-<pid>-<random>`, or an operator's name
@@ -172,24 +172,24 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
 class _Order(Event, frozen=True, kw_only=True, gc=False):
     """The work order: what a job's first event says, whichever of the three it is."""
 
-    priority: Priority = "normal"
+    priority: Priority = "normal"  #: which of the queue's three lanes the job waits in
     input: msgspec.Raw = (
         NO_VALUE  #: JSON object of keyword arguments; absent when `input_ref` or an earlier event has it
     )
-    input_ref: PayloadRef | None = None
+    input_ref: PayloadRef | None = None  #: where a large input lies
     max_attempts: int = 1  #: how many `started` the job may have, beyond those given back
     timeout_s: float | None = None  #: of one attempt; None: no limit
     notify: str = ""  #: token of the inbox that wants a hint when the job ends
-    tenant: str = ""
+    tenant: str = ""  #: whom the job belongs to
     limits: tuple[str, ...] = ()  #: names of the limits the job waits for
-    batch: str = ""
+    batch: str = ""  #: the batch the job is part of
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
     """The job exists and becomes due later."""
 
-    run_at: datetime
+    run_at: datetime  #: when it becomes due
 
 
 class Held(_Order, frozen=True, kw_only=True, tag="held", gc=False):
@@ -199,7 +199,7 @@ class Held(_Order, frozen=True, kw_only=True, tag="held", gc=False):
 class Queued(_Order, frozen=True, kw_only=True, tag="queued", gc=False):
     """The job may be taken. This stored message *is* the work item that workers pull."""
 
-    cause: Cause = "new"
+    cause: Cause = "new"  #: why it was dispatched
     attempt: int = 1  #: the number the next attempt will have
     reason: str = ""  #: why an operator dispatched it; "" where the job's own course did
 
@@ -215,90 +215,90 @@ class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
 class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
     """The attempt returned."""
 
-    attempt: int
-    result: msgspec.Raw = NO_VALUE
-    result_ref: PayloadRef | None = None
+    attempt: int  #: which attempt, from 1
+    result: msgspec.Raw = NO_VALUE  #: what the task returned
+    result_ref: PayloadRef | None = None  #: where a large result lies
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
     """The attempt raised, timed out or could not run. Without `retry_at` the next event of the batch decides."""
 
-    attempt: int
-    error: ErrorInfo
-    retry_at: datetime | None = None
+    attempt: int  #: which attempt, from 1
+    error: ErrorInfo  #: why
+    retry_at: datetime | None = None  #: when it will be tried again
     retry_priority: Priority | None = None  #: of the dispatch at `retry_at`; None: as before
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
     """The job ended by request."""
 
-    reason: str = ""
+    reason: str = ""  #: why, if somebody said so
 
 
 class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False):
     """The worker gave a running job back unfinished, as in a deploy; the attempt does not count."""
 
-    attempt: int
-    reason: str = ""
+    attempt: int  #: which attempt, from 1
+    reason: str = ""  #: why
 
 
 class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     """The job waits for a time or for an event, and holds no slot meanwhile."""
 
-    attempt: int
-    until: datetime | None = None
-    event: str = ""
+    attempt: int  #: which attempt, from 1
+    until: datetime | None = None  #: when it goes on
+    event: str = ""  #: what it waits for
 
 
 class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):
     """The task asked to run again later; the attempt does not count."""
 
-    attempt: int
-    until: datetime
+    attempt: int  #: which attempt, from 1
+    until: datetime  #: when it goes on
 
 
 class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=False):
     """The job cannot be finished and waits for a person."""
 
-    reason: DeadReason
+    reason: DeadReason  #: why it cannot be finished
     error: ErrorInfo | None = None  #: the last error, or what happened where there was none
 
 
 class Discarded(Event, frozen=True, kw_only=True, tag="discarded", gc=False):
     """A person gave a dead letter up; it is kept for audit."""
 
-    reason: str = ""
+    reason: str = ""  #: why, if somebody said so
 
 
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed", gc=False):
     """A value that the next attempt is handed."""
 
-    attempt: int
-    value: msgspec.Raw = NO_VALUE
-    value_ref: PayloadRef | None = None
+    attempt: int  #: which attempt, from 1
+    value: msgspec.Raw = NO_VALUE  #: what the next attempt is handed
+    value_ref: PayloadRef | None = None  #: where a large value lies
 
 
 class Progressed(Event, frozen=True, kw_only=True, tag="progressed", gc=False):
     """How far a running attempt says it is."""
 
-    attempt: int
-    done: float
-    total: float | None = None
-    note: str = ""
+    attempt: int  #: which attempt, from 1
+    done: float  #: how much is done
+    total: float | None = None  #: of how much; None: not known
+    note: str = ""  #: a word to it
 
 
 class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested", gc=False):
     """Somebody wants a running job to end; whoever runs it, now or after a takeover, obeys."""
 
-    reason: str = ""
+    reason: str = ""  #: why, if somebody said so
 
 
 class Fenced(Event, frozen=True, kw_only=True, tag="fenced", gc=False):
     """The receipt of a worker whose outcome was refused because its claim was stale."""
 
-    attempt: int
-    worker: str
-    held_epoch: int
+    attempt: int  #: the attempt that the worker held
+    worker: str  #: whose outcome was refused
+    held_epoch: int  #: its claim
     current_epoch: int  #: 0 when nobody held the job any more
     outcome: str  #: the type of the event that was refused
 
@@ -307,7 +307,7 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     """The whole job once more, because an archive run takes earlier events away; changes nothing about the job."""
 
     through: int  #: the last stream sequence that the run takes away
-    job_state: CarriedJob
+    job_state: CarriedJob  #: all that the job's events add up to
 
 
 JobEvent = (

@@ -26,7 +26,7 @@ def _version() -> int:
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
     """What every fact about a lock carries."""
 
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=_version)  #: version of the event's form
     scope: str  #: what kind of thing is locked: "account", "document", "global"
     lock: str  #: lock id within the scope
     at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders

@@ -28,7 +28,7 @@ def _version() -> int:
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
     """What every fact about a reactor carries."""
 
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=_version)  #: version of the event's form
     reactor: str  #: whose chain it is in
     at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
     by: str  #: who appended it: `<host>-<pid>-<random>`, or an operator's name
