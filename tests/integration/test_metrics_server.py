@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from jobledger.ledger import metrics_server
 from jobledger.ledger.errors import ConfigurationError, PortInUseError
-from jobledger.ledger.exposition import Measure, histograms, info, value, values
+from jobledger.ledger.exposition import Distribution, Measure, histograms, info, value, values
 from jobledger.ledger.meter import Histogram
 from jobledger.ledger.metrics_server import MetricsServer, read_token
 
@@ -43,7 +43,7 @@ class Figures:
         )
         yield value(Measure("t_age_seconds", "gauge", "Age."), 0.25)
         yield value(Measure("t_unknown", "gauge", "Nobody knows."), None)
-        yield histograms(Measure("t_size_bytes", "histogram", "Sizes."), [((), sizes)])
+        yield histograms(Measure("t_size_bytes", "histogram", "Sizes."), [((), Distribution.of(sizes))])
 
 
 def _ask(
@@ -65,7 +65,9 @@ def test_both_formats_are_understood_by_prometheus_own_parsers() -> None:
         assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
         new = {
             (each.name, *each.labels.values()): each.value
-            for family in openmetrics_parser.text_string_to_metric_families(gzip.decompress(body).decode())
+            for family in openmetrics_parser.text_string_to_metric_families(  # type: ignore[no-untyped-call]
+                gzip.decompress(body).decode()
+            )
             for each in family.samples
         }
         status, headers, body = _ask(server)

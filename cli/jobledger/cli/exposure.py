@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from jobledger.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from jobledger.ledger.exposition import Collected
+    from jobledger.ledger.metrics_server import Health, MetricsServer
 
 LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65535
@@ -42,3 +46,15 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
             if self.token_file is None
             else {**found, "JOBLEDGER_METRICS_TOKEN_FILE": str(self.token_file)}
         )
+
+    def server(self, collected: Collected, health: Health) -> MetricsServer:
+        """Return the server, listening; it answers for the length of a `with` block.
+
+        Raises: ConfigurationError, PortInUseError.
+        """
+        # Imported here: a process that shows no metrics does not load what it takes.
+        from jobledger.ledger.metrics_server import MetricsServer, read_token  # noqa: PLC0415
+
+        assert self.port is not None, "somebody asked for metrics"
+        token = None if self.token_file is None else read_token(self.token_file)
+        return MetricsServer(collected, health, host=self.host, port=self.port, token=token)

@@ -23,7 +23,9 @@ from jobledger.cli import (
     events,
     job_acts,
     jobs,
+    metrics,
     projection,
+    queues,
     server,
     timers,
     up,
@@ -52,12 +54,14 @@ app.command("server")(server.server)
 app.command("worker")(worker.worker)
 app.command("enqueue")(enqueue.enqueue)
 app.add_typer(job_acts.add_to(jobs.app), name="jobs")
+app.add_typer(queues.app, name="queues")
 app.add_typer(dlq_acts.add_to(dlq.app), name="dlq")
 app.add_typer(events.app, name="events")
 app.add_typer(audit.app, name="audit")
 app.add_typer(projection.app, name="projection")
 app.add_typer(timers.app, name="timers")
 app.add_typer(workers.app, name="workers")
+app.command("metrics")(metrics.metrics)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 

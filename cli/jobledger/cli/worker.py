@@ -121,14 +121,10 @@ async def _shown(
         yield
         return
     # Imported here: a worker that shows no metrics does not load what it takes.
-    from jobledger.ledger.metrics_server import MetricsServer, read_token  # noqa: PLC0415
     from jobledger.workers.metrics import measured  # noqa: PLC0415
 
-    token = None if exposure.token_file is None else read_token(exposure.token_file)
     async with measured(ledger, made) as collector:
-        with MetricsServer(
-            collector, collector.health, host=exposure.host, port=exposure.port, token=token
-        ) as server:
+        with exposure.server(collector, collector.health) as server:
             output.note(f"metrics of process {os.getpid()} at {server.url}")
             yield
 

@@ -52,7 +52,19 @@ class Collected(Protocol):
 
 
 Sample = tuple[Sequence[str], float]
-Buckets = tuple[Sequence[str], Histogram]
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """A histogram as it is shown."""
+
+    bounds: Sequence[float]
+    counts: Sequence[int]  #: per bound how many were at most that much, and at the end all of them
+    sum: float
+
+    @classmethod
+    def of(cls, histogram: Histogram) -> Distribution:
+        """Return a histogram as it is now."""
+        return cls(histogram.bounds, tuple(itertools.accumulate(histogram.counts)), histogram.sum)
 
 
 def values(measure: Measure, samples: Iterable[Sample]) -> Metric:
@@ -69,13 +81,12 @@ def value(measure: Measure, number: float | None) -> Metric:
     return values(measure, () if number is None else (((), number),))
 
 
-def histograms(measure: Measure, samples: Iterable[Buckets]) -> Metric:
+def histograms(measure: Measure, samples: Iterable[tuple[Sequence[str], Distribution]]) -> Metric:
     """Return the family of a histogram."""
     family = HistogramMetricFamily(measure.family, measure.help, labels=measure.labels, unit=_unit(measure))
-    for labels, histogram in samples:
-        bounds = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
-        cumulated = list(itertools.accumulate(histogram.counts))
-        family.add_metric(labels, list(zip(bounds, cumulated, strict=True)), histogram.sum)
+    for labels, found in samples:
+        bounds = [*(repr(float(bound)) for bound in found.bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, found.counts, strict=True)), found.sum)
     return family
 
 

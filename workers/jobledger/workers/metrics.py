@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.exposition import Measure, histograms, info, value
+from jobledger.ledger.exposition import Distribution, Measure, histograms, info, value
 from jobledger.ledger.jetstream import JetStreamLog
 from jobledger.ledger.meter import AppendMeter, Histogram
 from jobledger.ledger.version import version
@@ -175,9 +175,9 @@ class WorkerCollector:
             (_LAG_NOW, lag.late_now_s),
         ):
             yield value(measure, float(number))
-        yield histograms(_APPEND, [((), meter.latency_s)])
-        yield histograms(_GROUPS, [((), meter.group_messages)])
-        yield histograms(_LAG, [((), lag.late_s)])
+        yield histograms(_APPEND, [((), Distribution.of(meter.latency_s))])
+        yield histograms(_GROUPS, [((), Distribution.of(meter.group_messages))])
+        yield histograms(_LAG, [((), Distribution.of(lag.late_s))])
 
 
 @contextlib.asynccontextmanager
