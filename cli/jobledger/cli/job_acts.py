@@ -11,6 +11,7 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError
 from jobledger.cli.events import event_line
+from jobledger.cli.fork import fork
 from jobledger.cli.job_view import job_object
 from jobledger.cli.jobs import JobId, find_job
 from jobledger.cli.output import Output
@@ -25,7 +26,7 @@ from jobledger.workers.single import run_one
 
 def add_to(app: typer.Typer) -> typer.Typer:
     """Add these commands to `jobledger jobs`."""
-    for name, act in (("cancel", cancel), ("retry", retry), ("run", run_now), ("why", why)):
+    for name, act in (("cancel", cancel), ("retry", retry), ("run", run_now), ("fork", fork), ("why", why)):
         app.command(name)(act)
     return app
 

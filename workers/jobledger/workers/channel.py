@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.chain import Chain, transact
-from jobledger.ledger.client import Ledger
 from jobledger.ledger.commands import Checkpoint, Command, ReportProgress
 from jobledger.ledger.errors import AttemptStoppedError, LedgerError
 from jobledger.ledger.inputs import finite
 from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.subjects import JobRef
 from jobledger.workers.patience import LIMIT_S, patiently
+from jobledger.workers.surroundings import Surroundings
 
 _HINT_EVERY_S: Final = 0.25
 _LEDGER_EVERY_S: Final = 5.0
@@ -51,7 +51,7 @@ class Report(msgspec.Struct, frozen=True):
 class AttemptChannel:
     """One attempt's line to the ledger. Made on the loop; a task in a thread may call the three verbs of a context."""
 
-    def __init__(self, ledger: Ledger, chain: Chain, identity: str) -> None:
+    def __init__(self, ledger: Surroundings, chain: Chain, identity: str) -> None:
         job = chain.job
         assert job is not None, "a claimed chain has a job"
         self._ledger = ledger

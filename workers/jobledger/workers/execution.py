@@ -13,7 +13,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from jobledger.ledger.client import Ledger
 from jobledger.ledger.commands import Complete, ConfirmCancel, Fail, Outcome
 from jobledger.ledger.commands import Snooze as SnoozeJob
 from jobledger.ledger.context import Context
@@ -35,6 +34,7 @@ from jobledger.workers.messages import Call
 from jobledger.workers.patience import patiently
 from jobledger.workers.pool import PoolClosedError, ProcessPool
 from jobledger.workers.running import Running
+from jobledger.workers.surroundings import Surroundings
 from jobledger.workers.verdicts import Judge, after, error_info, recordable
 
 logger = logging.getLogger("jobledger.workers.execution")
@@ -55,7 +55,7 @@ class _LimitReachedError(Exception):
 class Execution:
     """Turns claimed attempts into outcomes; never raises for what a task does."""
 
-    def __init__(self, ledger: Ledger, threads: anyio.CapacityLimiter, judge: Judge) -> None:
+    def __init__(self, ledger: Surroundings, threads: anyio.CapacityLimiter, judge: Judge) -> None:
         self._ledger = ledger
         self._threads = threads
         self._judge = judge

@@ -1,0 +1,138 @@
+"""`jobledger jobs fork`: run one attempt of a job again, here, and write nothing to the ledger."""
+
+from __future__ import annotations
+
+import pdb  # noqa: T100 - what --pdb is for
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import JobNotCompletedError
+from jobledger.cli.events import event_detail
+from jobledger.cli.jobs import JobId, find_job
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, load_tasks, opened, run
+from jobledger.cli.text import plain_lines, shortened
+from jobledger.ledger import TaskRegistry
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.events import Completed, Failed, event_type
+from jobledger.ledger.subjects import Names
+from jobledger.workers import fork as forks
+from jobledger.workers.process import settle
+
+_VALUE_SHOWN_MAX: Final = 300
+
+
+def fork(
+    *,
+    job_id: JobId,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            "--attempt", min=1, metavar="N", help="Which attempt to run again. (default: the newest)"
+        ),
+    ] = None,
+    debugger: Annotated[
+        bool,
+        typer.Option(
+            "--pdb", metavar="", help="Without timeout, and when the task raises, stop there in the debugger."
+        ),
+    ] = False,
+    modules: options.App = None,
+    queue: options.Queue = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Run an attempt again, here: same input and checkpoint, in a ledger in memory; nothing is written to the real one.
+
+    The code is the one that --app loads, and what it does elsewhere (mail, databases) it does. Exits with 1 unless
+    the attempt completes.
+    """
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    tasks = load_tasks(modules)
+    material = run(lambda: _fetch(output, target, projection, job_id, queue, attempt, tasks))
+    names = Names(environment)
+    settle()
+    # The connection is closed: a debugger may hold the attempt for as long as it likes.
+    ran = run(lambda: forks.run(material, tasks.get(material.task), names, limited=not debugger))
+    if as_json:
+        output.object(_body(material, ran))
+    else:
+        _show(output, material, ran)
+    if debugger and ran.error is not None:
+        pdb.post_mortem(ran.error.__traceback__)
+    if not isinstance(_end(ran).event, Completed):
+        ended = ran.job.state.value.replace("_", " ")
+        raise JobNotCompletedError(
+            f"attempt {material.attempt} did not complete here: the job would be {ended}"
+        )
+
+
+async def _fetch(  # noqa: PLR0917 - what the command was told
+    output: Output,
+    target: Target,
+    chosen: Path | None,
+    job_id: str,
+    queue: str | None,
+    attempt: int | None,
+    tasks: TaskRegistry,
+) -> forks.Material:
+    async with opened(target) as ledger:
+        handle = await find_job(ledger, output, chosen, job_id, queue)
+        material = await forks.fetch(ledger, await handle.history(), attempt)
+    tasks.get(material.task)
+    return material
+
+
+def _body(material: forks.Material, ran: forks.Ran) -> dict[str, Any]:
+    recorded = forks.recorded_end(material)
+    return {
+        "id": material.ref.job_id,
+        "queue": material.ref.queue,
+        "task": material.task,
+        "attempt": material.attempt,
+        "status": ran.job.state.value,
+        "recorded": None if recorded is None else msgspec.Raw(recorded.data),
+        "events": [msgspec.Raw(stored.data) for stored in ran.events],
+    }
+
+
+def _show(output: Output, material: forks.Material, ran: forks.Ran) -> None:
+    output.say(f"job {material.ref.job_id}", style="bold")
+    output.say(
+        f"attempt {material.attempt} of {material.task}, run again here; nothing was written", style="dim"
+    )
+    recorded, here = forks.recorded_end(material), _end(ran)
+    output.facts(
+        [
+            ("recorded", _words(recorded) if recorded is not None else "no end: it never ran, or runs still"),
+            ("here", _words(here)),
+        ]
+    )
+    if isinstance(here.event, Failed) and here.event.error.traceback:
+        output.say()
+        for line in plain_lines(here.event.error.traceback.rstrip()):
+            output.say(f"  {line}")
+
+
+def _end(ran: forks.Ran) -> Stored:
+    """Return the event that ended the attempt; what becomes of the job may follow it."""
+    return next(stored for stored in ran.events if event_type(stored.event) in forks.ENDS)
+
+
+def _words(stored: Stored) -> str:
+    event = stored.event
+    if isinstance(event, Completed):
+        value = bytes(event.result).decode(errors="replace")
+        large = event.result_ref
+        return f"completed: {shortened(value, _VALUE_SHOWN_MAX) if large is None else 'a large result'}"
+    if isinstance(event, Failed):
+        return f"failed: {event.error.type}: {shortened(event.error.message, _VALUE_SHOWN_MAX)}"
+    detail = event_detail(stored)
+    return f"{event_type(event)}{f': {detail}' if detail else ''}"

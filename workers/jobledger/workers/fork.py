@@ -1,0 +1,254 @@
+"""Running one attempt of a job again, here, in a ledger that exists in memory alone: nothing real is written.
+
+Everything the attempt needs is fetched first (`fetch`), so it can run without a server (`run`): a debugger may hold it
+for an hour. The task's code is the one that is loaded here, and what it does to the world outside it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from jobledger.ledger.chain import Chain, commit, fold
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.codec import Stored, digest
+from jobledger.ledger.commands import Claim, Command, Dispatch, Fail, Interrupt, Outcome, Stamp, TakeOver
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.errors import (
+    AttemptStoppedError,
+    IllegalTransitionError,
+    InvalidInputError,
+    PayloadMissingError,
+)
+from jobledger.ledger.events import NO_VALUE, PayloadRef, Started, event_type
+from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.log import Entry
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.options import Rules
+from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.tasks import Task
+from jobledger.workers.execution import Execution
+from jobledger.workers.running import Running
+from jobledger.workers.surroundings import Watched
+from jobledger.workers.verdicts import Judge
+
+#: Who acts in a fork.
+FORK: Final = "fork"
+_LEASE_S: Final = 3600.0
+ENDS: Final = frozenset(
+    {"completed", "failed", "cancelled", "interrupted", "paused", "snoozed", "dead_lettered"}
+)
+
+
+class Material(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt ran on, fetched whole."""
+
+    ref: JobRef
+    attempt: int
+    before: tuple[Stored, ...]  #: the job's events before the attempt, oldest first
+    recorded: tuple[
+        Stored, ...
+    ]  #: what the ledger has of the attempt and of what followed it, up to the next one
+    values: dict[str, bytes]  #: sha256 -> large input or checkpoint
+
+    @property
+    def task(self) -> str:
+        """The name of the job's task."""
+        return self.before[0].event.task
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an attempt that was run again."""
+
+    job: Job
+    events: tuple[Stored, ...]  #: what would have been appended, `started` first; the last one is its end
+    error: BaseException | None  #: what the task raised
+
+
+async def fetch(ledger: Ledger, history: Sequence[Stored], attempt: int | None = None) -> Material:
+    """Gather what an attempt of a job ran on; without `attempt` the newest one, or the first of a job that never ran.
+
+    The attempt after the newest one is the one that would run next.
+
+    Raises: InvalidInputError when there is no such attempt, PayloadMissingError, UnreachableError.
+    """
+    event = history[0].event
+    starts = [index for index, stored in enumerate(history) if isinstance(stored.event, Started)]
+    chosen = attempt if attempt is not None else max(1, len(starts))
+    if not 1 <= chosen <= len(starts) + 1:
+        had = f"{len(starts)} attempt{'' if len(starts) == 1 else 's'}"
+        raise InvalidInputError(
+            f"job {event.job} has had {had}: give --attempt 1 to {len(starts) + 1}, the last being the next one"
+        )
+    begin = starts[chosen - 1] if chosen <= len(starts) else len(history)
+    end = starts[chosen] if chosen < len(starts) else len(history)
+    before = tuple(history[:begin])
+    job = fold(before).job
+    assert job is not None, "an attempt has events before it"
+    return Material(
+        ref=JobRef(queue=event.queue, job_id=event.job),
+        attempt=chosen,
+        before=before,
+        recorded=tuple(history[begin:end]),
+        values=await _large_values(ledger, job),
+    )
+
+
+async def _large_values(ledger: Ledger, job: Job) -> dict[str, bytes]:
+    references = [each for each in (job.input_ref, job.checkpoint_ref) if each is not None]
+    return {each.sha256: await ledger.inputs.get(NO_VALUE, each) for each in references}
+
+
+async def run(
+    material: Material,
+    task: Task[Any, Any],
+    names: Names,
+    *,
+    limited: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Ran:
+    """Run the attempt in this process and return what would have been recorded.
+
+    A task for the process pool runs in a thread. `limited` False lifts its timeout, for who looks into it.
+
+    Raises: IllegalTransitionError when the job cannot run at that point, such as one that had ended.
+    """
+    fork = _Fork(names, clock, material.values)
+    chain = await _claimed(fork, material)
+    claimed = chain.last_sequence
+    job = _job_of(chain)
+    if not limited:
+        job = msgspec.structs.replace(job, timeout_s=None)
+        chain = Chain(job, chain.last_sequence, chain.last_data)
+    here = _in_this_process(task, limited=limited)
+    judge = _Witness(random.Random())  # noqa: S311 - jitter
+    execution = Execution(fork, anyio.CapacityLimiter(1), judge)
+    own_task = asyncio.current_task(fork.loop)
+    assert own_task is not None, "a coroutine runs in a task"
+    running = Running(
+        ref=material.ref, task=own_task, in_thread=not here.is_async, identity=FORK, chain=chain
+    )
+    try:
+        outcome: Outcome = await execution.run(here, running)
+    except AttemptStoppedError as error:
+        outcome = Interrupt(epoch=job.claim_epoch, reason=str(error))
+    if running.channel is not None:
+        await running.channel.close()
+    after = await commit(fork.log, running.newest_chain, decide(job, outcome, fork.stamp()))
+    events = [
+        stored
+        for stored in await fork.log.read_chain(names.chain(material.ref))
+        if stored.stream_sequence >= claimed
+    ]
+    return Ran(job=_job_of(after), events=tuple(events), error=judge.error)
+
+
+async def _claimed(fork: _Fork, material: Material) -> Chain:
+    """Copy the job's past into memory and claim the attempt, as its worker did."""
+    chain_filter, last = fork.log.names.chain(material.ref), 0
+    for stored in material.before:
+        last = await fork.log.append([Entry(stored.subject, stored.data, chain_filter, last)])
+    chain = fold(await fork.log.read_chain(chain_filter))
+    job = _job_of(chain)
+    if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED, JobState.HELD}:
+        chain = await _follow(fork, chain, Dispatch(cause="due"))
+        job = _job_of(chain)
+    if job.state is JobState.RUNNING:
+        claim: Command = TakeOver(worker=FORK, lease_s=_LEASE_S, lost_epoch=job.claim_epoch)
+    else:
+        claim = Claim(worker=FORK, lease_s=_LEASE_S)
+    chain = await _follow(fork, chain, claim)
+    if _job_of(chain).state is not JobState.RUNNING:
+        raise IllegalTransitionError(job.id, _job_of(chain).state.value, "be run again from there")
+    return chain
+
+
+async def _follow(fork: _Fork, chain: Chain, command: Command) -> Chain:
+    return await commit(fork.log, chain, decide(chain.job, command, fork.stamp()))
+
+
+def _job_of(chain: Chain) -> Job:
+    assert chain.job is not None, "a job that is there stays"
+    return chain.job
+
+
+def _in_this_process(task: Task[Any, Any], *, limited: bool) -> Task[Any, Any]:
+    """Return the task as it runs here: not in the pool, and without limits where somebody looks into it."""
+    here = copy.copy(task)
+    changes: dict[str, Any] = {} if limited else {"heartbeat_s": None}
+    if task.rules.run_in == "process":
+        changes["run_in"] = "auto"
+    here.rules = msgspec.structs.replace(task.rules, **changes)
+    return here
+
+
+def recorded_end(material: Material) -> Stored | None:
+    """Return the event that ended the attempt in the ledger, None where it has not ended or never ran."""
+    return next((stored for stored in material.recorded if event_type(stored.event) in ENDS), None)
+
+
+class _Witness(Judge):
+    """Keeps what the task raised."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(chance)
+        self.error: BaseException | None = None
+
+    def raised(self, job: Job, rules: Rules, error: BaseException, now: datetime) -> Fail:
+        self.error = error
+        return super().raised(job, rules, error, now)
+
+
+class _Fork:
+    """A ledger in memory: surroundings of an attempt that leave no trace."""
+
+    def __init__(self, names: Names, clock: Clock, values: dict[str, bytes]) -> None:
+        self.log = MemoryLog(names=names, clock=clock)
+        self.clock = clock
+        self.inputs = self.results = _Values(values)
+        self.hints: Watched = _Nobody()
+        self.loop = asyncio.get_running_loop()
+
+    @property
+    def connection(self) -> _Fork:
+        """There is none; the loop is known here."""
+        return self
+
+    def stamp(self, by: str = "") -> Stamp:
+        return Stamp(at=self.clock.now(), by=by or FORK)
+
+
+class _Values:
+    """What was fetched, and what the attempt stores."""
+
+    def __init__(self, values: dict[str, bytes]) -> None:
+        self._values = dict(values)
+
+    def fits_inline(self, text: bytes, *, what: str) -> bool:  # noqa: ARG002 - the protocol's
+        return True
+
+    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:  # noqa: ARG002
+        self._values[digest(text)] = text
+        return msgspec.Raw(text), None
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        if reference is None:
+            return bytes(value)
+        try:
+            return self._values[reference.sha256]
+        except KeyError as error:
+            raise PayloadMissingError(f"payload {reference.sha256[:12]}... was not fetched") from error
+
+
+class _Nobody:
+    """Who watches a fork."""
+
+    def tell_progress(self, ref: JobRef, report: bytes) -> None: ...
