@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 import pytest
 from tests.support.working import LIMIT_S, Connect
 
@@ -104,17 +105,17 @@ class Cli:
 
     def __init__(self, server: EmbeddedServer, environment: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.where = ["--url", server.url, "--environment", environment]
-        self._server, self._environment, self._capsys = server, environment, capsys
+        self._server, self.environment, self.capsys = server, environment, capsys
 
     def __call__(self, *words: str) -> tuple[int, str, str]:
         code = run(["audit", *words, *([] if words[0] == "keygen" else self.where)])
-        shown = self._capsys.readouterr()
+        shown = self.capsys.readouterr()
         return code, shown.out, shown.err
 
     def enqueue(self, count: int) -> None:
         async def call() -> None:
             async with connect(
-                self._server.url, environment=self._environment, ledger_bytes_max=16 << 20
+                self._server.url, environment=self.environment, ledger_bytes_max=16 << 20
             ) as ledger:
                 for number in range(count):
                     await ledger.enqueue(double, number)
@@ -168,3 +169,57 @@ def test_sealing_goes_on_until_it_is_told_to_stop(
     cli.enqueue(1)
     assert process.line()["seal"]["from_sequence"] == 4
     assert process.end(signal.SIGTERM) == 0
+
+
+def test_a_tail_that_was_cut_off_is_found_by_a_seal_kept_elsewhere(
+    cli: Cli, tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    key, kept = str(tmp_path / "seal.pem"), tmp_path / "seals.jsonl"
+    cli("keygen", key)
+    cli("seal", "--key", key, "--publish", str(kept))
+    cli.enqueue(4)
+    cli("seal", "--key", key, "--publish", str(kept))
+    trusting = ["--seal-key", f"{key}.pub"]
+    code, out, _ = cli("verify", *trusting, "--seal", str(kept))
+    assert code == 0
+    assert out.count("2 of 2 agree with the events, up to stream sequence 8") == 2
+    code, out, _ = cli("verify", "--seal", str(kept), "--since-seal")
+    assert code == 0
+    assert "stream sequence 4 to 9" in out
+    assert "no signature was checked" in " ".join(out.split())
+
+    # A ledger that had the same beginning, and lost what came after its third event.
+    cut_off = Cli(nats_server, f"t_{secrets.token_hex(6)}", cli.capsys)
+    cut_off.enqueue(3)
+    seals = [msgspec.structs.replace(each, environment=cut_off.environment) for each in read_published(kept)]
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text("".join(f"{each.line()}\n" for each in seals[1:]))
+    code, _, err = cut_off("verify", "--seal", str(moved))
+    assert code == 4
+    assert "rule `seal` is broken at stream sequence 4: the ledger ends at 3" in err
+    code, _, err = cut_off("verify", "--seal", str(moved), "--since-seal")
+    assert (code, "rule `se" in err) == (4, True)
+
+
+def test_a_seal_by_another_key_is_a_violation(cli: Cli, tmp_path: Path) -> None:
+    key, other = str(tmp_path / "seal.pem"), str(tmp_path / "other.pem")
+    cli("keygen", key)
+    cli("keygen", other)
+    cli("seal", "--key", key)
+    assert cli("verify", "--seal-key", f"{key}.pub")[0] == 0
+    code, _, err = cli("verify", "--seal-key", f"{other}.pub")
+    assert code == 4
+    assert "which is not among the trusted ones" in err
+    assert cli("seals", "--seal-key", f"{other}.pub")[1].count("unknown key") == 1
+
+
+def test_what_is_asked_of_seals_must_make_sense(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("verify", "--since-seal")
+    assert (code, "the ledger has no seal" in err) == (2, True)
+    code, _, err = cli("verify", "--since-seal", "--from", "2")
+    assert (code, "leave out --from" in err) == (2, True)
+    (tmp_path / "none").write_text("{}")
+    code, _, err = cli("verify", "--seal", str(tmp_path / "none"))
+    assert (code, "line 1 of" in err) == (2, True)
+    code, _, err = cli("verify", "--seal-key", str(tmp_path / "none"))
+    assert (code, "holds no public key" in err) == (2, True)

@@ -16,6 +16,7 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
+from jobledger.cli.seal_options import TrustedKeyFiles
 from jobledger.cli.session import Target, opened, operator, run, until_closed, watch_signals
 from jobledger.cli.text import clock_time
 from jobledger.ledger import Ledger
@@ -33,15 +34,6 @@ SealKey = Annotated[
     Path,
     typer.Option(
         "--key", envvar="JOBLEDGER_SEAL_KEY", metavar="FILE", help="Private key, as `audit keygen` makes it."
-    ),
-]
-TrustedKeyFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--seal-key",
-        envvar="JOBLEDGER_SEAL_KEYS",
-        metavar="FILE",
-        help="Public key whose seals count; repeat it for several. (default: signatures are not checked)",
     ),
 ]
 

@@ -13,6 +13,7 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.errors import LedgerNotSoundError, UsageError
 from jobledger.cli.output import Output
+from jobledger.cli.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.ledger import Ledger
 from jobledger.ledger.audit import Expected, Options, Report, Witness
@@ -37,6 +38,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     archives: tuple[Path, ...]
     with_projection: bool
     projection: Path | None
+    seals: SealsAsked
 
 
 def verify(
@@ -75,6 +77,9 @@ def verify(
         ),
     ] = False,
     projection: options.ProjectionFile = None,
+    seal_keys: TrustedKeyFiles = None,
+    seals: KeptSeals = None,
+    since_seal: SinceSeal = False,
     grace_s: Annotated[
         float,
         typer.Option(
@@ -103,10 +108,15 @@ def verify(
         archives=tuple(archives or ()),
         with_projection=with_projection or projection is not None,
         projection=projection,
+        seals=seals_asked(
+            seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
+        ),
     )
     _check_range(asked.begin, last, before)
-    if asked.with_projection and (first is not None or last is not None):
-        raise UsageError("a projection can only be compared with the whole ledger: leave out --from and --to")
+    if asked.with_projection and (first is not None or last is not None or since_seal):
+        raise UsageError(
+            "a projection can only be compared with the whole ledger: leave out --from, --to and --since-seal"
+        )
     if kept is not None and not kept.absolute().parent.is_dir():
         raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
     tell(output, run(lambda: _verify(output, target, asked)), kept, against)
@@ -147,13 +157,14 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
         log: Log = ledger.log
         if asked.archives:
             log = JoinedLog([ExportLog(folder, log.names) for folder in asked.archives], log)
-        witnesses = [each async for each in _witnesses(stack, ledger, log, asked)]
+        begin = await asked.seals.begin(log, asked.begin)
+        witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin)]
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
         expected = Expected(now=ledger.clock.now() if asked.last is None else None)
         with output.progress("checking the ledger") as progress:
             return await check(
                 log,
-                from_sequence=asked.begin,
+                from_sequence=begin,
                 to_sequence=asked.last,
                 options=asked.options,
                 expected=expected,
@@ -164,12 +175,14 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
 
 
 async def _witnesses(
-    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked
+    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int
 ) -> AsyncGenerator[Witness, None]:
     """Yield what else is compared with the ledger in the same pass."""
     if asked.with_projection:
         path = await projection_path(ledger, asked.projection)
         yield await stack.enter_async_context(ProjectionWitness(log, path))
+    async for witness in asked.seals.witnesses(log, begin, asked.last):
+        yield witness
 
 
 def _show_report(output: Output, report: Report) -> None:

@@ -1,0 +1,92 @@
+"""What `jobledger audit verify` takes of seals: the keys that count, the seals that were kept, where to begin."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from jobledger.cli.errors import UsageError
+from jobledger.ledger.audit_seals import SealWitness, seals_as_witness
+from jobledger.ledger.log import Log
+from jobledger.ledger.seal_keys import read_trusted
+from jobledger.ledger.seals import Seal, newest_of, newest_seal, read_published
+
+_SEALS = "Seals"
+TrustedKeyFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--seal-key",
+        envvar="JOBLEDGER_SEAL_KEYS",
+        metavar="FILE",
+        help="Public key whose seals count; repeat it for several. (default: signatures are not checked)",
+        rich_help_panel=_SEALS,
+    ),
+]
+KeptSeals = Annotated[
+    Path | None,
+    typer.Option(
+        "--seal",
+        metavar="FILE",
+        help="Published seals, one a line, which the ledger must still agree with.",
+        rich_help_panel=_SEALS,
+    ),
+]
+SinceSeal = Annotated[
+    bool,
+    typer.Option(
+        "--since-seal",
+        metavar="",
+        help="Begin at the newest of them, or without --seal at the newest in the ledger.",
+        rich_help_panel=_SEALS,
+    ),
+]
+
+
+class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check was asked about seals."""
+
+    kept: tuple[Seal, ...]
+    since: bool
+    trusted: Any = None  #: TrustedKeys | None; of an extra, so no type that a Struct can check
+
+    async def begin(self, log: Log, begin: int) -> int:
+        """Return the stream sequence that the check begins at.
+
+        Raises: UsageError when there is no seal to begin at, and what reading the newest one raises.
+        """
+        if not self.since:
+            return begin
+        newest = newest_of(self.kept) if self.kept else await newest_seal(log)
+        if newest is None:
+            raise UsageError(
+                "--since-seal: the ledger has no seal; make one with `jobledger audit seal --key FILE`"
+            )
+        return newest.seal.from_sequence
+
+    async def witnesses(self, log: Log, begin: int, last: int | None) -> AsyncGenerator[SealWitness, None]:
+        """Yield the ledger's own seals, and those that were kept."""
+        own = await seals_as_witness(log, from_sequence=begin, through=last, trusted=self.trusted)
+        if own is not None:
+            yield own
+        if self.kept:
+            yield SealWitness(self.kept, log.names, from_sequence=begin, trusted=self.trusted, published=True)
+
+
+def seals_asked(
+    keys: Sequence[Path] | None, kept: Path | None, *, since: bool, has_range: bool
+) -> SealsAsked:
+    """Read what the options name.
+
+    Raises: UsageError, ConfigurationError, InvalidInputError.
+    """
+    if since and has_range:
+        raise UsageError("--since-seal says where to begin: leave out --from and --against")
+    return SealsAsked(
+        kept=tuple(read_published(kept)) if kept is not None else (),
+        since=since,
+        trusted=read_trusted(keys) if keys else None,
+    )
