@@ -19,13 +19,13 @@ from jobledger.ledger.audit_locks import LockChains, lock_name
 from jobledger.ledger.audit_reactors import ReactorChains, reactor_name
 from jobledger.ledger.audit_records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
 from jobledger.ledger.audit_report import Compared, Report, Violation
-from jobledger.ledger.audit_rules import CLOSED_STATES, Broken, Rule, broken_rule, early, lean, overdue
+from jobledger.ledger.audit_rules import Broken, Rule, broken_rule, early, lean, overdue
 from jobledger.ledger.audit_tally import Tally
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, JobName, Options
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
 from jobledger.ledger.events import Carried, Fenced
-from jobledger.ledger.job import FINAL_STATES, Job, JobState, evolve
+from jobledger.ledger.job import CLOSED_STATES, FINAL_STATES, Job, JobState, evolve
 from jobledger.ledger.subjects import Names, aggregate_of, is_token
 
 _LOCKS_PART: Final = 8  # of the memory, for locks
@@ -132,7 +132,10 @@ class Checker:
             reopened = self._closed.unpack(record, event.queue, event.job)
             self._jobs.replace(name, reopened)
             self._tally.closed[glance(reopened)[0]] -= 1
-            self._follow(name, reopened, stored, digest)
+            if not event.prev and reopened.age <= self._reactors.archived_through:
+                self._begin_again(name, stored, digest)
+            else:
+                self._follow(name, reopened, stored, digest)
         else:
             self._follow(name, record, stored, digest)
 
@@ -140,7 +143,10 @@ class Checker:
         if aggregate_of(message.subject) == "reactor":
             about, found = reactor_name(message.subject), self._reactors.feed(message, digest)
         else:
-            about, found = lock_name(message.subject), self._locks.feed(message, digest)
+            about, found = (
+                lock_name(message.subject),
+                self._locks.feed(message, digest, archived_through=self._reactors.archived_through),
+            )
         for rule, sentence in found:
             self.note(about, rule, sentence, stream_sequence=message.stream_sequence)
 
@@ -219,6 +225,12 @@ class Checker:
             return
         if event.prev:
             self._note(stored, "chain", f"it follows {event.prev!a}, and no event of its job is before it")
+        self._apply(name, None, record, stored)
+
+    def _begin_again(self, name: str, stored: Stored, digest: bytes) -> None:
+        """Take in the first event of another job whose id was free: all events of the older one were archived."""
+        record = Open(digest, None, stored.stream_sequence)
+        self._jobs.replace(name, record)
         self._apply(name, None, record, stored)
 
     def _follow(self, name: str, record: Open, stored: Stored, digest: bytes) -> None:

@@ -66,8 +66,11 @@ class LockChains:
         """Return the number of locks seen."""
         return len(self._locks)
 
-    def feed(self, message: Message, digest: bytes) -> Iterator[Broken]:
-        """Take in the next event of a lock, and tell what is wrong with it."""
+    def feed(self, message: Message, digest: bytes, *, archived_through: int = 0) -> Iterator[Broken]:
+        """Take in the next event of a lock, and tell what is wrong with it.
+
+        A lock all of whose events were archived, up to `archived_through`, begins anew.
+        """
         try:
             event = decode_lock_event(message)
         except CorruptLedgerError as error:
@@ -80,9 +83,12 @@ class LockChains:
             yield "subject", f"it is stored as {message.subject!r}, its own fields say otherwise"
         chain = f"{event.scope}/{event.lock}"
         known = self._locks.get(chain)
-        yield from self._check_link(known, event)
+        is_anew = known is not None and not event.prev and known.age <= archived_through
+        if not is_anew:
+            yield from self._check_link(known, event)
         if known is not None or self._from_start or not event.prev:
-            yield from _check_transition(ref, None if known is None else known.lock, event)
+            before = None if known is None or is_anew else known.lock
+            yield from _check_transition(ref, before, event)
         if known is not None and isinstance(event, Acquired):
             number = known.lock.fencing_number
             if message.stream_sequence <= number:

@@ -33,6 +33,11 @@ class ReactorChains:
         self.archived: Archived | None = None  #: the newest one
         self.seals = 0
 
+    @property
+    def archived_through(self) -> int:
+        """The last stream sequence of which `archived` says that it is in the archive; 0 before there is one."""
+        return 0 if self.archived is None else self.archived.through_sequence
+
     def feed(self, message: Message, digest: bytes) -> Iterator[Broken]:
         """Take in the next event of a reactor, and tell what is wrong with it."""
         try:

@@ -30,7 +30,9 @@ LedgerError
 │   ├── PortInUseError
 │   ├── StoreInUseError
 │   ├── ExportExistsError
-│   └── NotAnExportError
+│   ├── NotAnExportError
+│   ├── ArchiveIncompleteError
+│   └── ArchiveRefusedError
 ├── UnreachableError          no answer: the same call may succeed later
 │   ├── ServerUnreachableError
 │   ├── ServerStartError
@@ -290,6 +292,14 @@ class ExportExistsError(RefusedError):
 
 class NotAnExportError(RefusedError):
     """A folder is no export of the ledger, or one that this version cannot read or use for this."""
+
+
+class ArchiveIncompleteError(RefusedError):
+    """The folder of an archive lacks an export that the ledger or a later export names."""
+
+
+class ArchiveRefusedError(RefusedError):
+    """An archive run does not go on, because something would be lost by it; nothing was taken away."""
 
 
 class UnreachableError(LedgerError):

@@ -22,6 +22,7 @@ from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import LedgerError, LedgerFullError, MalformedEventError, ServerUnreachableError
 from jobledger.ledger.events import Carried, Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
 from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, settle
+from jobledger.ledger.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.streams import api, ensure_streams, timers_specification
@@ -37,7 +38,6 @@ _AHEAD_MAX: Final = timedelta(days=3650)
 _NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
 _NAMES_PAGES_MAX: Final = 100
 _SEEN_MAX: Final = 10_000
-_WAITS: Final = frozenset({"scheduled", "retry_wait", "paused"})
 
 
 class Timer(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,16 +71,23 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
             due_at = None if due_at is None or due_at <= event.at else due_at
         case Snoozed() | Paused():
             due_at = event.until
-        case Carried(job_state=state) if state.state in _WAITS:
+        case Carried():
             # The wait began with an event that is in an archive; it is still called by that one's sequence.
-            due_at, stream_sequence = state.due_at, state.wait_sequence
-            newest = state.attempts[-1].state if state.attempts else "running"
-            cause = "retried" if state.state == "retry_wait" and newest == "failed" else "due"
+            job = evolve(None, event, stream_sequence)
+            return wait_timer(job) if job.due_at is not None and job.state in WAITING_STATES else None
         case _:
             pass
     if due_at is None:
         return None
     return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=due_at)
+
+
+def wait_timer(job: Job) -> Timer:
+    """Return the timer of a job that waits for a moment."""
+    assert job.due_at is not None, "it waits for a moment"
+    failed = bool(job.attempts) and job.attempts[-1].state == "failed"
+    cause: Cause = "retried" if job.state is JobState.RETRY_WAIT and failed else "due"
+    return Timer(queue=job.queue, job_id=job.id, asked_by=job.wait_sequence, cause=cause, due_at=job.due_at)
 
 
 def read_timer(data: bytes) -> Timer:
