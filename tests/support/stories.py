@@ -15,6 +15,7 @@ from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
 from jobledger.ledger.codec import Message, Stored, read_message
 from jobledger.ledger.commands import (
     CancelJob,
+    Carry,
     Checkpoint,
     Claim,
     Complete,
@@ -42,6 +43,7 @@ from jobledger.ledger.events import (
 )
 from jobledger.ledger.log import Entry
 from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.reactor_events import Archived, ReactorEvent, seal_reactor_event
 from jobledger.ledger.subjects import JobRef, LockRef, Names
 
 NAMES = Names()
@@ -120,6 +122,32 @@ class Story:
         assert self.lock.lock is not None
         command = lock_events.Release(fencing_number=self.lock.lock.fencing_number)
         return self.append_lock(lock_events.decide(LOCK, self.lock.lock, command, Stamp(at=self.now, by="h")))
+
+    def react(self, event: ReactorEvent) -> int:
+        """Append an event of a reactor, linked to its chain."""
+        chain = NAMES.reactor_chain(event.reactor).removesuffix(">")
+        own = [each for each in self.messages if each.subject.startswith(chain)]
+        entry = seal_reactor_event(event, own[-1] if own else None, NAMES)
+        self.store(entry.subject, entry.data)
+        return len(self.messages)
+
+    def archive(self, through: int) -> int:
+        """Carry what lives, and say that everything up to `through` is archived; nothing is taken away."""
+        for job_id in [ref.job_id for ref in self.chains]:
+            with contextlib.suppress(LedgerError):
+                self.do(job_id, Carry(through=through))
+        return self.react(
+            Archived(
+                reactor="archive",
+                at=self.now,
+                by="operator",
+                through_sequence=through,
+                manifest_sha256="a" * 64,
+                head_hash=self.messages[through - 1].hash,
+                digest="b" * 64,
+                count=through,
+            )
+        )
 
     def append_lock(self, event: lock_events.LockEvent) -> int:
         entry = lock_events.seal(self.lock, event, NAMES)

@@ -15,10 +15,7 @@ from tests.support.stories import (
 )
 
 from jobledger.ledger.audit import Expected, Options
-from jobledger.ledger.commands import (
-    Dispatch,
-    Fail,
-)
+from jobledger.ledger.commands import CancelJob, Dispatch, Fail, Pause, Snooze
 from jobledger.ledger.events import (
     Cause,
 )
@@ -88,3 +85,54 @@ def test_a_timer_that_never_fired_is_found_where_it_must_have() -> None:
     report = check(story.messages, Expected(timers_until=due_at + timedelta(seconds=1)))
     assert found(report) == [(1, "email/j", "timer")]
     assert report.violations[0].sentence == "it was due at 2026-01-02T00:01:00+00:00 and is still scheduled"
+
+
+@pytest.mark.parametrize(
+    ("late_s", "sound"), [(0, True), (3_599, True), (3_600, True), (3_601, False), (86_400, False)]
+)
+@pytest.mark.parametrize("by", ["the next event", "the caller"])
+def test_a_job_that_waits_long_after_its_time_is_found(late_s: float, sound: bool, by: str) -> None:
+    """By the time of the newest event, or by the caller's where the check goes up to the head."""
+    story = delayed()
+    then = story.now + timedelta(seconds=late_s)
+    if by == "the next event":
+        story.now = then
+        story.enqueue("k")
+        report = check(story.messages)
+    else:
+        report = check(story.messages, Expected(now=then))
+    assert found(report) == ([] if sound else [(1, "email/j", "timer")])
+    if not sound:
+        due = "it was due at 2026-01-02T00:01:00+00:00"
+        assert report.violations[0].sentence == f"{due}, {late_s:,.0f} s ago, and is still scheduled"
+
+
+def test_every_wait_for_a_moment_can_be_overdue_and_others_cannot() -> None:
+    story = Story()
+    for job_id in ("failed", "snoozed", "paused", "patient", "queued", "held"):
+        story.enqueue(job_id, limits=("api",) if job_id == "held" else ())
+    for job_id in ("failed", "snoozed", "paused", "patient"):
+        story.claim(job_id)
+    until = story.now + timedelta(minutes=1)
+    story.do("failed", Fail(epoch=story.epoch("failed"), error=BOOM, retry_at=until))
+    story.do("snoozed", Snooze(epoch=story.epoch("snoozed"), until=until))
+    story.do("paused", Pause(epoch=story.epoch("paused"), event="paid", until=until))
+    story.do("patient", Pause(epoch=story.epoch("patient"), event="paid"))
+    late = Expected(now=until + timedelta(days=2))
+    report = check(story.messages, late)
+    assert [(job, rule) for _, job, rule in found(report)] == [
+        ("email/failed", "timer"),
+        ("email/snoozed", "timer"),
+        ("email/paused", "timer"),
+    ]
+    assert check(story.messages, late, options=Options(overdue_grace_s=3 * 86_400)).sound
+
+
+def test_a_wait_that_ended_late_or_was_cancelled_is_honoured() -> None:
+    story = delayed()
+    story.now += timedelta(days=1)
+    story.do("j", Dispatch(cause="due"))
+    story.enqueue("k", run_at=story.now + timedelta(seconds=1))
+    story.now += timedelta(days=1)
+    story.do("k", CancelJob())
+    assert check(story.messages, Expected(now=story.now + timedelta(days=9))).sound

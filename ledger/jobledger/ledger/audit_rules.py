@@ -32,7 +32,7 @@ from jobledger.ledger.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.job import CLOSED_STATES, Job
 from jobledger.ledger.transitions import violation
 
 #: What a ledger is checked for; each name is the rule that a violation breaks.
@@ -58,9 +58,6 @@ Rule = Literal[
 ]
 
 Broken = tuple[Rule, str]
-
-#: Nothing but `fenced` may follow: of such a job a few bytes are kept, and its limit is forgotten.
-CLOSED_STATES: Final = frozenset({JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED})
 
 #: Only these end a wait because its time came; the others have reasons of their own to come early.
 _BY_TIME: Final = frozenset({"due", "retried", "admitted"})
