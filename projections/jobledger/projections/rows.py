@@ -19,7 +19,8 @@ Value = str | int | float | bytes | None
 Row = tuple[Value, ...]
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_TIME_BYTES: Final = len('"2025-01-31T08:00:00.000000Z"')
+_TIME_CHARACTERS: Final = len("2025-01-31T08:00:00.000000Z")
+_plain: Final = msgspec.to_builtins
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
 
@@ -153,10 +154,10 @@ def dead_letter_row(job: Job) -> Row:
 
 def time_text(at: datetime) -> str:
     """Return `2025-01-31T08:00:00.000000Z`."""
-    # The encoder is four times as fast as isoformat, and writes the same but for what has no microseconds.
-    text = _encode(at)
-    if len(text) == _TIME_BYTES and at.tzinfo is UTC:
-        return text[1:-1].decode()
+    # Four times as fast as isoformat, and the same but for what has no microseconds.
+    text: str = _plain(at)
+    if len(text) == _TIME_CHARACTERS and at.tzinfo is UTC:
+        return text
     return _utc(at).isoformat(timespec="microseconds")[:-6] + "Z"
 
 

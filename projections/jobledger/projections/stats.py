@@ -7,10 +7,12 @@ Everything here adds up, so it does not matter how events are cut into transacti
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
+
+import msgspec
 
 from jobledger.ledger.events import (
     Cancelled,
@@ -30,7 +32,7 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.job import FINAL_STATES, Job, JobState
 
 #: What is counted, per minute, queue and task. Those named like an event count that event.
 COUNTERS: Final = (
@@ -86,11 +88,9 @@ _BOUNDS_US: Final = tuple(round(bound * 1e6) for bound in HISTOGRAM_BOUNDS_S)
 #: Longer than anything real: keeps sums within 64 bits whatever a foreign clock said.
 _DURATION_US_MAX: Final = 10 * 365 * 86_400 * 1_000_000
 
-# A cell is a list: the counters, then per histogram one count for each bound, one beyond them, and the sum.
 _AT: Final = {name: place for place, name in enumerate(COUNTERS)}
-_SPAN: Final = len(_BOUNDS_US) + 2
-_WAIT, _RUN, _TOTAL = (len(COUNTERS) + _SPAN * place for place in range(len(HISTOGRAMS)))
-_CELL_LENGTH: Final = len(COUNTERS) + _SPAN * len(HISTOGRAMS)
+_ENQUEUED, _STARTED = _AT["enqueued"], _AT["started"]
+_QUEUED, _RUNNING = JobState.QUEUED, JobState.RUNNING
 
 #: What is kept of a worker, after the times of its first and newest event.
 WORKER_COUNTERS: Final = ("attempts", "completed", "failed", "lost", "interrupted", "fenced")
@@ -98,9 +98,9 @@ _WORKER_AT: Final = {name: place for place, name in enumerate(WORKER_COUNTERS, s
 #: What is counted per queue, task and type of error: failed attempts, and dead letters.
 FAILURE_COUNTERS: Final = ("failed", "dead_lettered")
 
-#: Events that end an attempt, a job, or both: their counter, its place in a cell, and the place in a worker's.
-_ENDS: Final[dict[type[JobEvent], tuple[str, int, int | None]]] = {
-    kind: (name, _AT[name], _WORKER_AT.get(name))
+#: Events that end an attempt, a job, or both: the place of their counter, and of the worker's.
+_ENDS: Final[dict[type[JobEvent], tuple[int, int | None]]] = {
+    kind: (_AT[name], _WORKER_AT.get(name))
     for kind, name in (
         (Completed, "completed"),
         (Failed, "failed"),
@@ -112,11 +112,11 @@ _ENDS: Final[dict[type[JobEvent], tuple[str, int, int | None]]] = {
         (Discarded, "discarded"),
     )
 }
-_NOT_BY_THE_WORKER: Final = frozenset({"dead_lettered", "discarded"})
-_STARTED, _ATTEMPTS = _AT["started"], _WORKER_AT["attempts"]
+_ORDERS: Final = frozenset[type[JobEvent]]({Queued, Scheduled, Held})
+_ATTEMPTS: Final = _WORKER_AT["attempts"]
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """A job and two server times of it, kept beside the fold because events carry only their appenders' times."""
 
     job: Job
@@ -124,22 +124,9 @@ class Seen(NamedTuple):
     since_us: int  #: of the event that began its present state, or its present attempt
 
 
-def seen(before: Seen | None, event: JobEvent, after: Job, now_us: int) -> Seen:
-    """Return `after`, made from `before` by `event`, with the times that it has now."""
-    if before is not None:
-        moved = after.state is not before.job.state or type(event) is Started
-        return Seen(after, before.first_us, now_us if moved else before.since_us)
-    if isinstance(event, Queued | Scheduled | Held):
-        return Seen(after, now_us, now_us)
-    # Its first events were archived: the times that it carries itself are the best there are.
-    running = after.running_attempt
-    since = after.updated_at if running is None else running.started_at
-    return Seen(after, microseconds(after.created_at), microseconds(since))
-
-
 def microseconds(at: datetime) -> int:
     """Return a time as microseconds since 1970; one without a zone counts as UTC."""
-    since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH
+    since = (at.replace(tzinfo=UTC) if at.tzinfo is None else at) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
@@ -148,33 +135,57 @@ def moment(time_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_us)
 
 
-def cell_values(cell: list[int]) -> tuple[int, ...]:
+def cell_values(cell: Cell) -> tuple[int, ...]:
     """Return a cell as its columns hold it: the counters, then per histogram cumulative counts, count and sum."""
-    values = cell[: len(COUNTERS)]
-    for start in (_WAIT, _RUN, _TOTAL):
-        count = 0
-        for each in cell[start : start + _SPAN - 1]:
-            count += each
-            values.append(count)
-        values.append(cell[start + _SPAN - 1])
+    values = list(cell.counts)
+    for durations_us in (cell.waits_us, cell.runs_us, cell.totals_us):
+        # A clock that was set back makes a duration negative.
+        bounded = sorted(min(max(each, 0), _DURATION_US_MAX) for each in durations_us)
+        values += (bisect_right(bounded, bound) for bound in _BOUNDS_US)
+        values += (len(bounded), sum(bounded))
     return tuple(values)
+
+
+class Cell:
+    """What happened in one minute to the jobs of a task in a queue; durations as they came, counted in the end."""
+
+    __slots__ = ("counts", "runs_us", "totals_us", "waits_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(COUNTERS)
+        self.waits_us: list[int] = []
+        self.runs_us: list[int] = []
+        self.totals_us: list[int] = []
+
+    def merge(self, other: Cell) -> None:
+        """Add another minute."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.waits_us += other.waits_us
+        self.runs_us += other.runs_us
+        self.totals_us += other.totals_us
 
 
 class Tally:
     """What the events of one transaction add up to."""
 
     def __init__(self) -> None:
-        self.cells: dict[tuple[int, str, str], list[int]] = {}  #: by (minute since 1970, queue, task)
+        self.cells: dict[tuple[int, str, str], Cell] = {}  #: by (minute since 1970, queue, task)
         self.workers: dict[str, list[int]] = {}  #: first and newest time, then `WORKER_COUNTERS`
         #: By (queue, task), then by type of error in the order of the stream: `FAILURE_COUNTERS`.
         self.failures: dict[tuple[str, str], dict[str, list[int]]] = {}
         self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
 
-    def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
-        """Count what `event`, stored at `now_us`, made of a job."""
-        count = self._COUNTING.get(type(event))
+    def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> Seen:
+        """Count what `event`, stored at `now_us`, made of a job; return `after` with the times that it has now."""
+        kind = type(event)
+        count = self._COUNTING.get(kind)
         if count is not None:
             count(self, event, before, after, now_us)
+        if before is None:
+            return _first_seen(event, after, now_us)
+        if kind is Started or after.state is not before.job.state:
+            return Seen(after, before.first_us, now_us)
+        return Seen(after, before.first_us, before.since_us)
 
     def move(self, before: Job | None, after: Job) -> None:
         """Count a job out of the state it was in and into the one it is in."""
@@ -185,14 +196,17 @@ class Tally:
         self._shift(after, 1)
 
     def _shift(self, job: Job, by: int) -> None:
-        gauge = self.gauges.setdefault((job.queue, job.priority), {})
+        key = (job.queue, job.priority)
+        gauge = self.gauges.get(key)
+        if gauge is None:
+            gauge = self.gauges[key] = {}
         gauge[job.state] = gauge.get(job.state, 0) + by
 
-    def _cell(self, job: Job, now_us: int) -> list[int]:
+    def _cell(self, job: Job, now_us: int) -> Cell:
         key = (now_us // MINUTE_US, job.queue, job.task)
         cell = self.cells.get(key)
         if cell is None:
-            cell = self.cells[key] = [0] * _CELL_LENGTH
+            cell = self.cells[key] = Cell()
         return cell
 
     def _worker(self, name: str, now_us: int) -> list[int]:
@@ -207,49 +221,51 @@ class Tally:
 
     def _ordered(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
         """`scheduled`, `held` and `queued`: a new job, or one that waits again."""
-        cell = self._cell(after, now_us)
         if before is None:
-            cell[_AT["enqueued"]] += 1
+            self._cell(after, now_us).counts[_ENQUEUED] += 1
             return
         job = before.job
-        if job.state is JobState.RUNNING:
-            self._lost(cell, before)
+        if job.state is _RUNNING and after.state is not _RUNNING:
+            self._lost(self._cell(after, now_us), before)
         if not isinstance(event, Queued):
             return
         if event.cause in {"requeued", "redispatched"}:
-            cell[_AT[event.cause]] += 1
+            self._cell(after, now_us).counts[_AT[event.cause]] += 1
         elif job.state is JobState.RETRY_WAIT and job.attempts and job.attempts[-1].state == "failed":
-            cell[_AT["retried"]] += 1
+            self._cell(after, now_us).counts[_AT["retried"]] += 1
 
     def _started(self, event: Started, before: Seen | None, after: Job, now_us: int) -> None:
         cell = self._cell(after, now_us)
-        cell[_STARTED] += 1
+        cell.counts[_STARTED] += 1
         self._worker(event.worker, now_us)[_ATTEMPTS] += 1
         if before is None:
             return
-        if before.job.state is JobState.QUEUED:
-            _observe(cell, _WAIT, now_us - before.since_us)
-        elif before.job.state is JobState.RUNNING:
+        if before.job.state is _QUEUED:
+            cell.waits_us.append(now_us - before.since_us)
+        elif before.job.state is _RUNNING:
             self._lost(cell, before)
 
     def _ended(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
         """An attempt's outcome, a job's final state, or both."""
         kind = type(event)
-        name, place, worker_place = _ENDS[kind]
+        place, worker_place = _ENDS[kind]
         cell = self._cell(after, now_us)
-        cell[place] += 1
-        if before is not None and before.job.state is JobState.RUNNING:
-            if name in _NOT_BY_THE_WORKER:
+        cell.counts[place] += 1
+        if kind is Failed or kind is DeadLettered:
+            self._failure(after, COUNTERS[place])
+        if before is None:
+            return
+        job = before.job
+        if job.state is _RUNNING:
+            if kind is DeadLettered or kind is Discarded:
                 self._lost(cell, before)
             else:
-                _observe(cell, _RUN, now_us - before.since_us)
-                worker = self._worker(before.job.attempts[-1].worker, now_us)
+                cell.runs_us.append(now_us - before.since_us)
+                worker = self._worker(job.attempts[-1].worker, now_us)
                 if worker_place is not None:
                     worker[worker_place] += 1
-        if after.is_final and before is not None and not before.job.is_final:
-            _observe(cell, _TOTAL, now_us - before.first_us)
-        if kind is Failed or kind is DeadLettered:
-            self._failure(after, name)
+        if after.state in FINAL_STATES and job.state not in FINAL_STATES:
+            cell.totals_us.append(now_us - before.first_us)
 
     def _failure(self, job: Job, name: str) -> None:
         """Count under the type of the job's newest error, which is the event's own where that has one."""
@@ -258,25 +274,25 @@ class Tally:
         kinds = self.failures.setdefault((job.queue, job.task), {})
         kinds.setdefault(kind, [0] * len(FAILURE_COUNTERS))[FAILURE_COUNTERS.index(name)] += 1
 
-    def _lost(self, cell: list[int], before: Seen) -> None:
+    def _lost(self, cell: Cell, before: Seen) -> None:
         """The attempt that ran is over without a word of its worker, whose newest time therefore stays."""
         running = before.job.running_attempt
         if running is not None:
-            cell[_AT["lost"]] += 1
+            cell.counts[_AT["lost"]] += 1
             self._worker(running.worker, before.since_us)[_WORKER_AT["lost"]] += 1
 
     def _fenced(self, event: Fenced, _before: Seen | None, after: Job, now_us: int) -> None:
-        self._cell(after, now_us)[_AT["fenced"]] += 1
+        self._cell(after, now_us).counts[_AT["fenced"]] += 1
         self._worker(event.worker, now_us)[_WORKER_AT["fenced"]] += 1
 
     def _noted(self, _event: JobEvent, before: Seen | None, _after: Job, now_us: int) -> None:
         """A checkpoint or progress: nothing to count, but its worker lives."""
-        if before is not None and before.job.state is JobState.RUNNING:
+        if before is not None and before.job.state is _RUNNING:
             self._worker(before.job.attempts[-1].worker, now_us)
 
     #: What is not here counts nothing: wishes, and what carries a job across a purge.
     _COUNTING: ClassVar[dict[type[JobEvent], Callable[..., None]]] = {
-        **dict.fromkeys((Queued, Scheduled, Held), _ordered),
+        **dict.fromkeys(_ORDERS, _ordered),
         Started: _started,
         **dict.fromkeys(_ENDS, _ended),
         Fenced: _fenced,
@@ -284,7 +300,10 @@ class Tally:
     }
 
 
-def _observe(cell: list[int], start: int, duration_us: int) -> None:
-    bounded = min(max(duration_us, 0), _DURATION_US_MAX)  # a clock that was set back makes it negative
-    cell[start + bisect_left(_BOUNDS_US, bounded)] += 1
-    cell[start + _SPAN - 1] += bounded
+def _first_seen(event: JobEvent, job: Job, now_us: int) -> Seen:
+    if type(event) in _ORDERS:
+        return Seen(job, now_us, now_us)
+    # Its first events were archived: the times that it carries itself are the best there are.
+    running = job.running_attempt
+    since = job.updated_at if running is None else running.started_at
+    return Seen(job, microseconds(job.created_at), microseconds(since))

@@ -12,7 +12,7 @@ from typing import Final
 from jobledger.ledger.job import JobState
 from jobledger.projections import schema
 from jobledger.projections.rows import Row, time_text
-from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Tally, cell_values, moment
+from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Cell, Tally, cell_values, moment
 
 _STATES: Final = tuple(JobState)
 
@@ -34,10 +34,9 @@ def _queue_rows(tally: Tally) -> Iterator[Row]:
 
 
 def _total_rows(tally: Tally) -> Iterator[Row]:
-    sums: dict[tuple[str, str], list[int]] = {}
+    sums: dict[tuple[str, str], Cell] = {}
     for (_, queue, task), cell in tally.cells.items():
-        known = sums.get((queue, task))
-        sums[queue, task] = cell if known is None else [a + b for a, b in zip(known, cell, strict=True)]
+        sums.setdefault((queue, task), Cell()).merge(cell)
     for key, cell in sums.items():
         yield (*key, *cell_values(cell))
 

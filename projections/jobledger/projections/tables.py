@@ -13,7 +13,7 @@ from jobledger.ledger.codec import Stored
 from jobledger.ledger.events import NO_VALUE
 from jobledger.ledger.job import JobState, evolve
 from jobledger.projections import rows, schema
-from jobledger.projections.stats import Seen, Tally, microseconds, seen
+from jobledger.projections.stats import Seen, Tally, microseconds
 from jobledger.projections.stats_tables import add_tally
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
@@ -50,13 +50,11 @@ class Tables:
             if known is None:
                 known = before[key] = self._known(key)
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
-            now_us = microseconds(stored.stored_at)
-            tally.add(event, known, job, now_us)
-            after[key] = seen(known, event, job, now_us)
+            after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
+        for key, current in after.items():
+            known = before[key]
+            tally.move(None if known is None else known.job, current.job)
         self._write(before, after)
-        for key, (job, _, _) in after.items():
-            old = before[key]
-            tally.move(None if old is None else old.job, job)
         add_tally(self._connection, tally)
 
     def _known(self, key: _Key) -> Seen | None:
@@ -72,23 +70,25 @@ class Tables:
         updates: list[rows.Row] = []
         inputs: list[rows.Row] = []
         attempts: list[rows.Row] = []
-        for key, (job, first_us, since_us) in after.items():
-            known = before[key]
+        for key, seen in after.items():
+            known, job = before[key], seen.job
             old = None if known is None else known.job
             kept = rows.without_input(job)
             fold = rows.fold_bytes(kept)
             if old is None:
                 inserts.append(
-                    (*rows.job_changing(job, fold, since_us), *key, *rows.job_fixed(job, first_us))
+                    (*rows.job_changing(job, fold, seen.since_us), *key, *rows.job_fixed(job, seen.first_us))
                 )
             else:
-                updates.append((*rows.job_changing(job, fold, since_us), *key))
+                updates.append((*rows.job_changing(job, fold, seen.since_us), *key))
                 if (
                     job.input is not NO_VALUE or job.input_ref is not old.input_ref
                 ):  # requeued with another one
                     inputs.append((rows.data_text(job), *key))
             attempts += rows.attempt_rows(job, old)
-            self._keep(key, Seen(kept, first_us, since_us), len(fold))
+            if not job.is_final:  # hardly anything follows a final state
+                self._cache[key] = (Seen(kept, seen.first_us, seen.since_us), len(fold))
+                self._cache_bytes += len(fold)
         execute = self._connection.executemany
         execute(schema.INSERT_JOB, inserts)
         execute(schema.UPDATE_JOB, updates)
@@ -108,11 +108,6 @@ class Tables:
             if old is not None and old.job.state is dead and after[key].job.state is not dead
         ]
         self._connection.executemany(schema.DROP_DEAD_LETTER, gone)
-
-    def _keep(self, key: _Key, known: Seen, size_bytes: int) -> None:
-        if not known.job.is_final:  # hardly anything follows a final state
-            self._cache[key] = (known, size_bytes)
-            self._cache_bytes += size_bytes
 
     def _evict(self) -> None:
         while len(self._cache) > self._cache_jobs_max or self._cache_bytes > self._cache_bytes_max:
