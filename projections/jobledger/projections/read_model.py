@@ -42,9 +42,20 @@ class ReadModel(Protocol):
     was not kept, and when another process wrote to the file.
     """
 
-    name: str  #: of the model: 1 to 64 of A-Z a-z 0-9 _ and -; a file of another name is refused
-    version: int  #: from 1; raise it when tables or `apply` change: the file is then made anew from the first event
-    tables: Mapping[str, Mapping[str, Any]] | str  #: columns and types as sqlite-utils takes them, or SQL
+    @property
+    def name(self) -> str:
+        """Of the model: 1 to 64 of A-Z a-z 0-9 _ and -; a file of another name is left alone."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """From 1; raise it when tables or `apply` change: the file is then made anew from the first event."""
+        ...
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, Any]] | str:
+        """Columns and their types by table, as sqlite-utils takes them, or SQL."""
+        ...
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Stored], /) -> None:
         """Bring the rows forward by job events, which are in stream order and never empty.
