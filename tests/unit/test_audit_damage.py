@@ -117,8 +117,11 @@ def test_a_ledger_continues_an_earlier_report_or_was_rewound() -> None:
     story.enqueue("later")
     assert check(story.messages, before=before).sound
     report = check(story.messages[:5], before=before)
-    assert found(report) == [(before.head_sequence, "", "history")]
-    assert "ends before" in report.violations[0].sentence
+    assert found(report) == [(6, "", "history")]
+    end = before.head_sequence
+    assert report.violations[0].sentence == (
+        f"the ledger ends before {end}, where the earlier report did: 6 to {end} are missing"
+    )
 
 
 def test_an_earlier_report_of_another_range_is_refused() -> None:

@@ -336,10 +336,14 @@ class Checker:
             )
             self.compared("earlier report", sentence, agrees=True)
             return
-        sentence = f"the ledger ends before {ends}, where the earlier report did"
-        if self.next_sequence > ends:
+        first = self.next_sequence
+        if first > ends:
             sentence = f"stream sequence {ends} cannot be read, where the earlier report ended"
-        self.note("", "history", sentence, stream_sequence=ends)
+            self.note("", "history", sentence, stream_sequence=ends)
+            return
+        missing = f"{first} is" if first == ends else f"{first} to {ends} are"
+        sentence = f"the ledger ends before {ends}, where the earlier report did: {missing} missing"
+        self.note("", "history", sentence, stream_sequence=first)
 
     def _note_first(self, found: Iterable[Violation]) -> None:
         """Note violations that come in no order: the first ones in the ledger are kept, all are counted."""
