@@ -56,8 +56,8 @@ imports: install ## the direction of imports between and inside the packages
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 
 pytest: install ## all tests but the slow fault tests
-	@echo "tests: pytest, in three processes"
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile
+	@echo "tests: pytest, in four processes"
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ async def server_factory(
 
 async def _stop_soon(server: EmbeddedServer) -> None:
     await server.stop(grace_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Take down what a command set up for its log: it would print what later tests of this process log."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [each for each in root.handlers if each not in before]:
+        root.removeHandler(handler)
+    root.setLevel(level)
 
 
 def pytest_sessionfinish() -> None:

@@ -301,7 +301,7 @@ async def test_nothing_waits_for_a_connection_that_was_closed(server_factory: Se
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("ack_wait_s", [1.0, 10.0])
+@pytest.mark.parametrize("ack_wait_s", [1.0, pytest.param(10.0, marks=pytest.mark.fault)])
 async def test_a_server_frozen_for_three_seconds_costs_no_worker_its_jobs(
     server_factory: ServerFactory, tmp_path: Path, ack_wait_s: float
 ) -> None:
