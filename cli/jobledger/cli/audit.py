@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from jobledger.cli import audit_export, audit_seals, audit_trail, audit_verify, audit_who
+from jobledger.cli import (
+    audit_archive,
+    audit_diff,
+    audit_export,
+    audit_seals,
+    audit_trail,
+    audit_verify,
+    audit_who,
+)
 
 app = typer.Typer(
     help="Prove the ledger sound, tell what happened to a job, list what people did.", no_args_is_help=True
@@ -16,3 +24,5 @@ app.command("keygen")(audit_seals.keygen)
 app.command("seal")(audit_seals.seal)
 app.command("seals")(audit_seals.seals)
 app.command("export")(audit_export.export)
+app.command("diff")(audit_diff.diff)
+app.command("archive")(audit_archive.archive)

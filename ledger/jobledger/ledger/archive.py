@@ -22,9 +22,19 @@ from jobledger.ledger.archive_chain import (
     newest_archived,
     open_archive,
 )
-from jobledger.ledger.archive_survey import Bound, FindUnread, LiveHolders, Survey, Unread, bound, survey
+from jobledger.ledger.archive_survey import (
+    Bound,
+    FindUnread,
+    LiveHolders,
+    Survey,
+    Unread,
+    bound,
+    survey,
+    unread,
+)
 from jobledger.ledger.audit import Options, verify
 from jobledger.ledger.chain import Chain, commit, fold, load, transact
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.commands import Carry, Stamp
@@ -43,9 +53,9 @@ from jobledger.ledger.job import WAITING_STATES, Job
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
 from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.timers import Timer, wait_timer
+from jobledger.ledger.timers import Timer, Timers, wait_timer
 
-__all__ = ["Archiver", "Done", "Plan", "Step", "Tools", "open_archive"]
+__all__ = ["Archiver", "Done", "Plan", "Step", "Tools", "open_archive", "tools_of"]
 
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
@@ -93,6 +103,27 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     unread: FindUnread  #: given the last sequence that goes
     set_timer: Callable[[Timer], Awaitable[None]]
     on_progress: OnProgress = lambda _step, _done, _total: None
+
+
+def tools_of(ledger: Ledger, *, by: str, on_progress: OnProgress) -> Tools:
+    """Return the tools for a connected ledger; `by` is who acts."""
+    timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
+
+    async def find_unread(through: int) -> list[Unread]:
+        return await unread(ledger.log, ledger.inbox, through)
+
+    async def set_timer(timer: Timer) -> None:
+        await timers.ensure()
+        await timers.set(timer, ledger.clock.now())
+
+    return Tools(
+        clock=ledger.clock,
+        stamp=lambda: ledger.stamp(by),
+        leases=ledger.leases,
+        unread=find_unread,
+        set_timer=set_timer,
+        on_progress=on_progress,
+    )
 
 
 class Archiver:

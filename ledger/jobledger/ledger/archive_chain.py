@@ -5,11 +5,12 @@ Reads only. What is moved into it, and in which order, is `archive_run`'s busine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobledger.ledger.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
 from jobledger.ledger.export import ExportLog, JoinedLog
+from jobledger.ledger.export_manifest import MANIFEST, export_folder
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 from jobledger.ledger.subjects import Names
@@ -44,7 +45,7 @@ def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
         raise NotFoundError(f"there is no archive folder {folder}") from error
     found: dict[str, ExportLog] = {}
     for place in places:
-        if (place / "manifest.json").exists():
+        if (place / MANIFEST).exists():
             export = ExportLog(place, names)
             if export.manifest.complete:
                 found[export.previous.manifest_sha256] = export
@@ -88,3 +89,13 @@ async def open_archive(log: Log, folder: Path) -> Log:
     if (manifest.last_sequence, manifest.head_hash, manifest.digest, manifest.count) != said:
         raise NotAnExportError(f"{chain[-1].folder} is not what the ledger says that its archive is")
     return JoinedLog(chain, log)
+
+
+async def with_past(log: Log, places: Sequence[Path]) -> Log:
+    """Return the ledger with its past in front: the folder of its archive, or exports one by one, the oldest first.
+
+    Raises: as `open_archive`.
+    """
+    if len(places) == 1 and not (export_folder(places[0]) / MANIFEST).exists():
+        return await open_archive(log, places[0])
+    return JoinedLog([ExportLog(place, log.names) for place in places], log)

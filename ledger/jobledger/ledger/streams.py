@@ -250,8 +250,9 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
 
     Returns its settings as they are, which may be another's in all else: who relies on one looks it up there.
 
-    Its `max_deliver` is brought in line, alone of all settings: an earlier version made consumers without one, to
-    refuse them would ask for deleting their positions, and what a lower limit drops unsaid the reconciler finds.
+    Its `max_deliver` is brought in line, and it is given filters that it lacks of several: an earlier version made
+    consumers without them, to refuse them would ask for deleting their positions. What a lower limit drops unsaid the
+    reconciler finds; what a further filter would have let through before, nobody appended.
 
     Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
     """
@@ -266,18 +267,24 @@ async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str
         if _code(info) in _NAME_IN_USE:
             info = await api(inbox, f"CONSUMER.INFO.{stream}.{name}", {})
     _check_answer(info, f"consumer {name}")
+    settings = _widened(info["config"], config)
     wanted = ("filter_subject", "filter_subjects", "ack_policy", "deliver_policy")
     required = tuple(setting for setting in wanted if setting in config)
-    _check_settings(
-        StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), info["config"]
-    )
-    deliveries_max = config.get("max_deliver", -1)
-    if info["config"].get("max_deliver", -1) != deliveries_max:
-        changed = {**info["config"], "max_deliver": deliveries_max}
+    _check_settings(StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), settings)
+    changed = {**settings, "max_deliver": config.get("max_deliver", -1)}
+    if changed != {"max_deliver": -1, **info["config"]}:
         request = {"stream_name": stream, "action": "update", "config": changed}
         _check_answer(await api(inbox, _create_call(stream, name, config), request), f"consumer {name}")
     found: dict[str, Any] = info["config"]
     return found
+
+
+def _widened(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return a consumer's settings with the wanted filters, if those it has are some of them."""
+    has = set(found.get("filter_subjects") or ())
+    if has and has < set(wanted.get("filter_subjects") or ()):
+        return {**found, "filter_subjects": wanted["filter_subjects"]}
+    return dict(found)
 
 
 def _create_call(stream: str, name: str, config: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from jobledger.ledger.errors import (
     AttemptStoppedError,
     CorruptLedgerError,
     IllegalTransitionError,
+    JobNotFoundError,
     LedgerFullError,
     StaleClaimError,
     UnreachableError,
@@ -243,7 +244,7 @@ class Attempts:
         job = _job(chain)
         try:
             after = await self._store(chain, outcome, identity)
-        except (StaleClaimError, IllegalTransitionError):
+        except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: over, and archived
             if await self._is_recorded(job):
                 return True
             await self._fence(job, outcome, identity)
@@ -292,7 +293,7 @@ class Attempts:
             "job %s was taken over: our %s for attempt %d is refused", job.id, refused, len(job.attempts)
         )
         command = Fence(epoch=job.claim_epoch, attempt=len(job.attempts), worker=identity, outcome=refused)
-        with contextlib.suppress(IllegalTransitionError):
+        with contextlib.suppress(IllegalTransitionError, JobNotFoundError):
             await transact(
                 self._ledger.log,
                 JobRef(queue=job.queue, job_id=job.id),

@@ -1,0 +1,137 @@
+"""`jobledger audit archive`: move what is old and over out of the ledger, into files that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, operator, run
+from jobledger.cli.text import iso, size
+from jobledger.ledger.archive import Archiver, Done, OnProgress, Plan, Step, tools_of
+from jobledger.ledger.config import DEFAULT_URL
+
+#: What takes its time, and what a person is told meanwhile.
+_STEPS: Final[dict[Step, str]] = {
+    "export": "writing the export",
+    "check": "checking what goes",
+    "carry": "carrying jobs over",
+}
+
+
+def archive(
+    *,
+    before: Annotated[
+        str,
+        typer.Option("--before", metavar="TIME", help="Move what was stored before this time (UTC)."),
+    ],
+    folder: Annotated[
+        Path,
+        typer.Option("--to", metavar="DIR", help="Folder of the archive, always the same; made if missing."),
+    ],
+    plan: Annotated[
+        bool, typer.Option("--plan", metavar="", help="Show what would happen; nothing is changed.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            metavar="",
+            help="Also where subscribers would miss events, or what goes is not sound.",
+        ),
+    ] = False,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Move the ledger's oldest events into DIR: jobs that are over go, the others are carried on.
+
+    A run that was cut off is finished by the next one. Without this command nothing is ever deleted.
+    """
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    moment = parse_time("--before", before)
+
+    async def do() -> Plan | Done:
+        async with opened(target) as ledger:
+            with _progress(output) as progress:
+                tools = tools_of(ledger, by=operator(), on_progress=progress)
+                archiver = Archiver(ledger.log, folder, tools)
+                return await (archiver.plan(moment) if plan else archiver.run(moment, force=force))
+
+    outcome = run(do)
+    if output.as_json:
+        output.object(outcome if isinstance(outcome, Plan) else _object(outcome))
+    elif isinstance(outcome, Plan):
+        _tell_plan(output, outcome)
+    else:
+        _tell_done(output, outcome)
+
+
+@contextmanager
+def _progress(output: Output) -> Generator[OnProgress, None, None]:
+    """Give a callback that shows one bar after the other."""
+    with ExitStack() as stack:
+        bars = {step: stack.enter_context(output.progress(what)) for step, what in _STEPS.items()}
+
+        def show(step: Step, done: int, total: int) -> None:
+            if step in bars:
+                bars[step](done, total)
+
+        yield show
+
+
+def _object(done: Done) -> dict[str, object]:
+    return {**msgspec.structs.asdict(done), "exports": [str(export) for export in done.exports]}
+
+
+def _tell_plan(output: Output, plan: Plan) -> None:
+    if plan.unfinished:
+        output.say(f"an earlier run, up to stream sequence {plan.unfinished:,}, is finished first")
+    if not plan.events:
+        output.say(f"nothing to archive: the ledger begins at stream sequence {plan.first_sequence:,}")
+    else:
+        output.facts(
+            [
+                ("goes", f"stream sequence {plan.first_sequence:,} to {plan.through_sequence:,}"),
+                ("events", f"{plan.events:,} ({size(plan.bytes)})"),
+                ("stored until", iso(plan.stored_until) if plan.stored_until is not None else None),
+                ("jobs that are over", plan.jobs_archived),
+                ("jobs carried on", f"{plan.jobs_carried:,}, {plan.work_items:,} with a fresh work item"),
+            ]
+        )
+    for each in plan.unread:
+        output.say(
+            f"subscriber {each.consumer} has not dealt with stream sequence {each.sequence:,}: it would be refused"
+        )
+    _tell_bound(output, plan.held_back_by)
+    output.say("nothing was changed")
+
+
+def _tell_done(output: Output, done: Done) -> None:
+    if not done.exports:
+        output.say(f"nothing to archive: the ledger begins at stream sequence {done.first_sequence:,}")
+    else:
+        output.say(
+            f"{done.events:,} events are in the archive now, and gone from the ledger", style="bold green"
+        )
+        output.facts(
+            [
+                ("the ledger begins at", done.first_sequence),
+                ("jobs that were over", done.jobs_archived),
+                ("jobs carried on", done.jobs_carried),
+                *(("export", str(export)) for export in done.exports),
+            ]
+        )
+    _tell_bound(output, done.held_back_by)
+
+
+def _tell_bound(output: Output, held_back_by: str) -> None:
+    if held_back_by:
+        output.say(f"held back by {held_back_by}: it must stay, and so does everything after it")
