@@ -12,6 +12,7 @@ from jobledger.cli import (
     audit_trail,
     audit_verify,
     audit_who,
+    replay,
 )
 
 app = typer.Typer(
@@ -24,5 +25,6 @@ app.command("keygen")(audit_seals.keygen)
 app.command("seal")(audit_seals.seal)
 app.command("seals")(audit_seals.seals)
 app.command("export")(audit_export.export)
+app.command("restore")(replay.restore)
 app.command("diff")(audit_diff.diff)
 app.command("archive")(audit_archive.archive)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import typer
 
-from jobledger.cli import options
+from jobledger.cli import audit_options, options
 from jobledger.cli.errors import UsageError
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
@@ -22,8 +22,6 @@ from jobledger.ledger.export import FileFormat, Manifest, Selection, write_expor
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import check_token
 from jobledger.projections.as_of import moment_of
-
-_SEQUENCE_MAX: Final = 2**63 - 1
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,20 +42,8 @@ def export(
     file_format: Annotated[
         FileFormat, typer.Option("--format", help="How the events are written.")
     ] = "jsonl",
-    first: Annotated[
-        int | None,
-        typer.Option("--from", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to begin at."),
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option(
-            "--to",
-            min=1,
-            max=_SEQUENCE_MAX,
-            metavar="SEQ",
-            help="Stream sequence to end at. (default: the head)",
-        ),
-    ] = None,
+    first: audit_options.First = None,
+    last: audit_options.Last = None,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="TIME", help="Only what was stored since this time (UTC)."),

@@ -1,4 +1,4 @@
-"""`jobledger audit verify PATH`: check an export, without a server."""
+"""`jobledger audit verify EXPORT`: check an export, without a server."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ from pathlib import Path
 
 from jobledger.cli.errors import LedgerNotSoundError
 from jobledger.cli.output import Output
-from jobledger.ledger.audit_report import Report
+from jobledger.cli.seal_options import SealsAsked
+from jobledger.ledger.audit import Options, Report
 from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.export import verify_export
+from jobledger.ledger.export import ExportLog, verify_export
 
 
-def verify_path(output: Output, path: Path, before: Report | None) -> Report:
+async def verify_offline(
+    output: Output, path: Path, options: Options, before: Report | None, seals: SealsAsked
+) -> Report:
     """Check the export in a folder, or of a manifest, and return what was found.
 
-    Raises: LedgerNotSoundError when not even its manifest can be read; what `verify_export` raises but for that.
+    Raises: LedgerNotSoundError when not even its manifest can be read; else as `verify_export`.
     """
-    with output.progress("checking the export") as progress:
-        try:
-            return verify_export(path, before=before, on_progress=progress)
-        except CorruptLedgerError as error:
-            raise LedgerNotSoundError(f"the export is not sound: {error}") from error
+    try:
+        export = ExportLog(path)
+        manifest = export.manifest
+        # Seals are about every event, so a selection has none that could be looked at.
+        found = seals.witnesses(export, manifest.first_sequence, None)
+        witnesses = [each async for each in found] if manifest.complete or seals.kept else []
+        with output.progress("checking the export") as progress:
+            return await verify_export(
+                path,
+                options=options,
+                before=before,
+                witnesses=witnesses,
+                is_anchored=bool(seals.kept),
+                on_progress=progress,
+            )
+    except CorruptLedgerError as error:
+        raise LedgerNotSoundError(f"the export is not sound: {error}") from error

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-import typer
 
-from jobledger.cli import options
+from jobledger.cli import audit_options, options
+from jobledger.cli.audit_offline import verify_offline
 from jobledger.cli.errors import LedgerNotSoundError, UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.ledger import Ledger
+from jobledger.ledger.archive_chain import with_past
 from jobledger.ledger.audit import Expected, Options, Report, Witness
 from jobledger.ledger.audit import verify as check
 from jobledger.ledger.audit_file import read_report, write_report
 from jobledger.ledger.audit_terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.export import ExportLog, JoinedLog
 from jobledger.ledger.log import Log
 from jobledger.projections.witness import ProjectionWitness
 
-_SEQUENCE_MAX: Final = 2**63 - 1
+_NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,56 +43,19 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def verify(
     *,
-    first: Annotated[
-        int | None,
-        typer.Option("--from", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to begin at."),
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option(
-            "--to",
-            min=1,
-            max=_SEQUENCE_MAX,
-            metavar="SEQ",
-            help="Stream sequence to end at. (default: the head)",
-        ),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="FILE", help="Earlier report, which the ledger must continue."),
-    ] = None,
-    kept: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Keep the report in this file, as JSON.")
-    ] = None,
-    archives: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--archive", metavar="DIR", help="Export that holds the archived beginning; the oldest first."
-        ),
-    ] = None,
-    with_projection: Annotated[
-        bool,
-        typer.Option(
-            "--with-projection", metavar="", help="Compare the projection as well; so does --projection."
-        ),
-    ] = False,
+    export: audit_options.ExportPath = None,
+    first: audit_options.First = None,
+    last: audit_options.Last = None,
+    against: audit_options.Against = None,
+    kept: audit_options.KeptReport = None,
+    archives: audit_options.Archives = None,
+    with_projection: audit_options.WithProjection = False,
     projection: options.ProjectionFile = None,
     seal_keys: TrustedKeyFiles = None,
     seals: KeptSeals = None,
     since_seal: SinceSeal = False,
-    grace_s: Annotated[
-        float,
-        typer.Option(
-            "--timer-grace",
-            min=0,
-            metavar="SECONDS",
-            help="How late a timer may be before it is a violation.",
-        ),
-    ] = OVERDUE_GRACE_S,
-    memory_mib: Annotated[
-        int,
-        typer.Option("--memory", min=1, metavar="MIB", help="Memory for jobs; the rest is put on the disk."),
-    ] = MEMORY_BYTES_MAX >> 20,
+    grace_s: audit_options.TimerGrace = OVERDUE_GRACE_S,
+    memory_mib: audit_options.Memory = MEMORY_BYTES_MAX >> 20,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
@@ -112,13 +75,21 @@ def verify(
             seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
         ),
     )
+    if kept is not None and not kept.absolute().parent.is_dir():
+        raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
+    if export is not None:
+        if first is not None or last is not None or archives or with_projection or since_seal:
+            raise UsageError(
+                f"--from, --to, --archive, --with-projection and --since-seal are {_NOT_FOR_EXPORTS}"
+            )
+        report = run(lambda: verify_offline(output, export, asked.options, before, asked.seals))
+        tell(output, report, kept, against)
+        return
     _check_range(asked.begin, last, before)
     if asked.with_projection and (first is not None or last is not None or since_seal):
         raise UsageError(
             "a projection can only be compared with the whole ledger: leave out --from, --to and --since-seal"
         )
-    if kept is not None and not kept.absolute().parent.is_dir():
-        raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
     tell(output, run(lambda: _verify(output, target, asked)), kept, against)
 
 
@@ -156,7 +127,7 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
     async with opened(target) as ledger, AsyncExitStack() as stack:
         log: Log = ledger.log
         if asked.archives:
-            log = JoinedLog([ExportLog(folder, log.names) for folder in asked.archives], log)
+            log = await with_past(log, asked.archives)
         begin = await asked.seals.begin(log, asked.begin)
         witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin)]
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
@@ -223,4 +194,6 @@ def _first_violation(report: Report) -> str:
     place = f" at stream sequence {first.stream_sequence}" if first.stream_sequence else ""
     more = report.violations_count - 1
     rest = f" (and {more:,} more)" if more else ""
-    return f"the ledger is not sound: rule `{first.rule}` is broken{place}{about}: {first.sentence}{rest}"
+    return (
+        f"the {report.what} is not sound: rule `{first.rule}` is broken{place}{about}: {first.sentence}{rest}"
+    )

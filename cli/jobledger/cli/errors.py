@@ -77,6 +77,10 @@ class LedgerNotSoundError(RefusedError):
     """`audit verify` found what must not be in a ledger, and does not vouch for it; the sentence names the first."""
 
 
+class PastsDifferError(RefusedError):
+    """`audit diff` compared two ledgers, or exports of them, that do not say the same where both say something."""
+
+
 class StoppedBySignalError(Exception):
     """A signal ended a command that has an end of its own; not KeyboardInterrupt, which event loops report."""
 

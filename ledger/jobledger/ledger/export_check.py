@@ -6,15 +6,19 @@ Nothing stops at the first thing that is wrong: each file, line and event is loo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import anyio.to_thread
 import msgspec
 
+from jobledger.ledger.audit import Witness
 from jobledger.ledger.audit_checker import Checker
 from jobledger.ledger.audit_report import Report
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Options
+from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
 from jobledger.ledger.export_files import Damage, EventFile, Row, Totals, as_message
 from jobledger.ledger.export_manifest import (
@@ -27,30 +31,33 @@ from jobledger.ledger.export_manifest import (
 from jobledger.ledger.export_reader import event_file
 from jobledger.ledger.subjects import Names
 
-_PROGRESS_EVERY: Final = 1_000
+_READ_BATCH: Final = 256
 
 
-def verify_export(
+async def verify_export(
     folder: Path,
     *,
     options: Options = DEFAULT_OPTIONS,
     before: Report | None = None,
+    witnesses: Sequence[Witness] = (),
+    is_anchored: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check an export; `before` is an earlier report, of the ledger or of an export of it, which this one must continue.
 
     An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that begins later or
-    holds a selection proves what the report does not name under "not proven". `on_progress` gets events done and all.
+    holds a selection proves what the report does not name under "not proven". `witnesses` are as `audit.verify` takes them;
+    `is_anchored` when one of them was kept elsewhere, and not in the export itself. `on_progress` gets events done and all.
 
     Raises: as `read_manifest`; InvalidInputError for an earlier report that such an export cannot be compared with;
         ConfigurationError for Parquet without pyarrow; ScratchSpaceError.
     """
     folder = export_folder(folder)
     manifest = read_manifest(folder)
-    if before is not None and not manifest.complete:
+    if (before is not None or witnesses) and not manifest.complete:
         raise InvalidInputError(
-            f"{folder} holds a selection of the events, and the earlier report is about all of them: "
-            "they cannot be compared"
+            f"{folder} holds a selection of the events: an earlier report or a seal is about all of them, "
+            "so they cannot be compared"
         )
     checker = Checker(
         Names(manifest.environment), from_sequence=manifest.first_sequence, options=options, before=before
@@ -58,11 +65,13 @@ def verify_export(
     with contextlib.closing(checker):
         files = [event_file(folder, entry) for entry in manifest.files]
         _note_strangers(checker, folder, manifest)
-        reading = _Reading(checker, manifest, on_progress)
+        reading = _Reading(checker, manifest, witnesses, on_progress)
         for file in files:
-            reading.read(file)
+            await reading.read(file)
         reading.note_end()
-        _say_what_is_not_proven(checker, manifest, before)
+        for witness in witnesses:
+            await witness.finish(checker)
+        _say_what_is_not_proven(checker, manifest, is_anchored=is_anchored or before is not None)
         return msgspec.structs.replace(checker.finish(), what="export")
 
 
@@ -77,29 +86,35 @@ class _Reading:
     """Feeds the checker from file after file."""
 
     def __init__(
-        self, checker: Checker, manifest: Manifest, on_progress: Callable[[int, int], None] | None
+        self,
+        checker: Checker,
+        manifest: Manifest,
+        witnesses: Sequence[Witness],
+        on_progress: Callable[[int, int], None] | None,
     ) -> None:
         self._checker = checker
         self._manifest = manifest
+        self._witnesses = witnesses
         self._on_progress = on_progress
         self._totals = Totals()
         self._skipped = 0  # lines in a row that could not be read
 
-    def read(self, file: EventFile) -> None:
-        problem = file.check()
+    async def read(self, file: EventFile) -> None:
+        problem = await anyio.to_thread.run_sync(file.check)
         if problem is not None:
             self._note(file, problem, stream_sequence=file.entry.first_sequence)
         if not file.path.is_file():
             self._skipped += file.entry.count
             return
         count = 0
-        for row in file.rows():
-            if isinstance(row, Row):
-                count += 1
-                self._totals.add(row.data)
-            self._take(file, row)
-            if self._on_progress is not None and count % _PROGRESS_EVERY == 0:
-                self._on_progress(self._totals.count, self._manifest.count)
+        with contextlib.closing(file.rows()) as rows:
+            while taken := await anyio.to_thread.run_sync(_next_rows, rows):
+                found = [message for row in taken if (message := self._take(file, row)) is not None]
+                count += sum(isinstance(row, Row) for row in taken)
+                for witness in self._witnesses:
+                    witness.feed(found)
+                if self._on_progress is not None:
+                    self._on_progress(self._totals.count, self._manifest.count)
         if count != file.entry.count:
             self._note(file, f"it has {count:,} events, and the manifest says {file.entry.count:,}")
 
@@ -109,11 +124,13 @@ class _Reading:
             "", "export", f"{file.path.name}{place}: {problem}", stream_sequence=stream_sequence
         )
 
-    def _take(self, file: EventFile, row: Row | Damage) -> None:
+    def _take(self, file: EventFile, row: Row | Damage) -> Message | None:
+        """Feed the checker with a row; return it as an event, None when it is none."""
         if isinstance(row, Damage):
             self._note(file, row.problem, line=row.number)
             self._skipped += 1
-            return
+            return None
+        self._totals.add(row.data)
         checker, sequence = self._checker, row.stream_sequence
         if not file.entry.first_sequence <= sequence <= file.entry.last_sequence:
             problem = "this event does not belong in a file of its range"
@@ -123,9 +140,12 @@ class _Reading:
             checker.next_sequence = max(checker.next_sequence, sequence)
         self._skipped = 0
         try:
-            checker.feed(as_message(file, row))
+            message = as_message(file, row)
         except CorruptLedgerError as error:
             checker.unreadable(error)
+            return None
+        checker.feed(message)
+        return message
 
     def note_end(self) -> None:
         """Tell what is missing at the end of the range, and whether the events are those of the manifest."""
@@ -143,7 +163,11 @@ class _Reading:
                 checker.note("", "export", f"{MANIFEST} says {name} {wanted!r}, its events have {found!r}")
 
 
-def _say_what_is_not_proven(checker: Checker, manifest: Manifest, before: Report | None) -> None:
+def _next_rows(rows: Iterator[Row | Damage]) -> list[Row | Damage]:
+    return list(islice(rows, _READ_BATCH))
+
+
+def _say_what_is_not_proven(checker: Checker, manifest: Manifest, *, is_anchored: bool) -> None:
     def say(sentence: str) -> None:
         checker.compared("not proven", sentence, agrees=True)
 
@@ -154,8 +178,8 @@ def _say_what_is_not_proven(checker: Checker, manifest: Manifest, before: Report
             f"what needs the events before {manifest.first_sequence}: of jobs begun before it, "
             "the links between their events were checked"
         )
-    if before is None:
+    if not is_anchored:
         say(
             "that the export is of this very ledger and was not cut off or written anew: "
-            "only an earlier report (--against), a seal or the ledger itself tells"
+            "only an earlier report, a seal that was kept elsewhere or the ledger itself tells"
         )

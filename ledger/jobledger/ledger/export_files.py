@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -75,7 +75,7 @@ class EventFile(Protocol):
         """Read all of it, and return how it is not what the manifest says, None when it is."""
         ...
 
-    def rows(self, from_sequence: int = 0) -> Iterator[Row | Damage]:
+    def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
         """Yield its events from a sequence on; once, and in a thread if that may take its time."""
         ...
 
@@ -237,7 +237,7 @@ class JsonLinesFile:
             return None
         return altered(offset, self.entry)
 
-    def rows(self, from_sequence: int = 0) -> Iterator[Row | Damage]:
+    def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
         """Yield the events; see `EventFile.rows`."""
         number, offset = self._place_before(from_sequence)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
@@ -181,7 +181,7 @@ class ExportLog(_ReadOnly):
             if file.entry.last_sequence < from_sequence:
                 continue
             await self._check(file)
-            with contextlib.closing(_rows(file, from_sequence)) as rows:
+            with contextlib.closing(file.rows(from_sequence)) as rows:
                 while taken := await anyio.to_thread.run_sync(_take, rows, limit):
                     if from_time is not None:
                         taken = _since(from_time, taken)
@@ -199,10 +199,6 @@ class ExportLog(_ReadOnly):
         if file.entry.name not in self._checked:
             await anyio.to_thread.run_sync(check_file, file)
             self._checked.add(file.entry.name)
-
-
-def _rows(file: EventFile, from_sequence: int) -> Generator[Row | Damage, None, None]:
-    yield from file.rows(from_sequence)
 
 
 def _take(rows: Iterator[Row | Damage], limit: int) -> list[Row | Damage]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -144,7 +144,7 @@ class ParquetFile:
             return unreadable(error)
         return None if found == self.entry.sha256 else altered(size, self.entry)
 
-    def rows(self, from_sequence: int = 0) -> Iterator[Row | Damage]:
+    def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
         """Yield the events; see `EventFile.rows`.
 
         What pyarrow raises for a damaged file is of many kinds; each is told as damage, after which nothing comes.

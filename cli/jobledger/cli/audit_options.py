@@ -1,0 +1,56 @@
+"""What the commands of `jobledger audit` are asked: options that several of them share, or that are many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+_SEQUENCE_MAX: Final = 2**63 - 1
+
+First = Annotated[
+    int | None,
+    typer.Option("--from", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to begin at."),
+]
+Last = Annotated[
+    int | None,
+    typer.Option(
+        "--to", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to end at. (default: the head)"
+    ),
+]
+ExportPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[EXPORT]", help="Folder or manifest of an export to check instead, without a server."
+    ),
+]
+Against = Annotated[
+    Path | None,
+    typer.Option("--against", metavar="FILE", help="Earlier report, which the ledger must continue."),
+]
+KeptReport = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Keep the report in this file, as JSON.")
+]
+Archives = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--archive", metavar="DIR", help="Export that holds the archived beginning; the oldest first."
+    ),
+]
+WithProjection = Annotated[
+    bool,
+    typer.Option(
+        "--with-projection", metavar="", help="Compare the projection as well; so does --projection."
+    ),
+]
+TimerGrace = Annotated[
+    float,
+    typer.Option(
+        "--timer-grace", min=0, metavar="SECONDS", help="How late a timer may be before it is a violation."
+    ),
+]
+Memory = Annotated[
+    int,
+    typer.Option("--memory", min=1, metavar="MIB", help="Memory for jobs; the rest is put on the disk."),
+]
