@@ -1,23 +1,24 @@
-"""`jobledger events tail`: the ledger as it was written, one stored event after the other."""
+"""`jobledger events`: the ledger as it was written, one stored event after the other; schemas, subscriptions."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import typer
 from rich.text import Text
 
-from jobledger.cli import options
+from jobledger.cli import events_schema, options, subscriptions
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import clock_time, colored, iso, plain, shortened
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.event_stream import read_from
 from jobledger.ledger.events import (
     EVENT_TYPES,
     NO_VALUE,
@@ -43,20 +44,28 @@ from jobledger.ledger.lock_events import (
     decode_lock_event,
     lock_event_type,
 )
-from jobledger.ledger.subjects import check_token
+from jobledger.ledger.reactor_events import (
+    REACTOR_EVENT_TYPES,
+    Archived,
+    ReactorEvent,
+    SealRecorded,
+    decode_reactor_event,
+    reactor_event_type,
+)
+from jobledger.ledger.subjects import Names, aggregate_of
+from jobledger.ledger.subscription_filter import EventFilter, Start, chosen_filter
 
-app = typer.Typer(help="Read the ledger's events.", no_args_is_help=True)
+app = typer.Typer(
+    help="Read the ledger's events; see what they look like, and who reads them.", no_args_is_help=True
+)
+
+_KNOWN: Final = (*EVENT_TYPES, *LOCK_EVENT_TYPES, *REACTOR_EVENT_TYPES)
 
 _TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
 _DETAIL_MAX: Final = 300
 _ID_NARROW: Final = 18
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SERVER_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
-
-
-@app.callback()
-def _events() -> None:
-    """Keep `tail` a command of its own, whatever their number."""
 
 
 @app.command("tail")
@@ -72,6 +81,12 @@ def tail(
         ),
     ] = None,
     queue: options.Queue = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Only events of this task.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", metavar="", help="Go on with new events until Ctrl-C.")
     ] = False,
@@ -83,61 +98,77 @@ def tail(
     as_json: options.Json = False,
 ) -> None:
     """Print stored events in stream order, from the first one on unless told otherwise."""
-    wanted = options.split(types)
-    known = (*EVENT_TYPES, *LOCK_EVENT_TYPES)
-    unknown = sorted(set(wanted) - set(known))
+    wanted = frozenset(options.split(types))
+    unknown = sorted(wanted - set(_KNOWN))
     if unknown:
-        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(known)}")
-    target = Target(url=url, environment=environment)
-    begin = _parse_start(start)
+        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(_KNOWN)}")
+    others = sorted(wanted - set(EVENT_TYPES))
+    chosen = [name for name, value in (("queue", queue), ("task", task), ("job", job)) if value is not None]
+    if others and chosen:
+        raise UsageError(f"{others[0]} is not an event of jobs, among which --{chosen[0]} chooses")
+    jobs = chosen_filter(types=sorted(wanted - set(others)), queue=queue, task=task, job=job)
+    begin, target = _parse_start(start), Target(url=url, environment=environment)
+    choice = _Choice(
+        jobs, None if not (wanted or chosen) else bool(wanted - set(others) or chosen), tuple(others)
+    )
     output = Output(as_json=as_json)
-    run(lambda: _tail(output, target, begin, wanted, queue=queue, follow=follow, limit=limit))
+    run(lambda: _tail(output, target, begin, choice, follow=follow, limit=limit))
+
+
+class _Choice(NamedTuple):
+    """Which events are shown."""
+
+    jobs: EventFilter
+    with_jobs: bool | None  #: None: everything there is
+    others: tuple[str, ...]  #: types of locks' and reactors' events
+
+    def subjects(self, names: Names) -> tuple[str, ...] | None:
+        """Return what the server filters by; None for everything."""
+        if self.with_jobs is None:
+            return None
+        root = names.ledger_root
+        others = (
+            f"{root}.lock.*.*.{kind}" if kind in LOCK_EVENT_TYPES else f"{root}.reactor.*.{kind}"
+            for kind in self.others
+        )
+        return (*(self.jobs.subjects(names) if self.with_jobs else ()), *others)
 
 
 async def _tail(
     output: Output,
     target: Target,
-    begin: int | datetime | None,
-    types: Sequence[str],
+    begin: Start,
+    choice: _Choice,
     *,
-    queue: str | None,
     follow: bool,
     limit: int | None,
 ) -> None:
     async with opened(target) as ledger:
-        sequence = begin if isinstance(begin, int) else 1
         head = (await ledger.log.head()).last_sequence
-        if begin is None:
-            sequence = head + 1
-        elif sequence > head + 1:
-            raise UsageError(f"--from {sequence} lies beyond the ledger's end, which is {head}")
-        batches = ledger.log.read_messages(
-            from_sequence=sequence,
-            from_time=begin if isinstance(begin, datetime) else None,
-            subject=None
-            if queue is None
-            else f"{ledger.names.ledger_root}.job.{check_token('queue', queue)}.>",
-            follow=follow,
-        )
-        async with contextlib.aclosing(_chosen(batches, types, limit)) as messages:
+        if (begin.from_sequence or 1) > head + 1:
+            raise UsageError(f"--from {begin.from_sequence} lies beyond the ledger's end, which is {head}")
+        batches = await read_from(ledger, begin, choice.subjects(ledger.names), follow=follow)
+        async with contextlib.aclosing(_chosen(batches, choice.jobs, limit)) as messages:
             async for message in messages:
                 if output.as_json:
                     output.raw(event_json(message))
                 elif isinstance(message, Stored):
                     output.line(event_line(message, narrow=output.is_narrow))
-                else:
+                elif aggregate_of(message.subject) == "lock":
                     output.line(_lock_line(message))
+                else:
+                    output.line(_reactor_line(message))
 
 
 async def _chosen(
-    batches: AsyncGenerator[list[Message], None], types: Sequence[str], limit: int | None
+    batches: AsyncGenerator[list[Message], None], jobs: EventFilter, limit: int | None
 ) -> AsyncGenerator[Message, None]:
-    """Yield the messages of these types, all when there are none, up to the limit."""
+    """Yield the messages, of jobs those that fit, up to the limit."""
     left = limit
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
-                if types and _type_of(message) not in types:
+                if isinstance(message, Stored) and not jobs.fits(message):
                     continue
                 yield message
                 left = None if left is None else left - 1
@@ -145,22 +176,16 @@ async def _chosen(
                     return
 
 
-def _type_of(message: Message) -> str:
-    if isinstance(message, Stored):
-        return event_type(message.event)
-    return lock_event_type(decode_lock_event(message))
-
-
-def _parse_start(text: str) -> int | datetime | None:
-    """Return a stream sequence, a time, or None for "now".
+def _parse_start(text: str) -> Start:
+    """Read a stream sequence, a time, or `now`.
 
     Raises: UsageError.
     """
     if text == "now":
-        return None
+        return Start(live=True)
     if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - what the server counts to
-        return max(1, int(text))
-    return parse_time("--from", text, "a stream sequence, now or ")
+        return Start(from_sequence=max(1, int(text)))
+    return Start(since=parse_time("--from", text, "a stream sequence, now or "))
 
 
 def parse_time(option: str, text: str, before: str = "") -> datetime:
@@ -232,6 +257,24 @@ def _lock_detail(event: LockEvent) -> str:
             return f"of {number}"
 
 
+def _reactor_line(message: Message) -> Text:
+    event = decode_reactor_event(message)
+    name = reactor_event_type(event)
+    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
+    line.append_text(_unstyled(colored(name), name))
+    line.append(f" reactor {plain(event.reactor)}", style="")
+    line.append(f" {_reactor_detail(event)}, by {plain(event.by)}", style="dim")
+    return line
+
+
+def _reactor_detail(event: ReactorEvent) -> str:
+    match event:
+        case SealRecorded(from_sequence=first, to_sequence=last):
+            return f"{first} to {last}"
+        case Archived(through_sequence=through, count=count):
+            return f"up to {through}, {count:,} events"
+
+
 def _has_input(event: Queued) -> bool:
     return event.input is not NO_VALUE or event.input_ref is not None
 
@@ -264,3 +307,7 @@ def event_detail(stored: Stored) -> str:  # noqa: PLR0911 - one flat match over 
             return f"{outcome} of {worker} came after its claim was over"
         case _:
             return ""
+
+
+events_schema.add_to(app)
+app.add_typer(subscriptions.app, name="subscriptions")

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.connection import Connection
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.feed import Feed
@@ -21,6 +21,7 @@ from jobledger.ledger.subscription import (
     SubscriptionOptions,
     configured,
 )
+from jobledger.ledger.subscription_filter import Start
 from jobledger.ledger.subscriptions import check_begin
 
 _OF_A_DURABLE: Final = ("max_in_flight", "ack_wait_s", "held_s_max", "create")
@@ -156,26 +157,39 @@ async def _one_by_one(subscription: Subscription) -> AsyncGenerator[Stored, None
 
 
 async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[Stored, None]:
-    """Fix both ends of what is to be read; no event between this and the first look is missed."""
-    start, names, head = config.start, client.log.names, await client.log.head()
+    subjects = None if config.filter.is_everything else config.filter.subjects(client.log.names)
+    return _fitting(await read_from(client, config.start, subjects, follow=config.follow), config)
+
+
+async def read_from(
+    client: Client, start: Start, subjects: tuple[str, ...] | None, *, follow: bool
+) -> AsyncGenerator[list[Message], None]:
+    """Fix both ends of what is to be read and return its batches; no event between this and the first look is missed.
+
+    `subjects`: filters of which none overlaps another; None is everything, and then the sequences must be dense.
+
+    Raises: InvalidInputError, SequenceGapError, UnreachableError.
+    """
+    names, head = client.log.names, await client.log.head()
     check_begin(start, head)
     first = head.last_sequence + 1 if start.live else max(start.from_sequence or 1, head.first_sequence)
-    until = None if config.follow else head.last_sequence
     feed = Feed(
         client.connection,
         client.inbox,
         names.ledger_stream,
         from_sequence=first,
         from_time=start.since,
-        subject=None if config.filter.is_everything else config.filter.subjects(names),
-        dense=config.filter.is_everything,
+        subject=subjects,
+        dense=subjects is None,
     )
-    return _fitting(feed, config, until)
+    return feed.batches(until=None if follow else head.last_sequence)
 
 
-async def _fitting(feed: Feed, config: SubscriptionConfig, until: int | None) -> AsyncGenerator[Stored, None]:
-    async with contextlib.aclosing(only_jobs(feed.batches(until=until))) as batches:
-        async for batch in batches:
+async def _fitting(
+    batches: AsyncGenerator[list[Message], None], config: SubscriptionConfig
+) -> AsyncGenerator[Stored, None]:
+    async with contextlib.aclosing(only_jobs(batches)) as jobs:
+        async for batch in jobs:
             for stored in batch:
                 if config.filter.fits(stored):
                     yield stored

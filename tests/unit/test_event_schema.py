@@ -1,0 +1,151 @@
+"""Schemas and the AsyncAPI document say what is stored: of every event, in every release, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from tests.support.json_schema import resolved, violations
+
+from jobledger.ledger.asyncapi import address_of, asyncapi_document
+from jobledger.ledger.codec import Message, decode
+from jobledger.ledger.errors import InvalidInputError
+from jobledger.ledger.event_schema import (
+    AGGREGATE_EVENTS,
+    all_events_schema,
+    described,
+    event_schema,
+    field_notes,
+)
+from jobledger.ledger.reactor_events import decode_reactor_event
+from jobledger.ledger.subjects import AGGREGATES, LockRef, Names
+
+ROOT = Path(__file__).parents[2]
+GOLDEN_FOLDER = Path(__file__).parent / "golden"
+GOLDEN = sorted(GOLDEN_FOLDER.rglob("*.jsonl"))
+LINES = [line for path in GOLDEN for line in path.read_text(encoding="utf-8").splitlines()]
+TYPES = [tag for _, tag, _ in described()]
+ANY = all_events_schema()
+
+
+def one(event_type: str) -> dict[str, Any]:
+    return next(found for line in LINES if (found := json.loads(line))["type"] == event_type)
+
+
+def test_every_event_of_every_release_fits_the_schema_of_its_type_and_no_other() -> None:
+    assert {json.loads(line)["type"] for line in LINES} == set(TYPES)
+    for line in LINES:
+        event = json.loads(line)
+        assert list(violations(event, event_schema(event["type"]))) == [], line[:100]
+        assert list(violations(event, ANY)) == [], line[:100]  # `oneOf`
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"attempt": "1"}, ".attempt is not of type integer"),
+        ({"attempt": True}, ".attempt is not of type integer"),
+        ({"type": "finished"}, ".type is 'finished', not 'failed'"),
+        ({"queue": "a.b"}, ".queue is 'a.b', which does not match"),
+        ({"prev": "XYZ"}, ".prev is 'XYZ', which does not match"),
+        ({"at": "2026-01-02T03:04:05"}, ".at is a time without a zone"),
+        ({"error": {"kind": "bad", "type": "E", "message": ""}}, ".error.kind is 'bad', which is none of"),
+        ({"retry_priority": "urgent"}, ".retry_priority fits 0 of anyOf"),
+        ({"prev": None}, ".prev is not of type string"),
+        ({"surprise": 1}, None),  # a later version's field
+    ],
+)
+def test_what_is_no_such_event_does_not_fit(change: dict[str, Any], sentence: str | None) -> None:
+    found = list(violations({**one("failed"), **change}, event_schema("failed")))
+    assert not found if sentence is None else [each for each in found if sentence in each], found
+
+
+@pytest.mark.parametrize(
+    "left_out", ["type", "v", "job", "queue", "task", "at", "by", "prev", "attempt", "error"]
+)
+def test_what_every_event_has_is_required(left_out: str) -> None:
+    event = {name: value for name, value in one("failed").items() if name != left_out}
+    assert list(violations(event, event_schema("failed"))) == [f".{left_out} is missing"]
+
+
+@pytest.mark.parametrize("cls", [cls for _, _, cls in described()], ids=lambda cls: cls.__name__)
+def test_every_event_and_each_of_its_fields_is_described(cls: type[msgspec.Struct]) -> None:
+    assert set(cls.__struct_fields__) - set(field_notes(cls)) == set()
+    assert event_schema(str(cls.__struct_config__.tag))["description"]
+
+
+def test_types_and_identities_are_unique_and_every_aggregate_is_described() -> None:
+    assert len(set(TYPES)) == len(TYPES)
+    assert len({event_schema(tag)["$id"] for tag in TYPES}) == len(TYPES)
+    assert event_schema("started")["$id"] == "urn:jobledger:event:job:started:v1"
+    assert set(AGGREGATE_EVENTS) == AGGREGATES
+    with pytest.raises(InvalidInputError, match="there is no event type 'begun'; the types: scheduled, held"):
+        event_schema("begun")
+
+
+# AsyncAPI.
+
+
+DOCUMENT = asyncapi_document()
+
+
+def test_the_document_in_docs_is_the_current_one() -> None:
+    kept = json.loads((ROOT / "docs" / "asyncapi.json").read_text(encoding="utf-8"))
+    assert kept == DOCUMENT, "make it anew: jobledger events asyncapi > docs/asyncapi.json"
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, member in cast("dict[str, Any]", value).items():
+            if name == "$ref":
+                yield member
+            else:
+                yield from _references(member)
+    elif isinstance(value, list):
+        for member in cast("list[Any]", value):
+            yield from _references(member)
+
+
+def test_the_document_holds_together() -> None:
+    for reference in _references(DOCUMENT):
+        assert resolved(DOCUMENT, reference)
+    assert DOCUMENT["asyncapi"] == "3.0.0"
+    assert set(DOCUMENT["info"]) >= {"title", "version"}
+    names = [*DOCUMENT["channels"], *DOCUMENT["operations"], *DOCUMENT["components"]["schemas"]]
+    assert [name for name in names if not re.fullmatch(r"[\w.-]+", name)] == []
+    assert set(DOCUMENT["components"]["messages"]) == set(TYPES)
+    for name, channel in DOCUMENT["channels"].items():
+        assert re.findall(r"\{(\w+)\}", channel["address"]) == list(channel["parameters"])
+        operation = DOCUMENT["operations"][f"append_{name}"]
+        assert operation["channel"]["$ref"] == f"#/channels/{name}"
+        (message,) = (resolved(DOCUMENT, each["$ref"]) for each in operation["messages"])
+        payload = resolved(DOCUMENT, resolved(DOCUMENT, message["$ref"])["payload"]["$ref"])
+        tag = name.partition("_")[2]
+        assert list(violations(one(tag), payload, DOCUMENT)) == []
+
+
+def test_every_event_is_stored_where_its_address_says() -> None:
+    for line in LINES:
+        said = json.loads(line)
+        aggregate = next(aggregate for aggregate, tag, _ in described() if tag == said["type"])
+        address = address_of(aggregate, said["type"]).format(**{"priority": "normal", **said})
+        match aggregate:
+            case "job":
+                assert Names().event(decode(line.encode())) == address
+            case "lock":
+                ref = LockRef(scope=said["scope"], lock_id=said["lock"])
+                assert Names().lock_event(ref, said["type"]) == address
+            case _:
+                assert Names().reactor_event(said["reactor"], said["type"]) == address
+
+
+@pytest.mark.parametrize("line", (GOLDEN_FOLDER / "reactors" / "0.1.0.jsonl").read_bytes().splitlines())
+def test_reactor_events_of_every_release_decode_and_encode_to_the_same_bytes(line: bytes) -> None:
+    stored = Message(data=line, stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
+    assert msgspec.json.encode(decode_reactor_event(stored)) == line
