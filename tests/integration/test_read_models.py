@@ -6,7 +6,8 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import anyio
 import pytest
@@ -39,8 +40,8 @@ class Counts:
 
     name = "counts"
     version = 1
-    tables: ClassVar[Any] = {"seen": {"type": str, "count": int}}
-    keys: ClassVar[Any] = {"seen": "type"}
+    tables: Any = MappingProxyType({"seen": {"type": str, "count": int}})
+    keys: Any = MappingProxyType({"seen": "type"})
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Stored]) -> Any:
         for stored in events:
