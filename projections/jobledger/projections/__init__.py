@@ -4,6 +4,7 @@ Nothing here is the truth: a projection can be deleted at any time and made agai
 """
 
 from jobledger.projections.as_of import Moment, as_of, moment_of
+from jobledger.projections.compare import Difference, difference, verify
 from jobledger.projections.errors import (
     DamagedProjectionError,
     EventGapError,
@@ -12,6 +13,7 @@ from jobledger.projections.errors import (
     NewerSchemaError,
     NotAProjectionError,
     OlderSchemaError,
+    PositionArchivedError,
     PositionMismatchError,
     ProjectionBusyError,
     ProjectionConfigError,
@@ -34,7 +36,7 @@ from jobledger.projections.queries import (
     Store,
 )
 from jobledger.projections.read_model import ReadModel, ReadModelLayout
-from jobledger.projections.rebuild import difference, rebuild
+from jobledger.projections.rebuild import rebuild
 from jobledger.projections.schema import SCHEMA_VERSION
 from jobledger.projections.snapshots import SnapshotConfig, Snapshots
 from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
@@ -56,6 +58,7 @@ __all__ = [
     "DeadLetterFilter",
     "DeadLetterGroup",
     "DeadLetterRow",
+    "Difference",
     "EventGapError",
     "FailureRow",
     "Histogram",
@@ -67,6 +70,7 @@ __all__ = [
     "NotAProjectionError",
     "OlderSchemaError",
     "Position",
+    "PositionArchivedError",
     "PositionMismatchError",
     "ProjectionBusyError",
     "ProjectionConfigError",
@@ -92,4 +96,5 @@ __all__ = [
     "difference",
     "moment_of",
     "rebuild",
+    "verify",
 ]

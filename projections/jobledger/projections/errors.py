@@ -15,6 +15,7 @@
     ├── ProjectionStorageError      the disk refused
     ├── MomentArchivedError         a past moment was asked for whose events are no longer in the ledger
     ├── ProjectionTimeoutError      an awaited position was not reached in time
+    ├── PositionArchivedError       events were archived that the projection has not read, or cannot be compared with
     ├── PositionMismatchError       file and ledger do not have the same past
     └── EventGapError               an event is missing between the position and what was read
 
@@ -158,6 +159,20 @@ class PositionMismatchError(ProjectionError):
         super().__init__(
             f"the projection {path} stands at stream sequence {stream_sequence}, but {what}: the ledger was rewound, "
             "re-created or damaged since; look into that first, then run `jobledger projection rebuild`",
+        )
+
+
+class PositionArchivedError(ProjectionError):
+    """The events that follow the projection's position were moved to an archive before it read them."""
+
+    def __init__(self, path: Path, stream_sequence: int, first_sequence: int) -> None:
+        self.path = path
+        self.stream_sequence = stream_sequence
+        self.first_sequence = first_sequence
+        super().__init__(
+            f"the projection {path} stands at stream sequence {stream_sequence}, and the ledger begins at "
+            f"{first_sequence}: what lies between was archived before it was read; run `jobledger projection "
+            "rebuild`, with --archive for the past to be in it as well",
         )
 
 

@@ -21,11 +21,12 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.log import Log, jobs_among
+from jobledger.ledger.log import Head, Log, jobs_among
 from jobledger.projections import files, schema
 from jobledger.projections.errors import (
     EventGapError,
     OlderSchemaError,
+    PositionArchivedError,
     PositionMismatchError,
     ProjectionConfigError,
     ProjectionTimeoutError,
@@ -72,7 +73,6 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_sequence: int  #: of the newest event in the rows; 0 before the first
     event_hash: str  #: hex sha256 of that event as stored; "" before the first
-    begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
     begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
     environment: str
     schema_version: int
@@ -145,10 +145,11 @@ class Projector:
         target = head if until is None else min(until, head)
         return await self._bring_to(target, await self.prepare(), progress)
 
-    async def fill(self, progress: ProgressCallback | None = None) -> Position:
-        """Apply everything up to the head as it is now to the file given by `adopt`."""
+    async def fill(self, progress: ProgressCallback | None = None, *, until: int | None = None) -> Position:
+        """Apply everything up to the head as it is now, or up to `until` if that is less, to the file given by `adopt`."""
         head = (await self._log.head()).last_sequence
-        return await self._bring_to(head, self._known_position(), progress)
+        target = head if until is None else min(until, head)
+        return await self._bring_to(target, self._known_position(), progress)
 
     async def _bring_to(self, target: int, start: Position, progress: ProgressCallback | None) -> Position:
         position = start
@@ -260,7 +261,7 @@ class Projector:
     async def prepare(self) -> Position:
         """Open the file (an older schema is rebuilt first) and check that ledger and file share their past.
 
-        Raises: PositionMismatchError and the errors of opening.
+        Raises: PositionMismatchError, PositionArchivedError and the errors of opening.
         """
         try:
             self._open()
@@ -274,17 +275,42 @@ class Projector:
         if position.environment != environment:
             what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
             raise PositionMismatchError(self.path, sequence, what)
-        if sequence > 0:
+        position = self._begun(position, await self._log.head())
+        await self._prove(position)
+        return position
+
+    def _begun(self, position: Position, head: Head) -> Position:
+        """Let a file that holds nothing yet begin where the ledger does, which may have archived its first events.
+
+        Raises: PositionArchivedError.
+        """
+        before = head.first_sequence - 1
+        if not position.event_hash and position.stream_sequence != before:
+            connection = self._connection
+            assert connection is not None, "prepare() comes first"
+            with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
+                if not read_position(connection).event_hash:  # else another projector has begun meanwhile
+                    connection.execute(schema.BEGIN_AT, (before, head.first_sequence))
+                position = read_position(connection)
+            self._position = position
+        if position.stream_sequence < before:
+            raise PositionArchivedError(self.path, position.stream_sequence, head.first_sequence)
+        return position
+
+    async def _prove(self, position: Position) -> None:
+        sequence = position.stream_sequence
+        if position.event_hash:
             try:
                 stored = await self._log.get(sequence)
             except CorruptLedgerError as error:
                 what = "the event there can no longer be read"
                 raise PositionMismatchError(self.path, sequence, what) from error
+            if stored is None and sequence == (await self._log.head()).first_sequence - 1:
+                return  # an archive took it away after it was read
             if stored is None:
                 raise PositionMismatchError(self.path, sequence, "the ledger has no event there")
             if stored.hash != position.event_hash:
                 raise PositionMismatchError(self.path, sequence, "the ledger has another event there")
-        return position
 
     def _open(self) -> None:
         self.close()

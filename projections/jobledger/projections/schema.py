@@ -173,6 +173,7 @@ _TABLES: Final[dict[str, dict[str, type]]] = {
         "updated_at": str,
     },
 }
+COLUMNS: Final = {table: tuple(columns) for table, columns in _TABLES.items()}
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("id", "queue"),

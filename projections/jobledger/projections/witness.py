@@ -12,10 +12,10 @@ from jobledger.ledger.audit import Checker
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Log
+from jobledger.projections.compare import difference
 from jobledger.projections.errors import DamagedProjectionError, OlderSchemaError, ProjectionError
 from jobledger.projections.projector import Position, Projector
 from jobledger.projections.queries import Store
-from jobledger.projections.rebuild import difference
 
 _EVENTS_AT_ONCE: Final = 4_000
 #: A projector may move the file on while it is compared: then it is compared anew.

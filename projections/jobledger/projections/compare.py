@@ -1,0 +1,172 @@
+"""Prove that two projections are equal, row for row, or say where the first difference lies.
+
+Each file is read in one transaction, so that a projector at work does not move it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.log import Log
+from jobledger.projections import files, schema
+from jobledger.projections.errors import PositionArchivedError
+from jobledger.projections.projector import (
+    Position,
+    ProgressCallback,
+    Projector,
+    ProjectorConfig,
+    read_position,
+)
+
+_PROBE_S: Final = 5.0
+_SHOWN_CHARACTERS_MAX: Final = 80
+_FRESH: Final = ProjectorConfig(batch_events_max=8_000)  # nobody else waits for it
+#: What says which event touched a row last; the rows of other tables add up many.
+_SEQUENCES: Final = {"jobs": "last_sequence", "attempts": "epoch", "dead_letters": "last_sequence"}
+_NOT_OF_THE_LEDGER: Final = {"position": "updated_at"}
+_RANKS: Final[dict[type, int]] = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
+_BEHIND_ALL: Final = (4, None)
+
+_Row = tuple[Any, ...]
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first row that two projections do not share: of the lowest stream sequence, where rows have one."""
+
+    table: str
+    row: str  #: its key, parts joined by `/`
+    stream_sequence: int | None  #: of the event that wrote the row last; for an attempt, of its start
+    rows: int  #: how many rows differ in all
+    sentence: str
+
+
+def difference(path_a: Path | str, path_b: Path | str) -> str | None:
+    """Return a sentence on the first row that two projections do not share, or None when they are equal.
+
+    Everything is compared but `position.updated_at`, the only value that does not come from the ledger.
+    Raises: the errors of opening either file.
+    """
+    a, b = Path(path_a), Path(path_b)
+    with _reading(a) as one, _reading(b) as two:
+        found = _compared(a, one, b, two)
+    return None if found is None else found.sentence
+
+
+async def verify(
+    log: Log, path: Path | str, *, progress: ProgressCallback | None = None
+) -> tuple[Position, Difference | None]:
+    """Make a second projection of the same events, and compare; return up to where, and what differs first.
+
+    The file at `path` is compared as it is now, and not changed. The second one is temporary.
+
+    Raises: PositionMismatchError, PositionArchivedError for a file with events that `log` no longer has; the errors
+        of opening, and what `Log.read` raises.
+    """
+    path = Path(path)
+    with tempfile.TemporaryDirectory(prefix="jobledger-") as folder, _reading(path) as connection:
+        with files.translated(path, _PROBE_S):
+            position = read_position(connection)
+        head = await log.head()
+        if head.first_sequence > position.begins_at:
+            raise PositionArchivedError(path, position.begins_at - 1, head.first_sequence)
+        fresh = Path(folder) / "rebuilt.db"
+        with Projector(log, fresh, config=_FRESH) as projector:
+            await projector.catch_up(until=position.stream_sequence, progress=progress)
+        with _reading(fresh) as other:
+            return position, _compared(path, connection, fresh, other)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
+    """Open a projection and keep to what it holds now."""
+    connection = files.open_reader(path, busy_timeout_s=_PROBE_S)
+    try:
+        with files.translated(path, _PROBE_S):
+            connection.execute("BEGIN")
+            read_position(connection)  # only a first look begins the transaction
+        yield connection
+    finally:
+        connection.close()
+
+
+def _compared(a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection) -> Difference | None:
+    first: Difference | None = None
+    count = 0
+    for table, key in schema.KEYS.items():
+        columns = [name for name in schema.COLUMNS[table] if name != _NOT_OF_THE_LEDGER.get(table)]
+        places = [columns.index(name) for name in key]
+        for row_a, row_b in _unequal(_rows(a, one, table, columns), _rows(b, two, table, columns), places):
+            count += 1
+            found = _described(table, columns, places, (a, row_a), (b, row_b))
+            if first is None or _order(found) < _order(first):
+                first = found
+    return None if first is None else msgspec.structs.replace(first, rows=count)
+
+
+def _order(found: Difference) -> tuple[bool, int]:
+    return found.stream_sequence is None, found.stream_sequence or 0
+
+
+def _rows(path: Path, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> Iterator[_Row]:
+    key = ", ".join(schema.KEYS[table])
+    with files.translated(path, _PROBE_S):
+        yield from connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {key}")  # noqa: S608
+
+
+def _unequal(
+    rows_a: Iterator[_Row], rows_b: Iterator[_Row], places: Sequence[int]
+) -> Iterator[tuple[_Row | None, _Row | None]]:
+    """Yield the two rows of each key at which the sides are not the same, None where one has none."""
+    row_a, row_b = next(rows_a, None), next(rows_b, None)
+    while row_a is not None or row_b is not None:
+        is_in_a = is_in_b = True
+        if row_a != row_b:
+            key_a, key_b = _key(row_a, places), _key(row_b, places)
+            is_in_a, is_in_b = key_a <= key_b, key_b <= key_a
+            yield row_a if is_in_a else None, row_b if is_in_b else None
+        row_a = next(rows_a, None) if is_in_a else row_a
+        row_b = next(rows_b, None) if is_in_b else row_b
+
+
+def _key(row: _Row | None, places: Sequence[int]) -> list[tuple[int, Any]]:
+    """Return what orders rows as SQLite does, also where somebody put NULL or a number into a key."""
+    if row is None:
+        return [_BEHIND_ALL]
+    return [(_RANKS[type(row[place])], row[place]) for place in places]
+
+
+def _described(
+    table: str,
+    columns: Sequence[str],
+    places: Sequence[int],
+    side_a: tuple[Path, _Row | None],
+    side_b: tuple[Path, _Row | None],
+) -> Difference:
+    """Say in what two rows differ; the second is the one that is right, where only one can be."""
+    (a, row_a), (b, row_b) = side_a, side_b
+    row = row_b if row_b is not None else row_a
+    assert row is not None, "one of two different rows exists"
+    name = "/".join(str(row[place]) for place in places)
+    if row_a is None or row_b is None:
+        here, there = (b, a) if row_a is None else (a, b)
+        what = f"table {table}: {name} is in {here} and not in {there}"
+    else:
+        place = next(each for each, value in enumerate(row_a) if value != row_b[each])
+        values = f"{_shown(row_a[place])} in {a} and {_shown(row_b[place])} in {b}"
+        what = f"table {table}: {columns[place]} of {name} is {values}"
+    sequence = row[columns.index(_SEQUENCES[table])] if table in _SEQUENCES else None
+    if sequence is not None:
+        what = f"{what} (stream sequence {sequence})"
+    return Difference(table=table, row=name, stream_sequence=sequence, rows=1, sentence=what)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."
