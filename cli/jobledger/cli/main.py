@@ -26,6 +26,7 @@ from jobledger.cli import (
     metrics,
     projection,
     queues,
+    replay,
     server,
     timers,
     up,
@@ -61,6 +62,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(projection.app, name="projection")
 app.add_typer(timers.app, name="timers")
 app.add_typer(workers.app, name="workers")
+app.command("replay")(replay.replay)
 app.command("metrics")(metrics.metrics)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

@@ -1,0 +1,147 @@
+"""`jobledger replay` and `jobledger audit restore`: events once more, into a database or into an empty ledger."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import UsageError
+from jobledger.cli.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.export import ExportLog, JoinedLog, import_export, read_manifest
+from jobledger.ledger.log import Log
+from jobledger.ledger.subjects import Names
+from jobledger.projections import Store, moment_of, rebuild
+
+_DIGITS_MAX: Final = 19  # what SQLite and the server count to
+Folders = list[Path] | None
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="SEQ|TIME", help="The last event that counts. (default: the newest)"),
+]
+
+
+def replay(
+    *,
+    into: Annotated[
+        Path,
+        typer.Option("--into", metavar="FILE", help="SQLite file to write; one that exists is left alone."),
+    ],
+    to: To = None,
+    exports: Annotated[
+        Folders,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Read this export and no server; repeat it for exports that follow each other, the oldest first.",
+        ),
+    ] = None,
+    archives: Annotated[
+        Folders,
+        typer.Option(
+            "--archive",
+            metavar="DIR",
+            help="Export that holds the ledger's archived beginning; the oldest first.",
+        ),
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Write the tables as the events up to a past moment make them, into a file of their own, to look into at leisure."""
+    if exports and archives:
+        raise UsageError(
+            "--from reads no ledger: name every export with --from, or every archive with --archive"
+        )
+    if into.exists():
+        raise UsageError(f"--into {into}: there is such a file; name another")
+    end = _moment(to) if to is not None else None
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _replay(output, target, into, end, exports or (), archives or ()))
+
+
+def _moment(text: str) -> int | datetime:
+    """Read a stream sequence or a time. Raises: UsageError."""
+    if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX:
+        return int(text)
+    return parse_time("--to", text, "a stream sequence or ")
+
+
+async def _replay(  # noqa: PLR0917 - what the command was told
+    output: Output,
+    target: Target,
+    into: Path,
+    end: int | datetime | None,
+    exports: Sequence[Path],
+    archives: Sequence[Path],
+) -> None:
+    async with _source(target, exports, archives) as log:
+        until = await _sequence(log, end)
+        with output.progress("replaying") as progress:
+            position = await rebuild(log, into, until=until, progress=progress)
+    with Store.open(into) as store:
+        counts = store.counts_by_state()
+    if output.as_json:
+        output.object({"file": str(into), "position": position.stream_sequence, "jobs": counts})
+        return
+    jobs = ", ".join(f"{state} {count:,}" for state, count in sorted(counts.items()) if count) or "none"
+    output.facts([("file", str(into)), ("position", f"{position.stream_sequence:,}"), ("jobs", jobs)])
+
+
+@contextlib.asynccontextmanager
+async def _source(
+    target: Target, exports: Sequence[Path], archives: Sequence[Path]
+) -> AsyncGenerator[Log, None]:
+    if exports:
+        logs = [ExportLog(folder, Names(read_manifest(folder).environment)) for folder in exports]
+        yield JoinedLog(logs[:-1], logs[-1])
+        return
+    async with opened(target) as ledger:
+        log: Log = ledger.log
+        if archives:
+            log = JoinedLog([ExportLog(folder, log.names) for folder in archives], log)
+        yield log
+
+
+async def _sequence(log: Log, end: int | datetime | None) -> int | None:
+    if end is None:
+        return None
+    if isinstance(end, datetime):
+        return (await moment_of(log, at=end)).stream_sequence
+    return (await moment_of(log, stream_sequence=end)).stream_sequence
+
+
+def restore(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The export, as `audit export` wrote it.")],
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=1, metavar="SEQ", help="The last event to bring back. (default: all)"),
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Bring an export back into an empty ledger, byte for byte, at the same sequences; begun anew it goes on."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _restore(output, target, folder, to))
+
+
+async def _restore(output: Output, target: Target, folder: Path, to: int | None) -> None:
+    async with opened(target) as ledger:
+        with output.progress("restoring") as progress:
+            count = await import_export(folder, ledger.log, through=to, on_progress=progress)
+        head = (await ledger.log.head()).last_sequence
+    if output.as_json:
+        output.object({"appended": count, "head": head})
+    else:
+        output.say(f"{count:,} events were brought back; the ledger ends at {head:,}")
+        output.note("prove it with `jobledger audit verify`")
