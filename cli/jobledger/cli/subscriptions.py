@@ -40,14 +40,13 @@ async def _list(output: Output, target: Target) -> None:
     if not found:
         output.say('nobody reads under a name: `ledger.events(durable="...")` does')
         return
-    columns = ("name", "events", "lag>", "in flight>", "redelivered>", "acknowledged>", "last active")
+    columns = ("name", "events", "lag>", "in flight>", "acknowledged>", "last active!")
     rows = [
         (
             info.name,
             info.filter.words(),
             info.lag,
             info.in_flight,
-            info.redelivered,
             info.acknowledged_sequence,
             "-" if info.last_active_at is None else age(info.last_active_at, now),
         )

@@ -1,0 +1,180 @@
+"""`jobledger events` against a real server: what docs/cli.md shows, filters, subscriptions and their removal."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import pytest
+from tests.support.working import ended, working
+
+from jobledger.cli.main import run
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.asyncapi import asyncapi_document
+from jobledger.ledger.event_schema import all_events_schema
+from jobledger.ledger.reactor_events import Archived, seal_reactor_event
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+T = TypeVar("T")
+DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+_VOLATILE = (
+    (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "TIME"),
+    (re.compile(r"\b\d+(\.\d)? m?s ago"), "AGO"),
+    (re.compile(r"─+"), "─"),
+    (re.compile(r"[^\S\n]+"), " "),
+)
+
+
+@task(queue="billing", max_attempts=1)
+async def charge(cents: int) -> None: ...
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Cli:
+    """`jobledger events` on an environment of the test's own."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.where = ["--url", url, "--environment", f"t_{secrets.token_hex(6)}"]
+        self._capsys = capsys
+
+    def __call__(self, *words: str, server: bool = True) -> Answer:
+        self._capsys.readouterr()
+        code = run(["events", *words, *(self.where if server else [])])
+        shown = self._capsys.readouterr()
+        return Answer(code, shown.out, shown.err)
+
+    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
+        async def call() -> T:
+            async with connect(self.where[1], environment=self.where[3], ledger_bytes_max=16 << 20) as ledger:
+                return await function(ledger)
+
+        return anyio.run(call)
+
+    def story(self) -> None:
+        """A job that completed, one that waits, and a subscription that has seen the first."""
+
+        async def tell(ledger: Ledger) -> None:
+            job = await ledger.enqueue(charge.options(id="invoice-7"), 100)
+            async with working(ledger, charge):
+                await ended(job)
+            async for _ in ledger.events(durable="billing", types=["completed"], follow=False):
+                pass
+            job = await ledger.enqueue(charge.options(id="invoice-8"), 200)
+            async with working(ledger, charge):
+                await ended(job)
+
+        self.with_ledger(tell)
+
+
+@pytest.fixture
+def cli(
+    nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Cli:
+    monkeypatch.setenv("COLUMNS", "80")
+    return Cli(nats_server.url, capsys)
+
+
+def _normal(text: str) -> str:
+    for pattern, word in _VOLATILE:
+        text = pattern.sub(word, text)
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
+def test_the_documented_outputs_are_the_real_ones(cli: Cli) -> None:
+    cli.story()
+    shown = re.findall(
+        r"^```text\n\$ jobledger events ([^\n]+)\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL
+    )
+    assert [words.split()[0] for words, _ in shown] == ["tail", "subscriptions", "subscriptions", "schema"]
+    for words, text in shown:
+        answer = cli(*words.split(), server=words.split()[0] != "schema")
+        assert answer.code == 0, answer.err
+        wanted, printed = _normal(text), _normal(answer.out)
+        if wanted.endswith("..."):
+            assert printed.startswith(wanted.removesuffix("..."))
+        else:
+            assert printed == wanted
+    assert cli("subscriptions", "list").out.startswith("nobody reads under a name")
+
+
+def test_tail_chooses_by_job_task_type_and_aggregate(cli: Cli) -> None:
+    cli.story()
+
+    async def others(ledger: Ledger) -> None:
+        async with ledger.lock("account", "42"):
+            pass
+        stamp = ledger.stamp("alice")
+        event = Archived(
+            reactor="archive", at=stamp.at, by=stamp.by, through_sequence=3, manifest_sha256="", head_hash="",
+            digest="", count=3,
+        )  # fmt: skip
+        await ledger.log.append([seal_reactor_event(event, None, ledger.names)])
+
+    cli.with_ledger(others)
+
+    def tail(*words: str) -> list[int]:
+        return [line["stream_sequence"] for line in cli("tail", "--json", *words).lines]
+
+    assert tail() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert tail("--job", "invoice-8") == [4, 5, 6]
+    assert tail("--task", "charge", "--type", "started,completed", "--queue", "billing") == [2, 3, 5, 6]
+    assert tail("--task", "refund") == []
+    assert tail("--type", "completed,acquired,archived") == [3, 6, 7, 9]
+    assert tail("--type", "completed", "--limit", "1", "--from", "4") == [6]
+    assert (
+        cli("tail", "--from", "9").out.split(maxsplit=2)[2]
+        == "archived         reactor archive up to 3, 3 events, by alice\n"
+    )
+
+
+REFUSED: list[tuple[list[str], int, str]] = [
+    (["tail", "--type", "acquired", "--job", "x"], 2, "acquired is not an event of jobs, among which --job"),
+    (["tail", "--type", "begun"], 2, "there is no event type 'begun'"),
+    (["tail", "--task", "a.b"], 2, "task name 'a.b' is not valid"),
+    (["tail", "--job", "*"], 2, "job id '*' is not valid"),
+    (["tail", "--from", "9"], 2, "--from 9 lies beyond the ledger's end, which is 6"),
+    (["subscriptions", "remove", "nobody"], 3, "there is no subscription 'nobody'"),
+    (["subscriptions", "remove", "a.b"], 2, "subscription 'a.b' is not valid"),
+    (["schema", "begun"], 2, "there is no event type 'begun'; the types: scheduled"),
+]
+
+
+def test_what_cannot_be_answered_is_refused_in_a_sentence(cli: Cli) -> None:
+    cli.story()
+    for words, code, sentence in REFUSED:
+        answer = cli(*words, server=words[0] != "schema")
+        assert (answer.code, answer.out) == (code, ""), answer.err
+        assert sentence in answer.err
+        assert answer.err.count("\n") == 1
+
+
+def test_subscriptions_and_schemas_speak_json(cli: Cli) -> None:
+    cli.story()
+    (listed,) = cli("subscriptions", "list", "--json").lines
+    assert (listed["name"], listed["lag"], listed["pending"], listed["acknowledged_sequence"]) == (
+        "billing",
+        1,
+        1,
+        3,
+    )
+    assert listed["filter"] == {"types": ["completed"], "queue": None, "task": None, "job": None}
+    assert cli("subscriptions", "remove", "billing", "--json").lines == [listed]
+    assert cli("subscriptions", "list", "--json").out == ""
+    assert cli("schema", "--json", server=False).lines == [all_events_schema()]
+    assert json.loads(cli("asyncapi", server=False).out) == asyncapi_document()
