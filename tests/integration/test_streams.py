@@ -14,7 +14,8 @@ import nats
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 
-from jobledger.ledger import TaskRegistry, connect, task
+from jobledger.cli.checks import check_consumers
+from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.connection import redact
 from jobledger.ledger.errors import (
     JetStreamDisabledError,
@@ -23,7 +24,7 @@ from jobledger.ledger.errors import (
     ServerUnreachableError,
     StreamMismatchError,
 )
-from jobledger.ledger.streams import api
+from jobledger.ledger.streams import api, ensure_consumer, list_consumers, reactor_consumer
 from jobledger.workers import Worker
 
 if TYPE_CHECKING:
@@ -267,3 +268,24 @@ async def _plain_server(binary: str, directory: Path, more: str) -> AsyncGenerat
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_consumers_are_listed_beyond_the_servers_page_of_256(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL) as ledger:
+        await _list_many(ledger)
+
+
+async def _list_many(ledger: Ledger) -> None:
+    stream = ledger.names.ledger_stream
+    config = reactor_consumer((), ack_wait_s=1.0)
+    names = [f"other_{number:03}" for number in range(300)]
+
+    async def make(some: list[str]) -> None:
+        for name in some:
+            await ensure_consumer(ledger.inbox, stream, name, config)
+
+    await asyncio.gather(*(make(names[start::20]) for start in range(20)), make(["work_zz_normal"]))
+    assert {info["name"] for info in await list_consumers(ledger.inbox, stream)} >= {*names, "work_zz_normal"}
+    assert "consumer work_zz_normal" in [each.check for each in await check_consumers(ledger.inbox, stream)]

@@ -18,7 +18,7 @@ from jobledger.cli.text import duration, size
 from jobledger.ledger.connection import SERVER_VERSION_SAFE, Connection
 from jobledger.ledger.errors import LedgerError, StreamMismatchError
 from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.streams import StreamSpec, api, ensure_streams
+from jobledger.ledger.streams import StreamSpec, api, ensure_streams, list_consumers
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -102,8 +102,7 @@ def _fullness(name: str, info: dict[str, Any]) -> Check:
 
 async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
     """The queues' work consumers: what waits, what is out."""
-    answer = await api(inbox, f"CONSUMER.LIST.{stream}", {"offset": 0})
-    listed: list[dict[str, Any]] = answer.get("consumers") or []
+    listed = await list_consumers(inbox, stream)
     work = [each for each in listed if str(each["name"]).startswith("work_")]
     if not work:
         advice = "a worker makes those of its queues when it starts"

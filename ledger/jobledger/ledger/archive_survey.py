@@ -14,21 +14,19 @@ import msgspec
 
 from jobledger.ledger.audit_rules import lean
 from jobledger.ledger.codec import Message, Stored
-from jobledger.ledger.errors import LedgerError
 from jobledger.ledger.events import Fenced
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.lock_events import Acquired, decode_lock_event
 from jobledger.ledger.log import Head, Log
 from jobledger.ledger.reactor_events import ARCHIVE, SealRecorded, decode_reactor_event
-from jobledger.ledger.streams import api
+from jobledger.ledger.streams import list_consumers
 from jobledger.ledger.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
 
 Progress = Callable[[int, int], None]
 
 #: Consumers of ours that lose nothing: what they have not read of a job comes to them again with `carried`.
 _OURS: Final = ("work_", "reconcile_", TIMERS_CONSUMER_PREFIX)
-_PAGES_MAX: Final = 100
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -209,19 +207,8 @@ async def _first_wanted(log: Log, config: dict[str, Any], begin: int) -> int | N
 
 async def _consumers(inbox: Inbox, names: Names) -> list[dict[str, Any]]:
     """Return the durable consumers that others made."""
-    found: list[dict[str, Any]] = []
-    offset = 0
-    for _ in range(_PAGES_MAX):
-        answer = await api(inbox, f"CONSUMER.LIST.{names.ledger_stream}", {"offset": offset})
-        if "error" in answer:
-            raise LedgerError(f"the consumers cannot be listed: {answer['error'].get('description', '?')}")
-        page: list[dict[str, Any]] = answer.get("consumers") or []
-        found += [
-            info
-            for info in page
-            if info["config"].get("durable_name") and not str(info["name"]).startswith(_OURS)
-        ]
-        offset += len(page)
-        if not page or offset >= int(answer.get("total", 0)):
-            break
-    return found
+    return [
+        info
+        for info in await list_consumers(inbox, names.ledger_stream)
+        if info["config"].get("durable_name") and not str(info["name"]).startswith(_OURS)
+    ]

@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from jobledger.ledger.audit_checker import Checker
 from jobledger.ledger.audit_report import Compared, Report, Violation
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, Leftover, Options
 from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError
+from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Log
-from jobledger.ledger.streams import api
+from jobledger.ledger.streams import list_consumers
 from jobledger.ledger.subjects import Names
 
 __all__ = [
@@ -153,24 +153,12 @@ async def leftovers(inbox: Inbox, names: Names, *, within_s: float = 0.0) -> lis
     """
     deadline = time.monotonic() + within_s
     while True:
-        found = [left async for left in _work_consumers(inbox, names) if left.pending or left.ack_pending]
+        work = (
+            Leftover(consumer=info["name"], pending=info["num_pending"], ack_pending=info["num_ack_pending"])
+            for info in await list_consumers(inbox, names.ledger_stream)
+            if str(info["name"]).startswith("work_")
+        )
+        found = [left for left in work if left.pending or left.ack_pending]
         if not found or time.monotonic() >= deadline:
             return found
         await asyncio.sleep(_ASK_AGAIN_S)
-
-
-async def _work_consumers(inbox: Inbox, names: Names) -> AsyncGenerator[Leftover, None]:
-    offset = 0
-    while True:
-        answer = await api(inbox, f"CONSUMER.LIST.{names.ledger_stream}", {"offset": offset})
-        if "error" in answer:
-            raise LedgerError(f"the consumers cannot be listed: {answer['error'].get('description', '?')}")
-        page: list[dict[str, Any]] = answer.get("consumers") or []
-        for info in page:
-            if str(info["name"]).startswith("work_"):
-                yield Leftover(
-                    consumer=info["name"], pending=info["num_pending"], ack_pending=info["num_ack_pending"]
-                )
-        offset += len(page)
-        if not page or offset >= int(answer.get("total", 0)):
-            return

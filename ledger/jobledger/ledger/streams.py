@@ -23,6 +23,7 @@ _CONSUMER_NOT_FOUND: Final = 10014
 _NAME_IN_USE: Final = frozenset({10058, 10148})
 _NO_ROOM: Final = frozenset({10023, 10028, 10047})
 _NANOSECONDS: Final = 1_000_000_000
+_CONSUMER_PAGES_MAX: Final = 100  # of 256 consumers each
 _DUPLICATE_WINDOW_S: Final = 120.0
 _REACTOR_ACK_PENDING_MAX: Final = 10_000
 _ADVISORIES_SHARE: Final = 64  # of the ledger's size
@@ -285,6 +286,26 @@ def _widened(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     if has and has < set(wanted.get("filter_subjects") or ()):
         return {**found, "filter_subjects": wanted["filter_subjects"]}
     return dict(found)
+
+
+async def list_consumers(inbox: Inbox, stream: str) -> list[dict[str, Any]]:
+    """Return what the server tells of every consumer of a stream, all pages, each consumer once.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    offset = 0
+    for _ in range(_CONSUMER_PAGES_MAX):
+        answer = await api(inbox, f"CONSUMER.LIST.{stream}", {"offset": offset})
+        if "error" in answer:
+            description = answer["error"].get("description", "no reason given")
+            raise LedgerError(f"the consumers of {stream} cannot be listed: {description}")
+        page: list[dict[str, Any]] = answer.get("consumers") or []
+        found.update({str(info["name"]): info for info in page})
+        offset += len(page)
+        if not page or offset >= int(answer.get("total", 0)):
+            break
+    return list(found.values())
 
 
 def _create_call(stream: str, name: str, config: dict[str, Any]) -> str:

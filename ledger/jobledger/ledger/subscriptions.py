@@ -22,7 +22,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Head
-from jobledger.ledger.streams import api
+from jobledger.ledger.streams import api, list_consumers
 from jobledger.ledger.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
 from jobledger.ledger.subscription_filter import EventFilter, Start
 
@@ -34,7 +34,6 @@ _EXISTS: Final = frozenset({10013, 10105, 10148})
 _UNAVAILABLE: Final = 503
 _FILTER_KEY: Final = "jobledger.filter"
 _NANOSECONDS: Final = 1_000_000_000
-_PAGES_MAX: Final = 100
 _NEVER: Final = datetime(1, 1, 2, tzinfo=UTC)
 
 _decode_filter = msgspec.json.Decoder(EventFilter).decode
@@ -157,18 +156,9 @@ async def list_subscriptions(inbox: Inbox, names: Names) -> list[SubscriptionInf
 
     Raises: LedgerError, UnreachableError.
     """
-    found: dict[str, SubscriptionInfo] = {}
-    offset = 0
-    for _ in range(_PAGES_MAX):
-        answer = _checked(await api(inbox, f"CONSUMER.LIST.{names.ledger_stream}", {"offset": offset}), "")
-        page: list[dict[str, Any]] = answer.get("consumers") or []
-        for info in page:
-            if str(info["name"]).startswith(SUBSCRIPTION_CONSUMER_PREFIX):
-                found[info["name"]] = _read(info)
-        offset += len(page)
-        if not page or offset >= int(answer.get("total", 0)):
-            break
-    return [info for _, info in sorted(found.items())]
+    listed = await list_consumers(inbox, names.ledger_stream)
+    ours = [info for info in listed if str(info["name"]).startswith(SUBSCRIPTION_CONSUMER_PREFIX)]
+    return [_read(info) for info in sorted(ours, key=lambda info: str(info["name"]))]
 
 
 async def delete_subscription(inbox: Inbox, names: Names, name: str) -> SubscriptionInfo:

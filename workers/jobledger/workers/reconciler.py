@@ -31,7 +31,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
 )
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
-from jobledger.ledger.streams import api, ensure_consumer, reactor_consumer
+from jobledger.ledger.streams import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.subjects import JobRef
 from jobledger.workers.stranded import OnDeadLetter, Strays
 
@@ -48,7 +48,6 @@ _RETRY_S: Final = 1.0
 _CONNECT_S: Final = 30.0
 #: The server caps the consumers of a stream at 1,000: with so many, queues matter more than a second look at them.
 _CONSUMERS_MAX: Final = 600
-_PAGES_MAX: Final = 8
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -156,20 +155,8 @@ class Reconciler:
 
     async def lanes(self) -> list[Lane]:
         """Return every lane with both its positions: one request for 256 consumers."""
-        found: dict[str, dict[str, Any]] = {}
-        for _ in range(_PAGES_MAX):
-            answer = await api(
-                self._ledger.inbox,
-                f"CONSUMER.LIST.{self._ledger.names.ledger_stream}",
-                {"offset": len(found)},
-            )
-            if "error" in answer:
-                description = answer["error"].get("description", "no reason given")
-                raise LedgerError(f"the server does not list the ledger's consumers: {description}")
-            page: list[dict[str, Any]] = answer.get("consumers") or []
-            found.update({str(info["name"]): info for info in page})
-            if not page or len(found) >= answer.get("total", 0):
-                break
+        listed = await list_consumers(self._ledger.inbox, self._ledger.names.ledger_stream)
+        found = {str(info["name"]): info for info in listed}
         lanes = [_lane(info, found) for name, info in sorted(found.items()) if name.startswith("work_")]
         return lanes if len(found) < _CONSUMERS_MAX else self._those_with_one(lanes)
 
