@@ -61,20 +61,36 @@ class _Submitted:
             settle(self.outcome, result)
 
 
-def _metered(meter: AppendMeter, outcome: asyncio.Future[int]) -> None:
-    """Count an append that begins now once it has come to its end."""
-    began = time.monotonic()  # the loop's own clock may count in milliseconds
+class _Metered(_Submitted):
+    """An append whose end is counted."""
 
-    def ended(future: asyncio.Future[int]) -> None:
-        error = None if future.cancelled() else future.exception()
-        if isinstance(error, WrongSequenceError):
-            meter.conflicts += 1
-        elif error is not None:
-            meter.failures += 1
-        elif not future.cancelled():
-            meter.latency_s.observe(time.monotonic() - began)
+    __slots__ = ("began", "meter")
 
-    outcome.add_done_callback(ended)
+    def __init__(
+        self, log: JetStreamLog, entries: Sequence[Entry], outcome: asyncio.Future[int], meter: AppendMeter
+    ) -> None:
+        super().__init__(log, entries, outcome)
+        self.meter = meter
+        self.began = time.monotonic()  # the loop's own clock may count in milliseconds
+
+    def __call__(self, result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            self.outcome.add_done_callback(self.ended)
+        else:
+            self.meter.latency_s.observe(time.monotonic() - self.began)
+        super().__call__(result)
+
+    def ended(self, outcome: asyncio.Future[int]) -> None:
+        """Count what was found out by another look."""
+        if outcome.cancelled():
+            return
+        error = outcome.exception()
+        if error is None:
+            self.meter.latency_s.observe(time.monotonic() - self.began)
+        elif isinstance(error, WrongSequenceError):
+            self.meter.conflicts += 1
+        else:
+            self.meter.failures += 1
 
 
 class JetStreamLog:
@@ -115,9 +131,11 @@ class JetStreamLog:
         """Start an append and return its outcome to come; see `Log.submit`."""
         self._check_sizes(entries)
         outcome: asyncio.Future[int] = self._loop.create_future()
-        if self._meter is not None:
-            _metered(self._meter, outcome)
-        self.writer.append(entries, _Submitted(self, entries, outcome))
+        meter = self._meter
+        submitted = (
+            _Submitted(self, entries, outcome) if meter is None else _Metered(self, entries, outcome, meter)
+        )
+        self.writer.append(entries, submitted)
         return outcome
 
     def count_appends(self, meter: AppendMeter) -> None:

@@ -149,7 +149,7 @@ class Exporter:
         began = time.monotonic()
         asked = self._ask()
         figures = self._read()
-        yield info(names.BUILD, {"version": version(), "environment": self._ledger.names.environment})
+        yield info(names.BUILD, {"version": version(), "ledger_environment": self._ledger.names.environment})
         yield value(names.UP, float(not self._judge(asked, figures)))
         yield value(names.FOLLOWING, float(not self._stopped))
         yield value(names.SILENCE, 0.0 if asked.facts is not None else time.monotonic() - self._answered_at)
