@@ -1,0 +1,169 @@
+"""`jobledger audit archive` against a real server: what docs/cli.md shows, what is refused, and the check afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import pytest
+
+from jobledger.cli.main import run
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.commands import Claim, Complete
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+T = TypeVar("T")
+DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+@task(queue="billing", max_attempts=3)
+async def charge(cents: int) -> None: ...
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Cli:
+    """`jobledger audit` on an environment of the test's own, in the test's folder."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.environment = f"t_{secrets.token_hex(6)}"
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> Answer:
+        self._capsys.readouterr()
+        code = run(["audit", *words, "--url", self.url, "--environment", self.environment])
+        shown = self._capsys.readouterr()
+        return Answer(code, shown.out, shown.err)
+
+    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
+        async def call() -> T:
+            async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
+                return await function(ledger)
+
+        return anyio.run(call)
+
+
+async def tell(ledger: Ledger) -> None:
+    """Append the nine events that docs/cli.md shows: two jobs that are over, and two that are not."""
+    jobs = [(await ledger.enqueue(charge.options(id=f"charge-{n}"), n)).ref for n in range(1, 5)]
+    for ref in jobs[:3]:
+        claimed = await ledger.execute(ref, Claim(worker="web-1-0a", lease_s=15))
+        if ref is not jobs[2]:
+            await ledger.execute(ref, Complete(epoch=claimed.claim_epoch))
+
+
+@pytest.fixture
+def cli(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cli:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    made = Cli(nats_server.url, capsys)
+    made.with_ledger(tell)
+    return made
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def normal(text: str) -> str:
+    """Return text without what differs from run to run."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", text)
+    text = re.sub(r"[\d.]+ (KiB|bytes|B)\b", "SIZE", text)
+    return "\n".join(" ".join(line.split()) for line in text.splitlines()).strip()
+
+
+def shown_in_docs(command: str) -> str:
+    found = re.search(rf"^\$ jobledger {re.escape(command)}\n(.*?)(?=^\$|^```)", DOCS, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, command
+    return normal(found[1])
+
+
+def objects(answer: Answer) -> dict[str, Any]:
+    assert answer.code == 0, answer.err
+    found: dict[str, Any] = json.loads(answer.out)
+    return found
+
+
+def test_the_documented_outputs_are_printed_and_the_ledger_is_proved_with_its_archive(cli: Cli) -> None:
+    before = ("--before", now(), "--to", "archive")
+    planned = cli("archive", *before, "--plan")
+    documented = "audit archive --before 2025-01-31T08:00:00Z --to archive"
+    assert normal(planned.out) == shown_in_docs(f"{documented} --plan")
+    plan = objects(cli("archive", *before, "--plan", "--json"))
+    assert (plan["events"], plan["jobs_archived"], plan["jobs_carried"], plan["work_items"]) == (9, 2, 2, 2)
+    assert not Path("archive").exists()
+    assert normal(cli("archive", *before).out) == shown_in_docs(documented)
+    done = objects(cli("archive", *before, "--json"))
+    assert (done["events"], done["exports"], done["first_sequence"]) == (0, [], 10)
+    assert "the ledger begins at stream sequence 10" in cli("archive", *before).out
+    alone = objects(cli("verify", "--json"))
+    assert (alone["sound"], alone["from_sequence"], alone["jobs"]) == (True, 10, 2)
+    whole = objects(cli("verify", "--archive", "archive", "--json"))
+    assert (whole["sound"], whole["from_sequence"], whole["jobs"], whole["events"]) == (True, 1, 4, 14)
+    assert objects(cli("verify", str(next(Path("archive").iterdir())), "--json"))["sound"]
+
+
+def test_the_archive_may_not_be_elsewhere_and_what_is_wrong_is_one_sentence(cli: Cli) -> None:
+    assert cli("archive", "--before", now(), "--to", "archive").code == 0
+    cli.with_ledger(tell_more)
+    refused = cli("archive", "--before", now(), "--to", "other")
+    assert refused.code in (3, 4)
+    assert "other" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    later = cli("archive", "--before", "2200-01-01T00:00:00Z", "--to", "archive")
+    assert (later.code, "is still to come" in later.err) == (2, True)
+    assert cli("archive", "--before", "soon", "--to", "archive").code == 2
+    export = next(Path("archive").iterdir())
+    data = (export / "manifest.json").read_text(encoding="utf-8")
+    (export / "manifest.json").write_text(data.replace('"count": 9', '"count": 8'), encoding="utf-8")
+    damaged = cli("verify", "--archive", "archive")
+    assert damaged.code in (1, 4)
+    assert "manifest.json" in damaged.err
+
+
+async def tell_more(ledger: Ledger) -> None:
+    await ledger.enqueue(charge.options(id="charge-9"), 9)
+
+
+def test_a_subscriber_that_is_behind_is_named_in_the_plan_and_stops_the_run(cli: Cli) -> None:
+    async def subscribe(ledger: Ledger) -> None:
+        async with ledger.subscription("billing", from_sequence=1):
+            pass
+
+    cli.with_ledger(subscribe)
+    before = ("--before", now(), "--to", "archive")
+    assert "has not dealt with stream sequence 1: it would be refused" in " ".join(
+        cli("archive", *before, "--plan").out.split()
+    )
+    refused = cli("archive", *before)
+    assert (refused.code, "events_billing (from stream sequence 1 on)" in refused.err) == (4, True)
+    assert cli("archive", *before, "--force").code == 0
+
+
+def test_an_empty_ledger_has_nothing_to_archive(
+    nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cli = Cli(nats_server.url, capsys)
+    answer = cli("archive", "--before", now(), "--to", str(tmp_path / "archive"))
+    assert (answer.code, answer.out.strip()) == (
+        0,
+        "nothing to archive: the ledger begins at stream sequence 1",
+    )
