@@ -429,13 +429,25 @@ async def test_waiters_of_one_client_are_bounded_too(world: World) -> None:
                 pytest.fail("another task holds it")
 
 
-@pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), 1e9])
+@pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), 1e9, "3", None, True])
 async def test_a_wait_without_a_limit_is_refused(world: World, wait_s: float) -> None:
     async with world.client() as locks:
-        with pytest.raises(InvalidInputError, match="wait_s must be from 0 to 86400"):
+        with pytest.raises(InvalidInputError, match="wait_s must be a number of seconds from 0 to 86400"):
             async with locks.hold("account", "42", wait_s=wait_s):
                 pytest.fail("refused")
     assert await world.types() == []
+
+
+async def test_a_block_is_entered_once(world: World) -> None:
+    async with world.client() as locks:
+        block = locks.hold("account", "42")
+        async with block as held:
+            with pytest.raises(InvalidInputError, match="account/42 was entered before: call `lock` anew"):
+                await block.__aenter__()
+            held.check()
+        with pytest.raises(InvalidInputError, match="account/42 was entered before"):
+            await block.__aenter__()
+    assert await world.types() == ["acquired", "released"]
 
 
 async def test_names_that_no_subject_can_have_are_refused(world: World) -> None:

@@ -8,8 +8,11 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from tests.support.working import working
 
-from jobledger.ledger import Ledger, connect
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.errors import ServerUnreachableError
+from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.leases import LeaseLostError, WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
 
@@ -18,6 +21,11 @@ NOW = datetime(2025, 1, 31, 8, tzinfo=UTC)
 INFO = WorkerInfo(
     worker="web1-1-00", host="web1", pid=1, queues=("email",), started_at=NOW, renewed_at=NOW, running=2
 )
+
+
+@task
+async def nothing() -> None:
+    return
 
 
 @pytest.fixture
@@ -71,3 +79,33 @@ async def test_a_renewal_that_was_still_on_its_way_is_ended_too(
     assert await leases.end(INFO.worker)
     assert reads == 2
     assert await leases.find(INFO.worker) is None
+
+
+async def test_a_worker_whose_first_lease_has_no_answer_asks_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew, tried = ledger.leases.renew, list[str]()
+
+    async def unanswered_once(info: WorkerInfo, revision: int) -> int:
+        answer = await renew(info, revision)
+        tried.append(info.worker)
+        if len(tried) == 1:  # stored, and nobody hears of it
+            raise ServerUnreachableError("the lease could not be renewed: no answer")
+        return answer
+
+    monkeypatch.setattr(ledger.leases, "renew", unanswered_once)
+    async with working(ledger, nothing) as worker:
+        await worker.taking.wait()
+        assert worker.identity == tried[1] != tried[0]
+
+
+async def test_a_lease_that_has_no_answer_for_too_long_is_an_error(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unanswered(info: WorkerInfo, revision: int) -> int:
+        raise ServerUnreachableError("the lease could not be renewed: no answer")
+
+    monkeypatch.setattr(ledger.leases, "renew", unanswered)
+    keeper = LeaseKeeper(ledger.leases, ledger.clock, (), running=lambda: 0, on_lost=lambda _: None)
+    with pytest.raises(ServerUnreachableError, match="no answer"):
+        await keeper.open(patience_s=0.2)

@@ -19,6 +19,11 @@ def double(number: int) -> int:
 
 def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: EmbeddedServer) -> None:
     with connect(nats_server.url, environment="t_sync1", ledger_bytes_max=1 << 24) as ledger:
+        block = ledger.lock("account", "42")
+        with block as held:
+            assert held.is_held
+        with pytest.raises(InvalidInputError, match="account/42 was entered before: call `lock` anew"), block:
+            pass
         job = ledger.enqueue(double, number=4)
         assert job.created
         assert job.state() is JobState.QUEUED

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from types import TracebackType
 
-from jobledger.ledger.errors import LockLostError
+from jobledger.ledger.errors import InvalidInputError, LockLostError
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.lock_events import LockView
 from jobledger.ledger.lock_hints import LockWatch
@@ -82,3 +83,56 @@ class HeldLock:
             self._why = why
             if self.when_lost is not None:
                 self.when_lost()
+
+
+class _EnteredOnce:
+    """What both kinds of blocks know: which lock they are of, and whether they were entered."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._was_entered = False
+
+    def note(self) -> None:
+        if self._was_entered:
+            raise InvalidInputError(
+                f"this block of lock {self._name} was entered before: call `lock` anew for each `with`"
+            )
+        self._was_entered = True
+
+
+class AsyncBlock(contextlib.AbstractAsyncContextManager[HeldLock]):
+    """One `async with` under a lock, entered once."""
+
+    def __init__(self, name: str, block: contextlib.AbstractAsyncContextManager[HeldLock]) -> None:
+        self._once = _EnteredOnce(name)
+        self._block = block
+
+    async def __aenter__(self) -> HeldLock:
+        """Take the lock. Raises: InvalidInputError the second time; else as `Locks.acquire`."""
+        self._once.note()
+        return await self._block.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> bool | None:
+        """Give it back."""
+        return await self._block.__aexit__(kind, error, frames)
+
+
+class Block(contextlib.AbstractContextManager[HeldLock]):
+    """One `with` under a lock in blocking code, entered once."""
+
+    def __init__(self, name: str, block: contextlib.AbstractContextManager[HeldLock]) -> None:
+        self._once = _EnteredOnce(name)
+        self._block = block
+
+    def __enter__(self) -> HeldLock:
+        """Take the lock. Raises: InvalidInputError the second time; else as `Locks.acquire`."""
+        self._once.note()
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> bool | None:
+        """Give it back."""
+        return self._block.__exit__(kind, error, frames)

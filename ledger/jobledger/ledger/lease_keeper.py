@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from jobledger.ledger.clock import Clock
-from jobledger.ledger.errors import LedgerError
+from jobledger.ledger.errors import JetStreamDisabledError, LedgerError, UnreachableError
 from jobledger.ledger.identity import new_identity
 from jobledger.ledger.leases import JOBS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
 from jobledger.ledger.version import version
@@ -25,6 +25,7 @@ logger = logging.getLogger("jobledger.lease")
 
 _RENEWALS_PER_LEASE: Final = 3
 _RETRY_S: Final = 0.5
+_PATIENCE_S: Final = 5.0  #: for the first lease, while the server is away or does not answer
 #: Clocks of two machines differ in rate by far less than this; the holder counts its lease shorter by it.
 _MARGIN: Final = 0.05
 
@@ -73,13 +74,24 @@ class LeaseKeeper:
         """Return whether `identity` is ours at present and its lease lives."""
         return identity == self.identity and self.is_valid
 
-    async def open(self) -> None:
-        """Learn how long leases last here, and take one.
+    async def open(self, *, patience_s: float = _PATIENCE_S) -> None:
+        """Learn how long leases last here, and take one; for `patience_s` again when no answer comes.
 
-        Raises: UnreachableError, or what else the server has against it.
+        Raises: UnreachableError, JetStreamDisabledError when it is over, or what else the server has against it.
         """
-        self.duration_s = await self._leases.duration_s()
-        await self._renew()
+        until = self._clock.monotonic() + patience_s
+        while True:
+            try:
+                self.duration_s = await self._leases.duration_s()
+                await self._renew()
+            except (UnreachableError, JetStreamDisabledError) as error:  # the server may be starting again
+                if self._clock.monotonic() >= until:
+                    raise
+                logger.warning("no lease yet: %s", error)
+                self.identity = new_identity()  # an attempt without an answer may have taken the name
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
 
     async def run(self) -> None:
         """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,6 @@ from jobledger.ledger.clock import Clock
 from jobledger.ledger.commands import Stamp
 from jobledger.ledger.errors import (
     InvalidInputError,
-    JetStreamDisabledError,
     LedgerError,
     LockLostError,
     LockReentryError,
@@ -29,7 +27,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.held_lock import HeldLock, Place, Turn
+from jobledger.ledger.held_lock import AsyncBlock, HeldLock, Place, Turn
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.leases import Leases
 from jobledger.ledger.lock_events import (
@@ -87,11 +85,14 @@ class Locks:
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    @contextlib.asynccontextmanager
-    async def hold(
+    def hold(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT
-    ) -> AsyncGenerator[HeldLock, None]:
+    ) -> contextlib.AbstractAsyncContextManager[HeldLock]:
         """Hold a lock for the length of the block; see `Ledger.lock`."""
+        return AsyncBlock(f"{scope}/{lock_id}", self._block(scope, lock_id, wait_s))
+
+    @contextlib.asynccontextmanager
+    async def _block(self, scope: str, lock_id: str, wait_s: float) -> AsyncGenerator[HeldLock, None]:
         held = await self.acquire(scope, lock_id, wait_s=wait_s, owner=asyncio.current_task())
         try:
             with anyio.CancelScope() as cancel_scope:
@@ -183,11 +184,11 @@ class Locks:
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
                 await place.mutex.acquire()
-        except BaseException as error:
+        except TimeoutError as error:
             self._leave(ref, place)
-            if isinstance(error, TimeoutError):
-                lock = (await self._look(ref)).lock
-                raise _timed_out(ref, lock, wait_s) from error
+            raise _timed_out(ref, (await self._look(ref)).lock, wait_s) from error
+        except BaseException:  # cancelled while it waited
+            self._leave(ref, place)
             raise
         place.owner = owner
         turn = Turn(ref, place, LockWatch())
@@ -363,7 +364,7 @@ class Locks:
         async with self._opening:
             if self._closed:
                 raise ServerUnreachableError("the ledger is closed: connect again to take locks")
-            keeper = self._keeper or await self._open_lease(until)
+            keeper = self._keeper or await self._open_lease()
         while not keeper.is_valid:
             if self._clock.monotonic() >= until:
                 raise ServerUnreachableError(
@@ -372,24 +373,16 @@ class Locks:
             await asyncio.sleep(_LEASE_LOOK_S)
         return keeper
 
-    async def _open_lease(self, until: float) -> LeaseKeeper:
-        while True:
-            # A new one each time: a first renewal without an answer may have taken the name.
-            keeper = LeaseKeeper(
-                self._leases,
-                self._clock,
-                (),
-                running=lambda: len(self._held),
-                on_lost=self._on_lost,
-                kind="client",
-            )
-            try:
-                await keeper.open()
-                break
-            except (UnreachableError, JetStreamDisabledError):  # it may be starting again
-                if self._clock.monotonic() >= until:
-                    raise
-                await asyncio.sleep(_RETRY_S)
+    async def _open_lease(self) -> LeaseKeeper:
+        keeper = LeaseKeeper(
+            self._leases,
+            self._clock,
+            (),
+            running=lambda: len(self._held),
+            on_lost=self._on_lost,
+            kind="client",
+        )
+        await keeper.open(patience_s=_LEASE_PATIENCE_S)
         self._keeper = keeper
         self._keeping = asyncio.get_running_loop().create_task(keeper.run(), name="lease of locks")
         return keeper
@@ -416,9 +409,16 @@ class Locks:
             logger.error("a lock could not be settled", exc_info=error)
 
 
-def _check_wait(wait_s: float) -> None:
-    if not 0 <= wait_s <= _WAIT_S_MAX or math.isnan(wait_s):
-        raise InvalidInputError(f"wait_s must be from 0 to {_WAIT_S_MAX:.0f} seconds, got {wait_s!r}")
+def _check_wait(wait_s: object) -> None:
+    # It comes from a program that may not be checked: a text or None is no number of seconds.
+    if (
+        isinstance(wait_s, bool)
+        or not isinstance(wait_s, int | float)
+        or not 0 <= wait_s <= _WAIT_S_MAX  # NaN is not, either
+    ):
+        raise InvalidInputError(
+            f"wait_s must be a number of seconds from 0 to {_WAIT_S_MAX:.0f}, got {wait_s!r}"
+        )
 
 
 def _timed_out(ref: LockRef, lock: Lock | None, wait_s: float) -> LockTimeoutError:

@@ -17,7 +17,7 @@ from jobledger.ledger import client, handle
 from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.dead_letters import Changes
-from jobledger.ledger.held_lock import HeldLock
+from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.tasks import Task, TaskWithOptions
@@ -113,14 +113,17 @@ class Ledger:
         """Close a dead letter for good. See `client.Ledger.discard`."""
         return _call(self._portal, lambda: self._ledger.discard(job_id, queue=queue, reason=reason, by=by))
 
-    @contextlib.contextmanager
     def lock(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT
-    ) -> Generator[HeldLock, None, None]:
+    ) -> contextlib.AbstractContextManager[HeldLock]:
         """Exclude everybody else who takes the same lock, for the length of the block. See `client.Ledger.lock`.
 
         A block of blocking code cannot be cancelled: call `check` on what this gives before each step that matters.
         """
+        return Block(f"{scope}/{lock_id}", self._locked(scope, lock_id, wait_s))
+
+    @contextlib.contextmanager
+    def _locked(self, scope: str, lock_id: str, wait_s: float) -> Generator[HeldLock, None, None]:
         locks, owner = self._ledger.locks, ("thread", threading.get_ident())
         acquiring = self._portal.start_task_soon(
             functools.partial(locks.acquire, scope, lock_id, wait_s=wait_s, owner=owner)
