@@ -6,7 +6,10 @@ asks `audit verify`, with and without an earlier report, and a projector that ha
 
 from __future__ import annotations
 
+import asyncio
 import random
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import ServerFactory
+from tests.support.counting import RUNS, count
+from tests.support.figures import Recorder
 from tests.support.stores import (
     End,
     Found,
@@ -25,6 +30,12 @@ from tests.support.stores import (
     make_store,
     older_folder,
 )
+from tests.support.working import working
+
+from jobledger.ledger import connect
+from jobledger.ledger.audit import leftovers, verify
+from jobledger.ledger.errors import SequenceGapError
+from jobledger.projections import PositionMismatchError, Projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -112,30 +123,6 @@ async def flips(
     return ways
 
 
-# In every run of the tests: a few of each.
-
-
-async def test_a_flipped_bit_in_a_store_is_found_wherever_it_is(
-    server_factory: ServerFactory, tmp_path: Path, stores: dict[End, Made]
-) -> None:
-    ways = await flips(server_factory, tmp_path, stores, random.Random(1), 5)
-    assert ways.total() == 10
-    await _lost_parts(server_factory, tmp_path, stores)
-    await _put_back(server_factory, tmp_path, stores["SIGTERM"])
-
-
-async def _lost_parts(servers: ServerFactory, folder: Path, stores: dict[End, Made]) -> None:
-    """The first, one in the middle and the last block are lost or cut; then what only says where things are."""
-    for made in stores.values():
-        for which in (0, 3, -1):
-            for damage in (_remove, _cut):
-                way = await damaged(servers, folder / "lost", made, partial(_of_block, made, which, damage))
-                assert way != "recovered"
-        for name in ("msgs/index.db", "meta.sum"):
-            way = await damaged(servers, folder / "unindexed", made, partial(_of_stream, name, _remove))
-            assert way == "recovered"
-
-
 def _of_block(made: Made, which: int, damage: Callable[[Path], None], folder: Path) -> None:
     damage(made.blocks(folder)[which])
 
@@ -144,18 +131,8 @@ def _of_stream(name: str, damage: Callable[[Path], None], folder: Path) -> None:
     damage(ledger_folder(folder) / name)
 
 
-async def _put_back(servers: ServerFactory, folder: Path, made: Made) -> None:
-    """Row 14: an older copy of the store, an empty stream in its place."""
-    older = older_folder(made.folder)
-    assert await damaged(servers, folder / "older", made, _nothing, older) == "earlier report, projection"
-    for block in ("*.blk", "*.db"):
-        assert list(ledger_folder(made.folder).glob(f"msgs/{block}"))
-    emptied = await damaged(servers, folder / "emptied", made, _empty)
-    assert emptied == "earlier report, projection"
-
-
 def _nothing(_: Path) -> None:
-    """Put back as it was."""
+    """What is put back is damage enough."""
 
 
 def _empty(folder: Path) -> None:
@@ -167,6 +144,183 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _cut(path: Path) -> None:
+def _cut(path: Path, part: float = 0.4) -> None:
     with path.open("r+b") as file:
-        file.truncate(int(path.stat().st_size * 0.4))
+        file.truncate(int(path.stat().st_size * part))
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+# In every run of the tests: a few of each.
+
+
+async def test_a_damaged_store_is_found_out(
+    server_factory: ServerFactory, tmp_path: Path, stores: dict[End, Made]
+) -> None:
+    assert (await flips(server_factory, tmp_path, stores, random.Random(1), 3)).total() == 6
+    stopped = stores["SIGTERM"]
+    lost = await damaged(server_factory, tmp_path / "lost", stopped, partial(_of_block, stopped, 0, _remove))
+    assert lost == "verify"
+    older = older_folder(stopped.folder)
+    rewound = await damaged(server_factory, tmp_path / "older", stopped, _nothing, older)
+    assert rewound == "earlier report, projection"
+    unnamed = await damaged(
+        server_factory, tmp_path / "meta", stopped, partial(_of_stream, "meta.inf", _remove)
+    )
+    assert unnamed == "recovered"
+
+
+# With `make faults`: many.
+
+
+@pytest.mark.fault
+async def test_a_hundred_flipped_bits_are_found_wherever_they_are(
+    server_factory: ServerFactory,
+    tmp_path: Path,
+    stores: dict[End, Made],
+    chance: random.Random,
+    record: Recorder,
+) -> None:
+    """Row 12."""
+    ways = await flips(server_factory, tmp_path, stores, chance, 50)
+    assert ways.total() == 100
+    told = ", ".join(f"{number} by {way}" for way, number in sorted(ways.items()))
+    record(
+        "12",
+        "one bit flipped in a block of the ledger's store at rest",
+        faults=f"100 flips, all found with the first sequence named: {told}",
+        jobs=JOBS,
+        events=len(stores["SIGTERM"].messages),
+        now=time.monotonic(),
+    )
+
+
+@pytest.mark.fault
+async def test_lost_and_shortened_files_are_found_or_made_good(
+    server_factory: ServerFactory,
+    tmp_path: Path,
+    stores: dict[End, Made],
+    chance: random.Random,
+    record: Recorder,
+) -> None:
+    """Row 13: blocks are lost or cut somewhere; then what only says where things are, or what the stream is."""
+    ways: Counter[str] = Counter()
+    for made in stores.values():
+        blocks = len(made.blocks(made.folder))
+        for which in (0, blocks // 2, blocks - 1):
+            parts: list[Callable[[Path], None]] = [
+                _remove,
+                *(partial(_cut, part=chance.random()) for _ in range(3)),
+            ]
+            for damage in parts:
+                way = await damaged(
+                    server_factory, tmp_path / "lost", made, partial(_of_block, made, which, damage)
+                )
+                assert way != "recovered"
+                ways[way] += 1
+        for name in ("msgs/index.db", "meta.inf", "meta.sum"):
+            for damage in (_remove, _flip):
+                if (ledger_folder(made.folder) / name).exists():  # a killed server left no index
+                    way = await damaged(
+                        server_factory, tmp_path / "lost", made, partial(_of_stream, name, damage)
+                    )
+                    assert way == "recovered"
+                    ways[way] += 1
+    told = ", ".join(f"{number} {way}" for way, number in sorted(ways.items()))
+    record(
+        "13",
+        "blocks of the store deleted or cut; index.db, meta.inf and meta.sum deleted or damaged",
+        faults=f"{ways.total()} trials: {told}",
+        jobs=JOBS,
+        events=len(stores["SIGTERM"].messages),
+        now=time.monotonic(),
+    )
+
+
+@pytest.mark.fault
+async def test_lost_states_of_consumers_make_no_job_run_again(
+    server_factory: ServerFactory, tmp_path: Path, record: Recorder
+) -> None:
+    """Row 13, o.dat: the server forgets what was acknowledged, delivers it all again, and the ledger refuses."""
+    server = server_factory(tmp_path / "store")
+    await server.start()
+    RUNS.clear()
+    async with connect(server.url, ledger_bytes_max=64 << 20) as ledger, working(ledger, count):
+        jobs = [await ledger.enqueue(count, number) for number in range(100)]
+        assert [await job.result(timeout_s=20) for job in jobs] == list(range(100))
+        assert await leftovers(ledger.inbox, ledger.names, within_s=10) == []
+        before = await verify(ledger.log)
+    await server.stop()
+    states = list((ledger_folder(server.directory) / "obs").glob("work_*/o.dat"))
+    assert states
+    for path in states:
+        path.unlink()
+    await server.start()
+    async with connect(server.url, ledger_bytes_max=64 << 20) as ledger:
+        held = await leftovers(ledger.inbox, ledger.names)
+        async with working(ledger, count):
+            assert await leftovers(ledger.inbox, ledger.names, within_s=20) == []
+        after = await verify(ledger.log, before=before)
+    assert sum(each.pending + each.ack_pending for each in held) == 100, "all of them came again"
+    assert (sum(RUNS.values()), set(RUNS.values())) == (100, {1})
+    assert (after.sound, after.digest) == (True, before.digest)
+    record(
+        "13b",
+        "the state of every work consumer (o.dat) deleted",
+        faults="100 finished jobs delivered again, 0 ran again",
+        jobs=100,
+        events=after.events,
+        now=time.monotonic(),
+    )
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("put_back", ["an older copy", "an empty stream"])
+async def test_a_ledger_that_was_put_back_stops_a_projector_that_follows(
+    server_factory: ServerFactory,
+    tmp_path: Path,
+    stores: dict[End, Made],
+    put_back: str,
+    record: Recorder,
+) -> None:
+    """Row 14: the server comes back at the same address with another past, and grows beyond the old head."""
+    made = stores["SIGTERM"]
+    source = older_folder(made.folder) if put_back == "an older copy" else made.folder
+    way = await damaged(
+        server_factory, tmp_path / "still", made, _nothing if source != made.folder else _empty, source
+    )
+    assert way == "earlier report, projection"
+    server = server_factory(made.folder)
+    await server.start()
+    path = tmp_path / "followed.db"
+    shutil.copy(made.projection, path)
+    async with connect(server.url, ledger_bytes_max=64 << 20) as ledger:
+        with Projector(ledger.log, path) as projector:
+            following = asyncio.create_task(projector.run())
+            await ledger.enqueue(count.options(id="seen"), 1)
+            await projector.wait_for(len(made.messages) + 1)
+            await server.stop()
+            if put_back == "an older copy":
+                shutil.rmtree(made.folder / "jetstream")
+                shutil.copytree(source / "jetstream", made.folder / "jetstream")
+            else:
+                _empty(made.folder)
+            await server.start()
+            began = time.monotonic()
+            with pytest.raises((PositionMismatchError, SequenceGapError)):
+                async with asyncio.timeout(5):
+                    await following
+            took_s = time.monotonic() - began
+    record(
+        "14",
+        f"{put_back} in the place of the store while a projector follows",
+        faults="1, and once at rest; no row was overwritten",
+        jobs=JOBS,
+        events=len(made.messages),
+        worst_recovery=f"{took_s:.1f} s until the projector stopped",
+        now=time.monotonic(),
+    )
