@@ -1,0 +1,128 @@
+// Follows a jobledger ledger with NATS's own client, prints its events, and proves that none is missing or forged:
+//
+//   sequence   the stream's sequence has no hole
+//   chain      each event names the sha256 of the bytes of the one before it: of its job, lock or reactor
+//   subject    an event says of itself what its subject says
+//
+//   npm ci && node follow.mjs [--url nats://127.0.0.1:4222] [--environment NAME] [--follow] [--quiet]
+//
+// Without --follow it ends where the ledger ended when it began. Exit codes: 0 sound, 1 not sound or failed, 2 usage, 5 no server.
+
+import { createHash } from "node:crypto";
+import { parseArgs } from "node:util";
+import { jetstream, jetstreamManager } from "@nats-io/jetstream";
+import { connect } from "@nats-io/transport-node";
+
+// How many words of a subject, after `ledger.<aggregate>.`, are the name of the chain, and which fields repeat them.
+const CHAINS = { job: ["queue", "job"], lock: ["scope", "lock"], reactor: ["reactor"] };
+
+class Violation extends Error {}
+
+/** Checks one event after the other; what it remembers is a hash for each chain. */
+class Checker {
+  constructor(firstSequence) {
+    this.next = firstSequence;
+    // Where older events were archived, what the first event of a chain links to cannot be looked up.
+    this.beginsLater = firstSequence > 1;
+    this.heads = new Map();
+  }
+
+  check(sequence, subject, bytes) {
+    if (sequence !== this.next) {
+      throw new Violation(`stream sequence ${this.next} is missing: the ledger goes on with ${sequence}`);
+    }
+    this.next = sequence + 1;
+    const [, aggregate, ...words] = subject.split(".");
+    const fields = CHAINS[aggregate];
+    if (fields === undefined) {
+      throw new Violation(`${subject} at ${sequence} is about something that this program does not know`);
+    }
+    const event = parse(sequence, bytes);
+    const told = [...fields.map((field) => event[field]), event.type];
+    if (told.some((value, index) => value !== words[index])) {
+      throw new Violation(`the event at ${sequence} says ${told.join(".")} and is stored under ${subject}`);
+    }
+    const chain = [aggregate, ...words.slice(0, fields.length)].join(".");
+    const head = this.heads.get(chain);
+    const expected = head ?? (this.beginsLater ? event.prev : "");
+    if (event.prev !== expected) {
+      throw new Violation(`the event at ${sequence} does not link to the one before it in ${chain}: it, or that one, is forged`);
+    }
+    this.heads.set(chain, createHash("sha256").update(bytes).digest("hex"));
+    return event;
+  }
+}
+
+function parse(sequence, bytes) {
+  try {
+    return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+  } catch (error) {
+    throw new Violation(`what is stored at ${sequence} is no event: ${error.message}`);
+  }
+}
+
+async function follow(connection, options) {
+  const prefix = options.environment ? `${options.environment.toUpperCase()}_` : "";
+  const stream = `${prefix}LEDGER`;
+  const { state } = await (await jetstreamManager(connection)).streams.info(stream);
+  const first = Math.max(state.first_seq, 1); // of an empty stream it is 0
+  const checker = new Checker(first);
+  if (state.messages > 0 || options.follow) {
+    // An ordered consumer: no acknowledgements, and made anew by the client where the connection was lost.
+    const consumer = await jetstream(connection).consumers.get(stream);
+    const messages = await consumer.consume({ max_messages: 500 });
+    for await (const message of messages) {
+      const event = checker.check(message.seq, message.subject, message.data);
+      if (!options.quiet) {
+        console.log(`${String(message.seq).padStart(6)} ${event.type.padEnd(16)} ${message.subject}`);
+      }
+      if (!options.follow && (message.seq >= state.last_seq || message.info.pending === 0)) {
+        break;
+      }
+    }
+  }
+  if (checker.next <= state.last_seq) {
+    throw new Violation(`stream sequence ${checker.next} is missing: the ledger ended with ${state.last_seq}`);
+  }
+  console.log(`sound: ${checker.next - first} events in ${checker.heads.size} chains`);
+}
+
+function readOptions() {
+  const { values } = parseArgs({
+    options: {
+      url: { type: "string", default: process.env.JOBLEDGER_URL ?? "nats://127.0.0.1:4222" },
+      environment: { type: "string", default: process.env.JOBLEDGER_ENVIRONMENT ?? "" },
+      follow: { type: "boolean", default: false },
+      quiet: { type: "boolean", default: false },
+    },
+  });
+  return values;
+}
+
+async function main() {
+  let options;
+  let connection;
+  try {
+    options = readOptions();
+  } catch (error) {
+    console.error(`follow: ${error.message}`);
+    return 2;
+  }
+  try {
+    connection = await connect({ servers: options.url, name: "follow.mjs", timeout: 5000 });
+  } catch (error) {
+    console.error(`follow: no server answers at ${options.url}: ${error.message}`);
+    return 5;
+  }
+  try {
+    await follow(connection, options);
+    return 0;
+  } catch (error) {
+    console.error(error instanceof Violation ? `the ledger is NOT sound: ${error.message}` : `follow: ${error.message}`);
+    return 1;
+  } finally {
+    await connection.close();
+  }
+}
+
+process.exitCode = await main();
