@@ -120,7 +120,7 @@ async def test_an_export_takes_nothing(exported: tuple[MemoryLog, Path]) -> None
     with pytest.raises(RefusedError, match="read only"):
         await export.append([entry])
     with pytest.raises(RefusedError, match="read only"):
-        export.submit([entry])
+        await export.submit([entry])
     with pytest.raises(RefusedError, match="read only"):
         await export.purge(1)
     with pytest.raises(InvalidInputError, match="cannot be followed"):
@@ -210,7 +210,7 @@ async def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (other, {"last": last}, "of another ledger"),
     ):
         with pytest.raises(ExportExistsError, match=sentence):
-            await write_export(source, folder, **options)  # type: ignore[arg-type]
+            await write_export(source, folder, **options)
     assert list(read_export(folder)) == (await all_of(log))[:last]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
