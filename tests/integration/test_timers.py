@@ -38,6 +38,7 @@ from jobledger.ledger.commands import CancelJob, Claim, Complete, Dispatch, Paus
 from jobledger.ledger.commands import Snooze as SnoozeJob
 from jobledger.ledger.errors import IllegalTransitionError
 from jobledger.ledger.events import Queued, Scheduled
+from jobledger.ledger.outcome import SNOOZE_S_MIN
 from jobledger.ledger.streams import api
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import DUE_CONSUMER, Timer, Timers
@@ -256,19 +257,26 @@ ATTEMPTS: Counter[str] = Counter()
 
 
 @task(max_attempts=3)
-async def comes_back(context: Context, how: str) -> str:
+async def comes_back(context: Context, how: str, delay_s: float) -> str:
     ATTEMPTS[context.job_id] += 1
     if ATTEMPTS[context.job_id] > 1:
         return how
-    return Retry(1.2, "not yet", "high") if how == "retry" else Snooze(1.2)  # type: ignore[return-value] # pyright: ignore[reportReturnType]
+    return Retry(delay_s, "not yet", "high") if how == "retry" else Snooze(delay_s)  # type: ignore[return-value] # pyright: ignore[reportReturnType]
 
 
-@pytest.mark.parametrize(("how", "cause", "left"), [("retry", "retried", 1), ("snooze", "due", 2)])
+@pytest.mark.parametrize(
+    ("how", "delay_s", "cause", "left"),
+    [
+        ("retry", 1.2, "retried", 1),
+        ("snooze", 1.2, "due", 2),
+        ("snooze", 0.0, "due", 2),  # what costs no attempt has to cost time
+    ],
+)
 async def test_a_job_that_comes_back_waits_in_the_ledger(
-    ledger: Ledger, how: str, cause: str, left: int
+    ledger: Ledger, how: str, delay_s: float, cause: str, left: int
 ) -> None:
     async with working(ledger, comes_back):
-        job = await ledger.enqueue(comes_back, how)
+        job = await ledger.enqueue(comes_back, how, delay_s)
         assert await job.result(timeout_s=LIMIT_S) == how
     history = await job.history()
     waits, queued = history[2], history[3]
@@ -282,7 +290,8 @@ async def test_a_job_that_comes_back_waits_in_the_ledger(
     ]
     assert isinstance(queued.event, Queued)
     assert (queued.event.cause, queued.event.priority) == (cause, "high" if how == "retry" else "normal")
-    assert 1.2 <= (queued.event.at - waits.event.at).total_seconds() < 1.2 + 2 * LATE_S_MAX
+    waited_s = max(delay_s, SNOOZE_S_MIN)
+    assert waited_s <= (queued.event.at - waits.event.at).total_seconds() < waited_s + 2 * LATE_S_MAX
     assert (await job.snapshot()).attempts_left == left
 
 

@@ -13,6 +13,8 @@ from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.events import PRIORITIES, Priority
 
 DELAY_S_LIMIT: Final = 10 * 366 * 24 * 3600.0
+#: A job that snoozes for ever adds no more than three events each time to the ledger, twice a second at the most.
+SNOOZE_S_MIN: Final = 0.5
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -51,9 +53,12 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Run the job again after `delay_s`; this attempt does not count."""
+    """Run the job again after `delay_s`; this attempt does not count.
 
-    delay_s: float
+    No attempt is spent, so nothing else would end a job that always snoozes: half a second passes at the least.
+    """
+
+    delay_s: float  #: seconds; fewer than `SNOOZE_S_MIN` wait that long
 
     def __post_init__(self) -> None:
         """Check the delay.

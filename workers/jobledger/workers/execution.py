@@ -26,7 +26,7 @@ from jobledger.ledger.errors import (
 from jobledger.ledger.events import NO_VALUE, ErrorInfo
 from jobledger.ledger.job import Job
 from jobledger.ledger.json_text import check_text, encode_value
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.outcome import SNOOZE_S_MIN, Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
 from jobledger.workers.channel import AttemptChannel
 from jobledger.workers.child_process import ChildProcess, ChildStartError, Raised, Returned
@@ -261,6 +261,7 @@ class Execution:
             worker=running.identity,
             deadline=_deadline(job),
             checkpoint=checkpoint,
+            trace="" if self._ledger.tracing is None else self._ledger.tracing.current(),
         )
 
     async def _context(self, running: Running) -> Context:
@@ -311,7 +312,7 @@ class Execution:
         if isinstance(value, Retry):
             return self._judge.asked_again(job, task.rules, value, now)
         if isinstance(value, Snooze):
-            return SnoozeJob(epoch=job.claim_epoch, until=after(now, value.delay_s))
+            return SnoozeJob(epoch=job.claim_epoch, until=after(now, max(value.delay_s, SNOOZE_S_MIN)))
         reason = value.reason or "the task asked to be cancelled"
         return ConfirmCancel(epoch=job.claim_epoch, reason=recordable(reason))
 
