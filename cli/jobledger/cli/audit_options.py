@@ -40,9 +40,7 @@ Archives = Annotated[
 ]
 WithProjection = Annotated[
     bool,
-    typer.Option(
-        "--with-projection", metavar="", help="Compare the projection as well; so does --projection."
-    ),
+    typer.Option("--with-projection", metavar="", help="Compare the projection with the events as well."),
 ]
 TimerGrace = Annotated[
     float,

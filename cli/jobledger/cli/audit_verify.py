@@ -69,7 +69,7 @@ def verify(
         before=before,
         options=Options(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
         archives=tuple(archives or ()),
-        with_projection=with_projection or projection is not None,
+        with_projection=with_projection,
         projection=projection,
         seals=seals_asked(
             seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
@@ -151,7 +151,8 @@ async def _witnesses(
     """Yield what else is compared with the ledger in the same pass."""
     if asked.with_projection:
         path = await projection_path(ledger, asked.projection)
-        yield await stack.enter_async_context(ProjectionWitness(log, path))
+        views = [log] if log is ledger.log else [log, ledger.log]
+        yield await stack.enter_async_context(ProjectionWitness(path, *views))
     async for witness in asked.seals.witnesses(log, begin, asked.last):
         yield witness
 

@@ -30,13 +30,15 @@ class ProjectionWitness:
     Use it as an async context manager: the fresh one is a temporary file.
     """
 
-    def __init__(self, log: Log, path: Path) -> None:
-        self._log = log
+    def __init__(self, path: Path, *logs: Log) -> None:
+        """`logs` are views of one ledger: what is in the file decides whether archived events count as well."""
         self._path = path
+        self._logs = logs
+        self._log = logs[0]
         self._folder = tempfile.TemporaryDirectory(prefix="jobledger-")
-        self._fresh = Projector(log, Path(self._folder.name) / "fresh.db")
+        self._fresh: Projector | None = None
         self._gathered: list[Message] = []
-        self._until = 0  # what the file has: more is not needed
+        self._wanted = range(0)  # the stream sequences that are in the file
         self._problem: tuple[str, bool] | None = None  # a sentence, and whether the projection is to blame
 
     async def __aenter__(self) -> Self:
@@ -45,17 +47,27 @@ class ProjectionWitness:
         Raises: ProjectionError where there is none, or none of ours.
         """
         try:
-            try:
-                self._until = self._position().stream_sequence
-            except OlderSchemaError as error:
-                self._problem = (str(error), False)
-            except DamagedProjectionError as error:
-                self._problem = (str(error), True)
-            _ = await self._fresh.prepare()
+            await self._begin()
+        except OlderSchemaError as error:
+            self._problem = (str(error), False)
+        except DamagedProjectionError as error:
+            self._problem = (str(error), True)
         except BaseException:
             self._close()
             raise
         return self
+
+    async def _begin(self) -> None:
+        position = self._position()
+        firsts = [(await log.head()).first_sequence for log in self._logs]
+        if position.begins_at not in firsts:
+            sentence = f"its rows begin at stream sequence {position.begins_at}, the ledger at {firsts[0]}"
+            self._problem = (f"{sentence}; name what was archived with --archive, or rebuild it", False)
+            return
+        self._log = self._logs[firsts.index(position.begins_at)]
+        self._wanted = range(position.begins_at, position.stream_sequence + 1)
+        self._fresh = Projector(self._log, Path(self._folder.name) / "fresh.db")
+        _ = await self._fresh.prepare()
 
     async def __aexit__(
         self,
@@ -66,7 +78,8 @@ class ProjectionWitness:
         self._close()
 
     def _close(self) -> None:
-        self._fresh.close()
+        if self._fresh is not None:
+            self._fresh.close()
         self._folder.cleanup()
 
     def _position(self) -> Position:
@@ -76,13 +89,13 @@ class ProjectionWitness:
     def feed(self, batch: Sequence[Message]) -> None:
         """Take what was read; see `audit.Witness`."""
         if self._problem is None:
-            self._gathered += (message for message in batch if message.stream_sequence <= self._until)
+            self._gathered += (message for message in batch if message.stream_sequence in self._wanted)
             if len(self._gathered) >= _EVENTS_AT_ONCE:
                 self._commit()
 
     def _commit(self) -> None:
         events, self._gathered = self._gathered, []
-        if not events:
+        if not events or self._fresh is None:
             return
         try:
             self._fresh.commit(events)
@@ -108,6 +121,7 @@ class ProjectionWitness:
         checker.compared(WHAT, f"{self._path} was not compared: {sentence}", agrees=not is_to_blame)
 
     async def _compare(self, checker: Checker) -> None:
+        assert self._fresh is not None, "without a problem there is one"
         head = (await self._log.head()).last_sequence
         position = self._position()
         found: str | None = None
