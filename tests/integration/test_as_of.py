@@ -16,10 +16,14 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.histories import STEPS, SteppedClock, act, memory_history
+from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
 
-from jobledger.ledger.codec import Message
+from jobledger.ledger.chain import commit, load
+from jobledger.ledger.commands import Carry, Stamp
+from jobledger.ledger.decisions import decide
 from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.subjects import JobRef
 from jobledger.projections import (
     MomentAheadError,
     MomentArchivedError,
@@ -169,7 +173,8 @@ async def test_a_snapshot_that_cannot_be_trusted_is_removed_and_never_believed(
             newest, "PRAGMA user_version = 1" if harm == "schema" else "PRAGMA application_id = 1"
         )
     path.unlink()
-    await assert_as_of(log, path, newest.stream_sequence + 2, snapshots=SnapshotConfig())
+    target = min(newest.stream_sequence + 2, (await log.head()).last_sequence)
+    await assert_as_of(log, path, target, snapshots=SnapshotConfig())
     assert newest.stream_sequence not in [each.stream_sequence for each in Snapshots(path).found()]
 
 
@@ -181,7 +186,7 @@ def _with_right_checksum(snapshot: Snapshot, statement: str) -> None:
     connection.execute(statement)
     connection.close()
     checksum = zlib.crc32(snapshot.path.read_bytes())
-    snapshot.path.rename(snapshot.path.with_name(f"{snapshot.stream_sequence:020}-{checksum:08x}.db"))
+    snapshot.path.rename(snapshot.path.with_name(f"{snapshot.path.name[:-11]}{checksum:08x}.db"))
 
 
 async def test_snapshots_of_another_past_are_removed(tmp_path: Path) -> None:
@@ -232,22 +237,58 @@ async def test_what_is_still_to_come_is_refused(asked: dict[str, Any], words: st
         await moment_of(await memory_history(steps=20), **asked)
 
 
-async def test_what_lies_before_an_archived_ledger_is_refused() -> None:
-    class Purged(MemoryLog):
-        async def head(self) -> Any:
-            whole = await super().head()
-            return type(whole)(first_sequence=11, last_sequence=whole.last_sequence, stored_bytes=1)
+async def archived_history(path: Path, through: int) -> tuple[MemoryLog, int]:
+    """Return a ledger whose first events went into an archive, and the sequence of the archive's own event."""
+    log, clock = await memory_history(steps=200), SteppedClock()
+    await follow(log, path, OFTEN)
+    async with contextlib.aclosing(log.read()) as batches:
+        begun = {
+            (s.event.queue, s.event.job)
+            async for batch in batches
+            for s in batch
+            if s.stream_sequence <= through
+        }
+    for queue, job_id in sorted(begun):
+        chain = await load(log, JobRef(queue=queue, job_id=job_id))
+        if chain.job is not None and not chain.job.is_final and chain.job.carried_sequence <= through:
+            await commit(
+                log, chain, decide(chain.job, Carry(through=through), Stamp(at=clock.now(), by="archive"))
+            )
+    fact = Archived(
+        reactor=ARCHIVE,
+        at=clock.now(),
+        by="test",
+        through_sequence=through,
+        manifest_sha256="",
+        head_hash="",
+        digest="",
+        count=through,
+    )
+    whole = await log.append([seal_reactor_event(fact, None, log.names)])
+    await log.purge(through)
+    await random_history(log, 5, jobs=20, steps=60)
+    return log, whole
 
-        async def get(self, stream_sequence: int) -> Message | None:
-            return await super().get(stream_sequence) if stream_sequence > 10 else None
 
-    log = Purged()
-    log.__dict__.update((await memory_history(steps=40)).__dict__)
-    gone: list[dict[str, Any]] = [{"stream_sequence": 10}, {"at": datetime(2024, 1, 1, tzinfo=UTC)}]
+async def test_after_an_archive_the_past_begins_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    log, whole = await archived_history(path, 100)
+    assert Snapshots(path).found()
+    head = (await log.head()).last_sequence
+    gone: list[dict[str, Any]] = [{"stream_sequence": 100}, {"at": datetime(2024, 1, 1, tzinfo=UTC)}]
     for asked in gone:
-        with pytest.raises(MomentArchivedError, match="the ledger begins at stream sequence 11"):
+        with pytest.raises(MomentArchivedError, match="the ledger begins at stream sequence 101"):
             await moment_of(log, **asked)
-    assert (await moment_of(log, stream_sequence=11)).stream_sequence == 11
+    for sequence in (0, 101, whole - 1):
+        with pytest.raises(
+            MomentArchivedError, match=f"its state can be told from stream sequence {whole} on"
+        ):
+            async with as_of(log, path, sequence):
+                pass
+    await follow(log, path, OFTEN)  # goes on in the rows of before, from which no snapshot is made any more
+    for sequence in (whole, whole + 30, head):
+        await assert_as_of(log, path, sequence, snapshots=OFTEN)
+    assert {each.begins_at for each in Snapshots(path).found()} == {101}
 
 
 async def test_a_file_of_another_application_is_refused(tmp_path: Path) -> None:
@@ -310,7 +351,8 @@ def test_thinning_keeps_the_bounds_and_the_newest(
     sequences: list[int], count_max: int, bytes_max: int
 ) -> None:
     found = [
-        Snapshot(path=Path(str(each)), stream_sequence=each, checksum=0, size_bytes=3) for each in sequences
+        Snapshot(path=Path(str(each)), stream_sequence=each, begins_at=1, checksum=0, size_bytes=3)
+        for each in sequences
     ]
     gone = superfluous(found, SnapshotConfig(count_max=count_max, bytes_max=bytes_max))
     kept = [each for each in found if each not in gone]

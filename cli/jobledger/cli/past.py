@@ -16,7 +16,7 @@ from jobledger.cli.session import caught_up, projection_path
 from jobledger.cli.text import iso
 from jobledger.ledger import Ledger
 from jobledger.ledger.codec import Stored
-from jobledger.projections import Moment, Store, as_of, moment_of
+from jobledger.projections import Moment, Store, as_of, moment_of, refuse_archived
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +27,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     async def moment(self, ledger: Ledger) -> Moment:
         """Return the moment in this ledger. Raises: MomentAheadError, MomentArchivedError, UnreachableError."""
-        return await moment_of(
+        found = await moment_of(
             ledger.log, at=self.at, stream_sequence=self.stream_sequence, clock=ledger.clock
         )
+        await refuse_archived(ledger.log, found.stream_sequence)
+        return found
 
 
 def asked(at: str | None, sequence: int | None) -> Asked | None:

@@ -3,7 +3,7 @@
 Nothing here is the truth: a projection can be deleted at any time and made again from the ledger.
 """
 
-from jobledger.projections.as_of import Moment, as_of, moment_of
+from jobledger.projections.as_of import Moment, as_of, moment_of, refuse_archived
 from jobledger.projections.compare import Difference, difference, verify
 from jobledger.projections.errors import (
     DamagedProjectionError,
@@ -96,5 +96,6 @@ __all__ = [
     "difference",
     "moment_of",
     "rebuild",
+    "refuse_archived",
     "verify",
 ]

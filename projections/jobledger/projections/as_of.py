@@ -20,6 +20,7 @@ import msgspec
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.errors import SequenceGapError
 from jobledger.ledger.log import Log
+from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 from jobledger.projections import files
 from jobledger.projections.errors import (
     MomentAheadError,
@@ -95,6 +96,41 @@ async def _stored_until(log: Log, at: datetime, low: int, high: int) -> int:
     return low
 
 
+async def whole_from(log: Log) -> int:
+    """Return the first stream sequence after which the ledger's state can be told from its events; 0 for all of it.
+
+    After an archive it is that of the archive's own event: what lives was carried over until there, and before it
+    the events that are left begin in the middle of jobs.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    first = (await log.head()).first_sequence
+    if first == 1:
+        return 0
+    found = first
+    chain = log.names.reactor_chain(ARCHIVE)
+    async with contextlib.aclosing(log.read_messages(from_sequence=first, subject=chain)) as batches:
+        async for batch in batches:
+            for message in batch:
+                event = decode_reactor_event(message)
+                if isinstance(event, Archived) and event.through_sequence < first:  # else not purged yet
+                    found = message.stream_sequence
+    return found
+
+
+async def refuse_archived(log: Log, stream_sequence: int) -> None:
+    """Refuse a moment whose state can no longer be told from the ledger alone.
+
+    Raises: MomentArchivedError, and as `whole_from`.
+    """
+    begins = await whole_from(log)
+    if stream_sequence < begins:
+        raise MomentArchivedError(
+            f"what was at stream sequence {stream_sequence} is in the archive: from the ledger alone its state "
+            f"can be told from stream sequence {begins} on"
+        )
+
+
 @contextlib.asynccontextmanager
 async def as_of(
     log: Log,
@@ -111,8 +147,9 @@ async def as_of(
     `path` is the present projection, whose snapshots are used and added to; it need not exist. The rows are in a
     temporary file, which is removed at the end.
 
-    Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
+    Raises: MomentArchivedError, ProjectionError in all its other kinds, and what `Log.read` raises.
     """
+    await refuse_archived(log, stream_sequence)
     kept = Snapshots(path, config=snapshots, clock=clock)
     with tempfile.TemporaryDirectory(prefix="jobledger-", ignore_cleanup_errors=True) as folder:
         private, begun = await _begun(log, Path(path), kept, Path(folder), stream_sequence)
@@ -129,7 +166,10 @@ async def as_of(
 
 async def _begun(log: Log, path: Path, kept: Snapshots, folder: Path, until: int) -> tuple[Path, int]:
     """Return a file in `folder` to go on with, and where it stands: a copy of what is nearest, else one to be made."""
-    for number, snapshot in enumerate(await anyio.to_thread.run_sync(_candidates, path, kept, until)):
+    begins_at = (await log.head()).first_sequence
+    for number, snapshot in enumerate(
+        await anyio.to_thread.run_sync(_candidates, path, kept, until, begins_at)
+    ):
         private = folder / f"{number}.db"
         try:
             if snapshot is None:
@@ -147,16 +187,23 @@ async def _begun(log: Log, path: Path, kept: Snapshots, folder: Path, until: int
     return folder / "first.db", 0
 
 
-def _candidates(path: Path, kept: Snapshots, until: int) -> list[Snapshot | None]:
+def _candidates(path: Path, kept: Snapshots, until: int, begins_at: int) -> list[Snapshot | None]:
     """Return the snapshots to try, the nearest first; None stands for the projection itself, where that is nearer.
+
+    What began before the ledger now does has jobs that the ledger no longer knows, so it would answer otherwise.
 
     Raises: NotAProjectionError for the file of another application.
     """
-    snapshots: list[Snapshot | None] = [each for each in kept.found() if each.stream_sequence <= until]
+    found = [each for each in kept.found() if each.stream_sequence <= until]
+    snapshots: list[Snapshot | None] = [each for each in found if each.begins_at == begins_at]
+    for each in found:
+        if each.begins_at != begins_at:
+            kept.remove(each, "an archive took away what it begins with")
     nearest = snapshots[0].stream_sequence if snapshots and snapshots[0] is not None else 0
     try:
         with Store.open(path) as store:
-            stands_at = store.position().stream_sequence
+            position = store.position()
+            stands_at = position.stream_sequence if position.begins_at == begins_at else 0
     except NotAProjectionError:
         raise
     except ProjectionError:  # missing, damaged, of another version, locked: here it is only a shortcut
@@ -165,7 +212,7 @@ def _candidates(path: Path, kept: Snapshots, until: int) -> list[Snapshot | None
 
 
 def _take_present(path: Path, private: Path) -> bool:
-    return copy_projection(path, private) > 0
+    return copy_projection(path, private)[0] > 0
 
 
 async def _proven(log: Log, private: Path) -> int:

@@ -108,6 +108,7 @@ class Projector:
         self._clock = clock
         self._layout = layout
         self._snapshots = snapshots
+        self._ledger_begins_at = 1  # as `prepare` found it
         self._connection: sqlite3.Connection | None = None
         self._identity: files.Identity | None = None
         self._tables: Rows | None = None
@@ -224,8 +225,10 @@ class Projector:
             group.cancel_scope.cancel()
 
     async def _consider_snapshot(self) -> None:
-        if self._snapshots is not None:
-            await self._snapshots.consider(self.path, self._known_position().stream_sequence)
+        position = self._known_position()
+        # After an archive a file that was followed begins before the ledger does, and is no place to begin at.
+        if self._snapshots is not None and position.begins_at == self._ledger_begins_at:
+            await self._snapshots.consider(self.path, position.stream_sequence)
 
     async def _feed(self, from_sequence: int, send: MemoryObjectSendStream[list[Message]]) -> None:
         async with _reading(self._log, from_sequence, follow=True) as batches:
@@ -284,6 +287,7 @@ class Projector:
 
         Raises: PositionArchivedError.
         """
+        self._ledger_begins_at = head.first_sequence
         before = head.first_sequence - 1
         if not position.event_hash and position.stream_sequence != before:
             connection = self._connection

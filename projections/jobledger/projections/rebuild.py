@@ -50,8 +50,10 @@ async def rebuild(
                 layout.create_indexes(connection)
         with files.translated(path, config.busy_timeout_s):
             files.seal_draft(draft)
-        Snapshots(path).clear()  # whoever rebuilds may doubt what they were copied from
+        # Whoever rebuilds may doubt what they were copied from. Again after it: others may be copying the old file.
+        Snapshots(path).clear()
         files.replace(draft, path, busy_timeout_s=config.busy_timeout_s, layout=layout)
+        Snapshots(path).clear()
     finally:
         draft.unlink(missing_ok=True)
     return position

@@ -1,6 +1,6 @@
 """Copies of the projection from earlier moments, so that a past state need not be folded from the first event.
 
-They lie in `<path>.snapshots/` as `<stream sequence>-<checksum>.db`, beside drafts (`draft-<pid>-...`) that are of
+They lie in `<path>.snapshots/` as `<stream sequence>-<its beginning>-<checksum>.db`, beside drafts (`draft-<pid>-...`) that are of
 no use once their process is gone. None is ever needed: a missing, stale or damaged one only makes `as_of` slower.
 So whoever finds one that cannot be used removes it, a copy that fails is given up with a word in the log, and
 several processes need no lock: each copy is made under a name of its own and takes its final name whole.
@@ -28,7 +28,7 @@ from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionError
 
 _log: Final = logging.getLogger(__name__)
-_NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{8})\.db")
+_NAME: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{8})\.db")
 _DRAFT: Final = re.compile(r"draft-(\d+)-.*")
 _BLOCK_BYTES: Final = 1 << 20
 #: What a copy is expected to take before one was measured.
@@ -36,7 +36,7 @@ _BYTES_PER_S: Final = 300e6
 #: Times the size of a copy that must be free on the disk, so that snapshots never fill it.
 _FREE_SHARES: Final = 4
 _BUSY_TIMEOUT_S: Final = 5.0
-_SELECT_SEQUENCE: Final = "SELECT stream_sequence FROM position WHERE id = 1"
+_SELECT_PLACE: Final = "SELECT stream_sequence, begins_at FROM position WHERE id = 1"
 
 
 class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     stream_sequence: int
+    begins_at: int  #: the first sequence in its rows, as in `Position`
     checksum: int  #: CRC-32 of the file
     size_bytes: int
 
@@ -92,7 +93,8 @@ class Snapshots:
                         yield Snapshot(
                             path=Path(entry.path),
                             stream_sequence=int(name[1]),
-                            checksum=int(name[2], 16),
+                            begins_at=int(name[2]),
+                            checksum=int(name[3], 16),
                             size_bytes=size,
                         )
 
@@ -139,10 +141,10 @@ class Snapshots:
         os.close(descriptor)
         draft = Path(name)
         try:
-            stream_sequence = copy_projection(path, draft)
+            stream_sequence, begins_at = copy_projection(path, draft)
             checksum = _checksum(draft)
             files.sync(draft)
-            draft.replace(self.folder / f"{stream_sequence:020}-{checksum:08x}.db")
+            draft.replace(self.folder / f"{stream_sequence:020}-{begins_at:020}-{checksum:08x}.db")
         finally:
             for leftover in (name, f"{name}-wal", f"{name}-shm", f"{name}-journal"):
                 Path(leftover).unlink(missing_ok=True)
@@ -158,15 +160,17 @@ class Snapshots:
                 each.unlink(missing_ok=True)
 
     def take(self, snapshot: Snapshot, target: Path) -> bool:
-        """Copy a snapshot to `target`; False where it is gone, or damaged, and then removed."""
+        """Copy a snapshot to `target`; False where it is gone or cannot be read, or is damaged and so removed."""
         checksum = 0
-        try:
-            with snapshot.path.open("rb") as source, target.open("wb") as copy:
-                while block := source.read(_BLOCK_BYTES):
-                    checksum = zlib.crc32(block, checksum)
-                    copy.write(block)
-        except FileNotFoundError:
-            return False
+        with contextlib.ExitStack() as opened:
+            try:
+                source = opened.enter_context(snapshot.path.open("rb"))
+            except OSError:
+                return False
+            copy = opened.enter_context(target.open("wb"))
+            while block := source.read(_BLOCK_BYTES):
+                checksum = zlib.crc32(block, checksum)
+                copy.write(block)
         if checksum != snapshot.checksum:
             self.remove(snapshot, "it is damaged")
             return False
@@ -179,16 +183,19 @@ class Snapshots:
             snapshot.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every snapshot, because the file they were copied from was given up."""
+        """Remove every snapshot, and copies under way, because the file they came from was given up."""
+        with contextlib.suppress(OSError):
+            for draft in self.folder.glob("draft-*"):
+                draft.unlink(missing_ok=True)  # whoever makes it finds it gone, and gives up
         for each in self._listed():
             with contextlib.suppress(OSError):
                 each.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self.folder.rmdir()  # unless a draft is in it
+            self.folder.rmdir()
 
 
-def copy_projection(path: Path, target: Path) -> int:
-    """Copy a projection that others may be writing to, as of one moment, and return the stream sequence it stands at.
+def copy_projection(path: Path, target: Path) -> tuple[int, int]:
+    """Copy a projection that others may be writing to, as of one moment; return where it stands and where it begins.
 
     Raises: ProjectionError of its file, sqlite3.Error, OSError.
     """
@@ -200,7 +207,8 @@ def copy_projection(path: Path, target: Path) -> int:
         source.backup(
             copy
         )  # all pages in one step: a reader's view, so no writer waits and nothing begins again
-        return int(copy.execute(_SELECT_SEQUENCE).fetchone()[0])
+        stream_sequence, begins_at = copy.execute(_SELECT_PLACE).fetchone()
+        return int(stream_sequence), int(begins_at)
 
 
 def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[Snapshot]:
