@@ -123,6 +123,22 @@ SHOWN = {
         "ada paid 1500 cents",
         "grace paid 1400 cents",
     ],
+    "seals.py": [
+        "sealed 1 to 3",
+        "the ledger is sound",
+        "without the seal: the ledger is sound",
+        "with the seal: stream sequence 1 to 3 is not what it was when it was sealed",
+    ],
+    "tracing.py": [
+        "receipt 7",
+        "POST /orders",
+        "enqueue email",
+        "run email failed error",
+        "talk to the mail server",
+        "run email completed unset",
+        "talk to the mail server",
+        "1 trace",
+    ],
     "supervised_workers.py": [
         "the supervisor keeps 2 processes",
         "1 + 2 = 3",

@@ -129,6 +129,15 @@ Processes = Annotated[
         help="Supervise so many worker processes: a dead one is replaced. (default: this process alone)",
     ),
 ]
+Traces = Annotated[
+    bool,
+    typer.Option(
+        "--traces",
+        metavar="",
+        envvar="JOBLEDGER_TRACES",
+        help="Record a span for each attempt, by the OpenTelemetry that is set up in this process.",
+    ),
+]
 Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most this many.")]
 ProjectionFile = Annotated[
     Path | None,

@@ -44,6 +44,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     environment: str = ""
     ledger_bytes_max: int | None = None
+    tracing: bool = False
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:
@@ -120,7 +121,11 @@ def set_up_logs(*, verbose: bool, debug: bool) -> None:
 @contextlib.asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
     """Connect for the length of the block."""
-    settings: dict[str, Any] = {"environment": target.environment, "name": "jobledger-cli"}
+    settings: dict[str, Any] = {
+        "environment": target.environment,
+        "name": "jobledger-cli",
+        "tracing": target.tracing,
+    }
     if target.ledger_bytes_max is not None:
         settings["ledger_bytes_max"] = target.ledger_bytes_max
     async with connect(target.url, **settings) as ledger:

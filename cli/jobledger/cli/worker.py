@@ -44,6 +44,7 @@ def worker(
             help="For development: start anew, in good order, when a source file changes.",
         ),
     ] = False,
+    traces: options.Traces = False,
     metrics_port: options.MetricsPort = None,
     metrics_host: options.MetricsHost = LOOPBACK,
     metrics_token_file: options.MetricsTokenFile = None,
@@ -73,7 +74,7 @@ def worker(
         pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
         supervisor=parent.identity if parent is not None else "",
     )
-    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
+    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max, tracing=traces)
     output = Output(as_json=as_json)
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     if parent is None and (processes is not None or reload):

@@ -54,6 +54,7 @@ from jobledger.ledger.subjects import JobRef, Names, check_token
 from jobledger.ledger.subscription import Subscription, SubscriptionOptions
 from jobledger.ledger.subscriptions import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.ledger.tracing import UNTRACED, Tracing
 
 if TYPE_CHECKING:
     from jobledger.ledger.log import Log
@@ -99,6 +100,7 @@ class Ledger:
         self.config = config
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
+        self.tracing = Tracing() if config.tracing else None
         self._stamped_at = datetime.min.replace(tzinfo=UTC)
         self.locks = Locks(self.log, leases, NatsLockHints(connection, self.names), clock, self.stamp)
 
@@ -117,7 +119,8 @@ class Ledger:
         if at <= self._stamped_at < at + _CLOCK_STEP:
             at = self._stamped_at + _MICROSECOND
         self._stamped_at = at
-        return Stamp(at=at, by=by or self.identity)
+        trace = "" if self.tracing is None else self.tracing.current()
+        return Stamp(at=at, by=by or self.identity, trace=trace)
 
     async def enqueue(
         self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -131,7 +134,13 @@ class Ledger:
         plain, options = _unpack(task)
         text = plain.signature.encode(args, kwargs)
         command = await self._order(plain, options, text, notify=self.hints.inbox)
-        return await self._begin(command)
+        with self._enqueuing(plain, options.queue, command.ref.job_id):
+            return await self._begin(command)
+
+    def _enqueuing(
+        self, task: Task[Any, Any], queue: str, job_id: str = ""
+    ) -> contextlib.AbstractContextManager[object]:
+        return UNTRACED if self.tracing is None else self.tracing.enqueuing(task.name, queue, job_id)
 
     async def _order(self, task: Task[Any, Any], options: Options, text: bytes, *, notify: str) -> Enqueue:
         value, reference = await self.inputs.put(text, what=f"input of task {task.name}")
@@ -190,15 +199,16 @@ class Ledger:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
             raise InvalidInputError(message)
         bulk = _Bulk(self.log, self.config.enqueue_in_flight_max, on_progress)
-        try:
-            async with contextlib.aclosing(_numbered(inputs)) as numbered:
-                async for number, values in numbered:
-                    command = await self._bulk_order(plain, options, values, number, ids)
-                    await bulk.add(self._seal_first(command).entries)
-        except BaseException:
-            await bulk.abandon()  # the error under way is the one that counts
-            raise
-        await bulk.drain()
+        with self._enqueuing(plain, options.queue):
+            try:
+                async with contextlib.aclosing(_numbered(inputs)) as numbered:
+                    async for number, values in numbered:
+                        command = await self._bulk_order(plain, options, values, number, ids)
+                        await bulk.add(self._seal_first(command).entries)
+            except BaseException:
+                await bulk.abandon()  # the error under way is the one that counts
+                raise
+            await bulk.drain()
         return bulk.result()
 
     async def _bulk_order(

@@ -31,6 +31,7 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1  #: of every stream, when they are made here
     commit: Commit = "auto"  #: group appends where the server fsyncs each one (auto finds out by itself)
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
+    tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
     inbox_prefix: str = "_INBOX"  #: one per role where permissions are used
     nats_options: dict[str, Any] = {}  #: for nats-py's connect: user_credentials, tls, ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from jobledger.ledger.chain import Chain, commit, load, transact
@@ -31,6 +32,7 @@ from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
+from jobledger.ledger.tracing import UNTRACED, AttemptSpan
 from jobledger.workers import delays
 from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
@@ -185,14 +187,20 @@ class Attempts:
         running = self._begin(claimed.chain, identity)
         self.running[running.ref] = running
         try:
-            outcome = await self._execute(running)
-            running.recording = True
-            if running.channel is not None:
-                await running.channel.close()
-            self._finish(delivery, await self._record(running.newest_chain, outcome, identity))
+            with self._span(running.job) as span:
+                outcome = await self._execute(running)
+                running.recording = True
+                if running.channel is not None:
+                    await running.channel.close()
+                span.ended(outcome)
+                self._finish(delivery, await self._record(running.newest_chain, outcome, identity))
         finally:
             if self.running.get(running.ref) is running:
                 del self.running[running.ref]
+
+    def _span(self, job: Job) -> AbstractContextManager[AttemptSpan]:
+        tracing = self._ledger.tracing
+        return UNTRACED if tracing is None else tracing.attempt(job)
 
     def _begin(self, chain: Chain, identity: str) -> Running:
         job = _job(chain)

@@ -39,6 +39,7 @@ from jobledger.ledger.events import ErrorInfo, ErrorKind
 from jobledger.ledger.inputs import finite
 from jobledger.ledger.json_text import check_text, encode_value
 from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.ledger.tracing import within
 from jobledger.workers.messages import (
     HEADER_BYTES,
     WISHES,
@@ -265,9 +266,10 @@ class Runner:
         if task.signature.context_parameter is not None:
             arguments[task.signature.context_parameter] = self._context(call, channel)
         try:
-            value = task.function(**arguments)
-            if task.is_async:
-                value = asyncio.run(value)
+            with within(call.trace) if call.trace else contextlib.nullcontext():
+                value = task.function(**arguments)
+                if task.is_async:
+                    value = asyncio.run(value)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is this attempt's failure
             may_retry = task.rules.may_retry(error)
             return Failure(number=call.number, error=_describe(error), may_retry=may_retry)

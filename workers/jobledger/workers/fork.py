@@ -35,6 +35,7 @@ from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.options import Rules
 from jobledger.ledger.subjects import JobRef, Names
 from jobledger.ledger.tasks import Task
+from jobledger.ledger.tracing import Tracing
 from jobledger.workers.execution import Execution
 from jobledger.workers.running import Running
 from jobledger.workers.surroundings import Watched
@@ -216,6 +217,7 @@ class _Fork:
         self.inputs = self.results = _Values(values)
         self.hints: Watched = _Nobody()
         self.loop = asyncio.get_running_loop()
+        self.tracing: Tracing | None = None
 
     @property
     def connection(self) -> _Fork:

@@ -54,6 +54,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     worker: str
     deadline: datetime | None = None
     checkpoint: msgspec.Raw = NO_VALUE  #: what an earlier attempt kept
+    trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
     number: int = 0  #: of the call in its process; given by the pool, and repeated by the result
 
 

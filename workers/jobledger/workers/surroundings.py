@@ -12,6 +12,7 @@ from jobledger.ledger.commands import Stamp
 from jobledger.ledger.events import PayloadRef
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.tracing import Tracing
 
 
 class Values(Protocol):
@@ -78,6 +79,11 @@ class Surroundings(Protocol):
     @property
     def connection(self) -> HasLoop:
         """What knows the loop."""
+        ...
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """The spans of what runs here; None where nothing is traced."""
         ...
 
     def stamp(self, by: str = "") -> Stamp:

@@ -1,0 +1,148 @@
+"""OpenTelemetry: one trace from who enqueues a job to every attempt of it, through the `trace` field of its events.
+
+Off unless `connect(..., tracing=True)`: then nothing here is called and the library is not imported. What is recorded
+goes to whatever tracer provider the application has set up; span names and attributes follow the semantic conventions
+for messaging. Only the trace context travels, in the W3C form of `traceparent`; baggage does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from jobledger.ledger.commands import Fail, Outcome
+from jobledger.ledger.decisions import outcome_type
+from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.job import Job
+from jobledger.ledger.version import version
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, Tracer
+
+_HEADER: Final = "traceparent"
+_SYSTEM: Final = "jobledger"
+
+
+class AttemptSpan(Protocol):
+    """What the worker tells of an attempt."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Say how it ended, before its outcome is recorded."""
+        ...
+
+
+class _Untraced(AbstractContextManager["_Untraced"]):
+    """Stands for every span where nothing is traced."""
+
+    def __exit__(self, *_: object) -> None:
+        """Leave as nothing was begun."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Tell nobody."""
+
+
+UNTRACED: Final = _Untraced()
+
+
+class Tracing:
+    """One client's spans."""
+
+    def __init__(self) -> None:
+        """Raises: ConfigurationError without the library."""
+        try:
+            from opentelemetry import trace  # noqa: PLC0415 - an extra
+            from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+                TraceContextTextMapPropagator,
+            )
+        except ImportError as error:
+            raise ConfigurationError(
+                "tracing needs the library opentelemetry-api: install it with pip install 'jobledger[otel]'"
+            ) from error
+        self._trace = trace
+        self._propagator = TraceContextTextMapPropagator()
+        self._tracer: Tracer = trace.get_tracer("jobledger", version())
+
+    def current(self) -> str:
+        """Return the traceparent of the span that is current, "" where none is recorded or passed on."""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier)
+        return carrier.get(_HEADER, "")
+
+    @contextlib.contextmanager
+    def enqueuing(self, task: str, queue: str, job_id: str = "") -> Generator[None, None, None]:
+        """Be the span in which jobs are added; their events carry it."""
+        attributes = _attributes("enqueue", "send", task, queue)
+        if job_id:
+            attributes["messaging.message.id"] = job_id
+        kind = self._trace.SpanKind.PRODUCER
+        with self._tracer.start_as_current_span(f"enqueue {queue}", kind=kind, attributes=attributes):
+            yield
+
+    @contextlib.contextmanager
+    def attempt(self, job: Job) -> Generator[AttemptSpan, None, None]:
+        """Be the span of a claimed attempt: a child of the enqueuer's span, and linked to it."""
+        parent = self._context(job.trace)
+        attributes: dict[str, str | int] = {
+            **_attributes("run", "process", job.task, job.queue),
+            "messaging.message.id": job.id,
+            "jobledger.attempt": job.attempts[-1].number,
+            "jobledger.worker": job.attempts[-1].worker,
+            "jobledger.priority": job.priority,
+        }
+        from_enqueuer = self._trace.get_current_span(parent).get_span_context()
+        links = [self._trace.Link(from_enqueuer)] if from_enqueuer.is_valid else []
+        with self._tracer.start_as_current_span(
+            f"run {job.queue}",
+            context=parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
+        ) as span:
+            yield _Attempt(span, self._trace)
+
+    def _context(self, traceparent: str) -> Context:
+        return self._propagator.extract({_HEADER: traceparent} if traceparent else {})
+
+
+@contextlib.contextmanager
+def within(traceparent: str) -> Generator[None, None, None]:
+    """Make the span that another process began the current one; where the library is missing, do nothing."""
+    try:
+        from opentelemetry import context  # noqa: PLC0415 - an extra
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+            TraceContextTextMapPropagator,
+        )
+    except ImportError:
+        yield
+        return
+    token = context.attach(TraceContextTextMapPropagator().extract({_HEADER: traceparent}))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+class _Attempt:
+    def __init__(self, span: Span, trace: Any) -> None:
+        self._span = span
+        self._trace = trace
+
+    def ended(self, outcome: Outcome) -> None:
+        self._span.set_attribute("jobledger.outcome", outcome_type(outcome))
+        if isinstance(outcome, Fail):
+            error = outcome.error
+            self._span.set_attribute("error.type", error.type)
+            self._span.set_status(self._trace.StatusCode.ERROR, f"{error.type}: {error.message}")
+
+
+def _attributes(operation: str, kind: str, task: str, queue: str) -> dict[str, str]:
+    return {
+        "messaging.system": _SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": queue,
+        "jobledger.task": task,
+    }
