@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,6 +49,8 @@ from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.reactor_events import SEALS, SealRecorded, seal_reactor_event
 from jobledger.ledger.subjects import JobRef, LockRef
 from jobledger.ledger.timers import Timer
+from jobledger.projections import Projector
+from jobledger.projections.errors import PositionArchivedError
 
 pytestmark = pytest.mark.anyio
 
@@ -536,3 +540,44 @@ async def test_a_fresh_work_item_is_one_for_each_job_that_waits_or_runs(world: W
         **{each: ["carried"] for each in ("queued", "running", "last_attempt", "cancelling", "starts_later")},
         "new": ["new"],
     }
+
+
+#: Of events that a projection made afterwards never saw: it takes what the job says of itself, or what is held.
+_SERVER_TIMES = {"first_us", "since_us"}
+
+
+def _rows(path: Path, table: str) -> dict[str, dict[str, Any]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        found = [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
+    return {str(row["id"]): row for row in found}
+
+
+async def test_a_projection_of_what_is_left_says_the_same_of_the_jobs_that_live(
+    world: World, tmp_path: Path
+) -> None:
+    before = await populate(world)
+    followed, fresh, behind = tmp_path / "followed.db", tmp_path / "fresh.db", tmp_path / "behind.db"
+    with Projector(world.log, behind) as projector:
+        await projector.catch_up(until=3)
+    with Projector(world.log, followed) as projector:
+        await projector.catch_up()
+    await world.archive()
+    with Projector(world.log, followed) as projector:
+        await projector.catch_up()
+    with Projector(world.log, fresh) as projector:
+        position = await projector.catch_up()
+    assert position.begins_at == (await world.log.head()).first_sequence
+    with pytest.raises(PositionArchivedError), Projector(world.log, behind) as projector:
+        await projector.catch_up()
+    for table in ("jobs", "attempts"):
+        known, made = _rows(followed, table), _rows(fresh, table)
+        assert made
+        differing = {
+            (key, name, known[key][name], made[key][name])
+            for key in made
+            for name in made[key]
+            if known[key][name] != made[key][name] and name not in _SERVER_TIMES
+        }
+        assert not differing
+    assert _rows(fresh, "jobs").keys() == before.keys()

@@ -309,7 +309,13 @@ class Archiver:
     async def _carry(self, refs: Sequence[JobRef], through: int) -> None:
         for start in range(0, len(refs), _AT_ONCE):
             part = refs[start : start + _AT_ONCE]
-            await asyncio.gather(*(self._carry_one(ref, through) for ref in part))
+            # All of them come to an end before the first error is raised: none goes on unseen.
+            ends = await asyncio.gather(
+                *(self._carry_one(ref, through) for ref in part), return_exceptions=True
+            )
+            for end in ends:
+                if isinstance(end, BaseException):
+                    raise end
             self._progress("carry")(start + len(part), len(refs))
 
     async def _carry_one(self, ref: JobRef, through: int) -> None:
