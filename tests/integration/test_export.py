@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.conftest import ROOT, SOURCES
@@ -41,7 +42,7 @@ from jobledger.ledger.export import (
     verify_export,
     write_export,
 )
-from jobledger.ledger.log import Entry, Log
+from jobledger.ledger.log import Entry, Head, Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.subjects import Names
 
@@ -202,13 +203,14 @@ async def test_nothing_is_overwritten(tmp_path: Path) -> None:
     before = manifest_sha256(folder)
     assert await write_export(log, folder, last=last) == first
     assert manifest_sha256(folder) == before
-    for source, options, sentence in (
+    refused: list[tuple[MemoryLog, dict[str, Any], str]] = [
         (log, {"last": last - 1}, "another export"),
         (log, {"last": last, "file_format": "parquet"}, "another export"),
         (log, {"last": last, "selection": Selection(queue="queue-1")}, "another export"),
         (log, {"last": last, "previous": previous_of(folder)}, "another export"),
         (other, {"last": last}, "of another ledger"),
-    ):
+    ]
+    for source, options, sentence in refused:
         with pytest.raises(ExportExistsError, match=sentence):
             await write_export(source, folder, **options)
     assert list(read_export(folder)) == (await all_of(log))[:last]
@@ -273,10 +275,10 @@ async def test_two_that_write_the_same_export_do_not_meet(tmp_path: Path) -> Non
             await write_export(log, folder)
 
     class Nosy(MemoryLog):
-        async def head(self):  # type: ignore[no-untyped-def]
+        async def head(self) -> Head:
             return await log.head()
 
-        async def read_messages(self, **options):  # type: ignore[no-untyped-def]
+        async def read_messages(self, **options: Any) -> AsyncGenerator[list[Message], None]:
             with pytest.raises(ExportExistsError, match="another process writes this export now") as found:
                 await meanwhile()
             refused.append(str(found.value))
@@ -292,10 +294,10 @@ async def test_an_export_that_cannot_be_finished_leaves_nothing(tmp_path: Path) 
     log = await memory_history(jobs=300, steps=900)
 
     class Torn(MemoryLog):
-        async def head(self):  # type: ignore[no-untyped-def]
+        async def head(self) -> Head:
             return await log.head()
 
-        async def read_messages(self, **options):  # type: ignore[no-untyped-def]
+        async def read_messages(self, **options: Any) -> AsyncGenerator[list[Message], None]:
             async for batch in log.read_messages(**options):
                 yield batch
                 return
@@ -411,8 +413,8 @@ async def test_what_an_export_cannot_prove_is_said(tmp_path: Path) -> None:
     log = await stored_in(rich(), MemoryLog())
     last = (await log.head()).last_sequence
 
-    async def unproven(name: str, **options: object) -> list[str]:
-        await write_export(log, tmp_path / name, **options)  # type: ignore[arg-type]
+    async def unproven(name: str, **options: Any) -> list[str]:
+        await write_export(log, tmp_path / name, **options)
         report = await verify_export(tmp_path / name)
         assert report.violations == ()
         return [each.sentence.split()[1] for each in report.compared if each.what == "not proven"]
