@@ -1,0 +1,215 @@
+"""Traces: one from the enqueuer's span to every attempt, whatever runs it; and nothing at all unless asked for."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from tests.support.working import LIMIT_S, Connect, working
+
+from jobledger.ledger import Backoff, Context, Ledger, sync, task
+from jobledger.ledger.events import event_type
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Process
+
+    from jobledger.ledger.server import EmbeddedServer
+
+APP = """
+import sys
+from jobledger.ledger import task
+
+@task(queue="told")
+async def traces() -> bool:
+    return "opentelemetry" in sys.modules
+"""
+SEEN: list[str] = []
+
+
+def seen() -> None:
+    span = trace.get_current_span().get_span_context()
+    SEEN.append(f"{span.trace_id:032x}-{span.span_id:016x}")
+
+
+@task(queue="traced", max_attempts=2, backoff=Backoff(base_s=0.05))
+async def fail_once(ctx: Context) -> int:
+    seen()
+    await ctx.checkpoint(ctx.attempt)
+    if ctx.attempt == 1:
+        raise ValueError("not yet")
+    return ctx.attempt
+
+
+@task(queue="traced")
+def in_thread(number: int) -> None:
+    seen()
+
+
+@pytest.fixture(scope="module")
+def provider() -> InMemorySpanExporter:
+    """The provider of this process, as an application sets one up; there can be one only."""
+    exporter = InMemorySpanExporter()
+    made = TracerProvider()
+    made.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(made)
+    return exporter
+
+
+@pytest.fixture
+def spans(provider: InMemorySpanExporter) -> Iterator[InMemorySpanExporter]:
+    SEEN.clear()
+    provider.clear()
+    yield provider
+    provider.clear()
+
+
+def named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
+    return [span for span in spans.get_finished_spans() if span.name == name]
+
+
+def trace_of(traceparent: str) -> str:
+    _, trace_id, span_id, _ = traceparent.split("-")
+    return f"{trace_id}-{span_id}"
+
+
+def ids(context: SpanContext | None) -> str:
+    assert context is not None
+    return f"{context.trace_id:032x}-{context.span_id:016x}"
+
+
+def whole(span: ReadableSpan) -> str:
+    return ids(span.get_span_context())
+
+
+@pytest.mark.anyio
+async def test_a_trace_goes_from_the_enqueuer_to_every_attempt(
+    connected: Connect, spans: InMemorySpanExporter
+) -> None:
+    async with connected(tracing=True) as ledger:
+        with trace.get_tracer("app").start_as_current_span("request") as request:
+            job = await ledger.enqueue(fail_once)
+        async with working(ledger, fail_once):
+            await job.wait(timeout_s=LIMIT_S)
+        history = await job.history()
+    (enqueued,) = named(spans, "enqueue traced")
+    attempts = named(spans, "run traced")
+    assert enqueued.kind is SpanKind.PRODUCER
+    assert enqueued.parent == request.get_span_context()
+    assert [span.kind for span in attempts] == [SpanKind.CONSUMER] * 2
+    assert [ids(span.parent) for span in attempts] == [whole(enqueued)] * 2
+    assert [ids(link.context) for span in attempts for link in span.links] == [whole(enqueued)] * 2
+    assert [span.attributes and span.attributes["jobledger.attempt"] for span in attempts] == [1, 2]
+    assert [span.attributes and span.attributes["jobledger.outcome"] for span in attempts] == [
+        "failed",
+        "completed",
+    ]
+    assert attempts[0].status.status_code is StatusCode.ERROR
+    assert attempts[0].status.description == "ValueError: not yet"
+    assert attempts[1].status.status_code is StatusCode.UNSET
+    # The task's own spans are children of the attempt's.
+    assert [whole(span) for span in attempts] == SEEN
+    # Every event names the span it was decided in, and what nobody traced the enqueuer's.
+    told = [(event_type(stored.event), trace_of(stored.event.trace)) for stored in history]
+    of_enqueuer, first, second = whole(enqueued), *map(whole, attempts)
+    assert told == [
+        ("queued", of_enqueuer),
+        ("started", of_enqueuer),
+        ("checkpointed", first),
+        ("failed", first),
+        ("queued", of_enqueuer),
+        ("started", of_enqueuer),
+        ("checkpointed", second),
+        ("completed", second),
+    ]
+
+
+@pytest.mark.anyio
+async def test_tasks_in_threads_and_bulk_are_traced(connected: Connect, spans: InMemorySpanExporter) -> None:
+    async with connected(tracing=True) as ledger:
+        await ledger.enqueue_many(
+            in_thread, ({"number": n} for n in range(3)), ids=lambda values: f"n{values['number']}"
+        )
+        async with working(ledger, in_thread):
+            for number in range(3):
+                await (await ledger.job(f"n{number}")).wait(timeout_s=LIMIT_S)
+    (enqueued,) = named(spans, "enqueue traced")
+    attempts = named(spans, "run traced")
+    assert {ids(span.parent) for span in attempts} == {whole(enqueued)}
+    assert sorted(map(whole, attempts)) == sorted(SEEN)
+
+
+@pytest.mark.anyio
+async def test_nothing_is_traced_unless_asked_for(ledger: Ledger, spans: InMemorySpanExporter) -> None:
+    with trace.get_tracer("app").start_as_current_span("request"):
+        job = await ledger.enqueue(in_thread, 1)
+    async with working(ledger, in_thread):
+        await job.wait(timeout_s=LIMIT_S)
+    assert [span.name for span in spans.get_finished_spans()] == ["request"]
+    assert {stored.event.trace for stored in await job.history()} == {""}
+
+
+def test_the_callers_span_is_known_through_the_portal(
+    nats_server: EmbeddedServer, spans: InMemorySpanExporter
+) -> None:
+    with (
+        sync.connect(
+            nats_server.url, environment="t_traced", ledger_bytes_max=1 << 20, tracing=True
+        ) as ledger,
+        trace.get_tracer("app").start_as_current_span("request") as request,
+    ):
+        ledger.enqueue(in_thread, 1)
+    (enqueued,) = named(spans, "enqueue traced")
+    assert enqueued.parent == request.get_span_context()
+
+
+def test_a_supervised_worker_is_told_to_trace(
+    nats_server: EmbeddedServer, tmp_path: Path, command: Callable[..., Process]
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    worker = command(
+        "worker",
+        "--app",
+        "app",
+        "--processes",
+        "1",
+        "--traces",
+        "--json",
+        "--url",
+        nats_server.url,
+        "--environment",
+        "t_told",
+    )
+    assert "supervisor" in worker.line()
+    enqueue = command(
+        "enqueue",
+        "traces",
+        "--app",
+        "app",
+        "--wait",
+        "--json",
+        "--url",
+        nats_server.url,
+        "--environment",
+        "t_told",
+    )
+    assert '"result":true' in enqueue.rest()[-1]
+    assert worker.end(signal.SIGTERM) == 0
+
+
+def test_the_library_is_not_imported_unless_asked_for() -> None:
+    program = (
+        "import sys, jobledger.ledger, jobledger.workers, jobledger.cli\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
