@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +24,7 @@ from jobledger.ledger.codec import digest, encode
 from jobledger.ledger.commands import Claim, DeadLetter, TakeOver
 from jobledger.ledger.events import Completed
 from jobledger.ledger.subjects import JobRef
+from jobledger.projections import Projector
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -240,9 +243,80 @@ def test_a_tail_that_is_cut_or_written_anew_is_found_by_an_earlier_report(cli: C
     )
 
 
+def test_a_projection_is_compared_in_the_same_pass(cli: Cli, tmp_path: Path) -> None:
+    cli.work(1, 2)
+    path = tmp_path / "jobs.db"
+    compare = ("verify", "--with-projection", "--projection", str(path))
+    answer = cli(*compare)
+    assert (answer.code, "there is no projection" in answer.err) == (3, True), answer.err
+
+    async def follow(ledger: Ledger) -> int:
+        with Projector(ledger.log, path) as projector:
+            return (await projector.catch_up()).stream_sequence
+
+    position = cli.with_ledger(follow)
+    cli.work(5)  # what it has not read yet does not count against it
+    answer = cli(*compare)
+    assert answer.code == 0, answer.err
+    text = " ".join(answer.out.split())
+    assert f"jobs.db is what the events up to stream sequence {position} add up to" in text
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE jobs SET retry_count = 77 WHERE rowid = 1")
+        connection.commit()
+    answer = cli(*compare, "--json")
+    assert answer.code == 4
+    (body,) = answer.lines
+    assert (body["broken"], body["compared"][0]["agrees"]) == ({"projection": 1}, False)
+    assert "retry_count" in body["violations"][0]["sentence"]
+    assert "rule `projection` is broken" in json.loads(answer.err)["error"]["message"]
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
+    answer = cli(*compare)
+    assert (answer.code, "[projection]" in answer.out) == (4, True)
+
+
+def test_a_projection_of_a_ledger_that_went_further_differs(cli: Cli, tmp_path: Path) -> None:
+    cli.work(1)
+    path = tmp_path / "jobs.db"
+
+    async def follow(ledger: Ledger) -> None:
+        with Projector(ledger.log, path) as projector:
+            _ = await projector.catch_up()
+
+    cli.with_ledger(follow)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE position SET stream_sequence = 9000")
+        connection.commit()
+    answer = cli("verify", "--with-projection", "--projection", str(path))
+    assert answer.code == 4
+    assert "it has read up to stream sequence 9000, the ledger ends at" in answer.err
+
+
+def test_how_late_a_timer_may_be_can_be_chosen(cli: Cli) -> None:
+    async def delay(ledger: Ledger) -> None:
+        _ = await ledger.enqueue(double.options(id="forgotten", delay_s=0.001), 1)
+
+    cli.with_ledger(delay)
+    assert cli("verify").code == 0
+    answer = cli("verify", "--timer-grace", "0")
+    assert answer.code == 4
+    assert "rule `timer` is broken at stream sequence 1 of work/forgotten: it was due at" in answer.err
+
+
+def test_counts_by_type_and_cause_are_in_the_report(cli: Cli) -> None:
+    cli.work(1, 3)  # the second is retried once
+    (body,) = cli("verify", "--json", "--memory", "1").lines
+    assert body["types"] == {"queued": 3, "started": 3, "completed": 2, "failed": 1}
+    assert body["causes"] == {"new": 2, "retried": 1}
+    assert (body["attempts"], body["attempts_lost"], body["seals"], body["archived_through"]) == (3, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
+        (("--with-projection", "--from", "5"), 2, "a projection can only be compared with the whole ledger"),
+        (("--timer-grace", "-1"), 2, "'--timer-grace'"),
+        (("--memory", "0"), 2, "'--memory'"),
+        (("--archive", "nowhere"), 3, "nowhere"),
         (("--from", "5", "--to", "3"), 2, "--to 3 comes before --from 5"),
         (("--against", "none.json"), 3, "there is no earlier report none.json: make one with --report"),
         (("--against", "bad.json"), 2, "bad.json is not a report of `jobledger audit verify`"),

@@ -94,8 +94,11 @@ async def open_archive(log: Log, folder: Path) -> Log:
 async def with_past(log: Log, places: Sequence[Path]) -> Log:
     """Return the ledger with its past in front: the folder of its archive, or exports one by one, the oldest first.
 
-    Raises: as `open_archive`.
+    Raises: as `open_archive`; NotFoundError for a place that is not there, also where nothing was archived.
     """
+    missing = next((place for place in places if not place.exists()), None)
+    if missing is not None:
+        raise NotFoundError(f"there is no archive folder {missing}")
     if len(places) == 1 and not (export_folder(places[0]) / MANIFEST).exists():
         return await open_archive(log, places[0])
     return JoinedLog([ExportLog(place, log.names) for place in places], log)
