@@ -23,6 +23,7 @@ from jobledger.ledger.audit import verify
 from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.exposition import metrics_page
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.streams import api, ensure_streams, specifications
 from jobledger.projections import Projector, rebuild
 from jobledger.projections.exporter import Exporter, ExporterConfig
 from jobledger.projections.metrics_names import COUNTERS, EXPORTER_METRICS
@@ -321,6 +322,21 @@ async def test_counters_never_go_back_while_a_lost_file_is_made_anew(ledger: Led
     assert not found.counters()
     async with exporting(ledger, half):
         assert (await scraped_at_head(exporter, ledger)).counters() == whole.counters()
+
+
+async def test_a_ledger_that_lost_its_end_is_red(connected: Connect, tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+    async with connected() as ledger:
+        await History(ledger.log).complete(await History(ledger.log).enqueue("kept"))
+        async with exporting(ledger, path) as exporter:
+            await scraped_at_head(exporter, ledger)
+            answer = await api(ledger.inbox, f"STREAM.DELETE.{ledger.names.ledger_stream}", {})
+            assert answer["success"]
+            await ensure_streams(
+                ledger.inbox, specifications(ledger.names, ledger_bytes_max=1 << 20, lease_s=2.0, replicas=1)
+            )
+            await _health(exporter, lambda text: "it lost its end" in text or "is not followed" in text)
+            assert (await scraped(exporter)).one("jobledger_up") == 0
 
 
 async def test_an_empty_ledger_has_figures_too(ledger: Ledger, tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 from prometheus_client.core import Metric
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import ConfigurationError, LedgerError
 from jobledger.ledger.exposition import info, value
 from jobledger.ledger.version import version
@@ -35,7 +36,7 @@ from jobledger.projections.metrics import (
     read_figures,
 )
 from jobledger.projections.metrics_facts import FACTS_S, ServerFacts, server_facts
-from jobledger.projections.projector import Projector
+from jobledger.projections.projector import Position, Projector
 from jobledger.projections.queries import Store
 from jobledger.projections.snapshots import Snapshots
 
@@ -47,6 +48,8 @@ _GRACE_S: Final = 1.0  #: on top of the limit of the questions themselves
 _CATCH_UP_ROUNDS_MAX: Final = 20
 _BUSY_S: Final = 2.0
 _VALUES_MAX: Final = 10_000
+
+T = TypeVar("T")
 
 
 class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +105,8 @@ class Exporter:
             began = time.monotonic()
             try:
                 await self._follow()
-            except (ProjectionError, LedgerError) as error:
-                self._stopped = f"the projection is not followed: {error}"
+            except (ProjectionError, LedgerError, ConnectionLostError, OSError) as error:
+                self._stopped = f"the projection is not followed: {str(error) or 'the connection was lost'}"
                 logger.warning("%s", self._stopped)
             if time.monotonic() - began > _RESTART_S_MAX:
                 pause_s = _RESTART_S_FIRST
@@ -140,17 +143,19 @@ class Exporter:
 
     def health(self) -> str:
         """Return "" when what `collect` returns is up to date, else why it is not, in a sentence."""
-        asked = self._ask()
-        figures = self._read()
-        return self._judge(asked, figures)
+        place = self._read(Store.position)
+        return self._judge(self._ask(place), place)
 
     def collect(self) -> Iterable[Metric]:
         """Return every family; those that nobody can know at this moment have no sample."""
         began = time.monotonic()
-        asked = self._ask()
-        figures = self._read()
+        figures = self._read(read_figures)
+        place = figures.position if isinstance(figures, Figures) else figures
+        asked = self._ask(
+            place
+        )  # after the rows were read, so that the head it tells is no older than they are
         yield info(names.BUILD, {"version": version(), "ledger_environment": self._ledger.names.environment})
-        yield value(names.UP, float(not self._judge(asked, figures)))
+        yield value(names.UP, float(not self._judge(asked, place)))
         yield value(names.FOLLOWING, float(not self._stopped))
         yield value(names.SILENCE, 0.0 if asked.facts is not None else time.monotonic() - self._answered_at)
         if isinstance(figures, Figures):
@@ -169,9 +174,11 @@ class Exporter:
         if facts is not None:
             yield from lane_metrics(facts, labels)
 
-    def _ask(self) -> _Asked:
+    def _ask(self, place: Position | str) -> _Asked:
         """Ask the server through the event loop, once for all who wait for an answer at this moment."""
         began = time.monotonic()
+        if isinstance(place, Position):
+            self._position = place.stream_sequence
         if not self._asking.acquire(timeout=FACTS_S + _GRACE_S):
             return _Asked(time.monotonic(), None, "the exporter is busy")
         try:
@@ -198,24 +205,25 @@ class Exporter:
         self._answered_at = time.monotonic()
         return _Asked(at, facts)
 
-    def _read(self) -> Figures | str:
-        """Open the file that is there now, which a rebuild may just have put there; return a reason if it cannot be."""
+    def _read(self, what: Callable[[Store], T]) -> T | str:
+        """Read the file that is there now, which a rebuild may just have put there; return a reason if it cannot be."""
         try:
             with Store.open(self._path, busy_timeout_s=_BUSY_S) as store:
-                figures = read_figures(store)
+                return what(store)
         except ProjectionError as error:
             return str(error)
-        self._position = figures.position.stream_sequence
-        return figures
 
-    def _judge(self, asked: _Asked, figures: Figures | str) -> str:
+    def _judge(self, asked: _Asked, place: Position | str) -> str:
         if asked.facts is None:
             return asked.reason
         if self._stopped:
             return self._stopped
-        if isinstance(figures, str):
-            return f"the projection cannot be read: {figures}"
-        behind = asked.facts.head_sequence - figures.position.stream_sequence
+        if isinstance(place, str):
+            return f"the projection cannot be read: {place}"
+        behind = asked.facts.head_sequence - place.stream_sequence
+        if behind < 0:
+            head = asked.facts.head_sequence
+            return f"the ledger ends at stream sequence {head}, and {place.stream_sequence} was counted: it lost its end"
         lag_s = asked.facts.lag_s
         if behind > 0 and (lag_s is None or lag_s > self._config.lag_s_max):
             since = "" if lag_s is None else f", {lag_s:,.0f} s"

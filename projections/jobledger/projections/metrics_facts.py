@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.connection import ConnectionLostError
 from jobledger.ledger.errors import CorruptLedgerError, LedgerError, ServerUnreachableError
 from jobledger.ledger.events import PRIORITIES
 from jobledger.ledger.inbox import ReplyTimeoutError
@@ -56,6 +57,8 @@ async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
             return await _ask(ledger, position)
     except (TimeoutError, ReplyTimeoutError) as error:
         raise ServerUnreachableError(f"the server did not answer within {FACTS_S:g} s") from error
+    except ConnectionLostError as error:
+        raise ServerUnreachableError("there is no connection to the server") from error
 
 
 async def _ask(ledger: Ledger, position: int) -> ServerFacts:
