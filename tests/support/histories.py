@@ -12,6 +12,7 @@ import msgspec
 from jobledger.ledger.chain import load, seal
 from jobledger.ledger.commands import (
     CancelJob,
+    Carry,
     Checkpoint,
     Claim,
     Command,
@@ -53,13 +54,14 @@ WEIGHTS = {
     "checkpoint": 4,
     "progress": 4,
     "cancel": 1,
-    "requeue": 6,
-    "requeue_edited": 6,
-    "requeue_large": 6,
+    "requeue": 5,
+    "requeue_edited": 5,
+    "requeue_large": 5,
     "discard": 3,
     "fence": 2,
     "enqueue_later": 10,
     "enqueue_held": 10,
+    "carry": 2,
 }
 STEPS = tuple(WEIGHTS)
 
@@ -116,6 +118,7 @@ def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command
         "enqueue_later": CancelJob(),
         "enqueue_held": CancelJob(),
         "pause": Pause(epoch=epoch, event="approved"),
+        "carry": Carry(through=job.last_sequence - number % 2),
     }
     return commands[step]
 

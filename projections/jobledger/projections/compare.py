@@ -16,7 +16,7 @@ import msgspec
 
 from jobledger.ledger.log import Log
 from jobledger.projections import files, schema
-from jobledger.projections.errors import PositionArchivedError
+from jobledger.projections.errors import DamagedProjectionError, PositionArchivedError
 from jobledger.projections.projector import (
     Position,
     ProgressCallback,
@@ -66,13 +66,17 @@ async def verify(
 
     The file at `path` is compared as it is now, and not changed. The second one is temporary.
 
-    Raises: PositionMismatchError, PositionArchivedError for a file with events that `log` no longer has; the errors
-        of opening, and what `Log.read` raises.
+    Raises: DamagedProjectionError, PositionMismatchError, PositionArchivedError for a file with events that `log`
+        no longer has; the other errors of opening, and what `Log.read` raises.
     """
     path = Path(path)
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder, _reading(path) as connection:
         with files.translated(path, _PROBE_S):
             position = read_position(connection)
+            # Also that each index agrees with its table: else a query could pass over rows that are there.
+            (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if said != "ok":
+            raise DamagedProjectionError(path, said)
         head = await log.head()
         if head.first_sequence > position.begins_at:
             raise PositionArchivedError(path, position.begins_at - 1, head.first_sequence)

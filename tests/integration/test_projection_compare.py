@@ -1,0 +1,178 @@
+"""Two projections compared, and one proven against its ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.support.histories import memory_history
+from tests.support.projections import finish
+
+from jobledger.ledger.memory import MemoryLog
+from jobledger.projections import (
+    DamagedProjectionError,
+    PositionMismatchError,
+    Projector,
+    Store,
+    difference,
+    rebuild,
+    verify,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def change(path: Path, sql: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute(sql).rowcount != 0, "it must change something"
+
+
+async def test_difference_names_the_first_row_that_differs(tmp_path: Path) -> None:
+    log = await memory_history()
+    a, b = tmp_path / "a", tmp_path / "b"
+    await finish(log, a)
+    await finish(log, b)
+    assert difference(a, b) is None
+    with Store.open(a) as store:
+        row = store.job("queue-0", "job-00003")
+        assert row is not None
+    where = f"(stream sequence {row.last_sequence})"
+    change(b, "UPDATE jobs SET task = 'other' WHERE id = 'job-00003'")
+    values = f"'app.task_1' in {a} and 'other' in {b}"
+    assert difference(a, b) == f"table jobs: task of job-00003/queue-0 is {values} {where}"
+    change(b, "DELETE FROM jobs WHERE id = 'job-00003'")
+    gone = f"table jobs: job-00003/queue-0 is in {a} and not in {b} {where}"
+    assert difference(a, b) == difference(b, a) == gone
+    with contextlib.closing(sqlite3.connect(b)) as connection:
+        (epoch,) = connection.execute("SELECT min(epoch) FROM attempts").fetchone()
+    change(b, f"UPDATE attempts SET id = NULL WHERE epoch = {epoch}")
+    found = difference(a, b)
+    assert found is not None
+    assert found.endswith(f"(stream sequence {min(epoch, row.last_sequence)})")
+
+
+TAMPERED = {
+    "jobs": ("UPDATE jobs SET status = 'completed' WHERE last_sequence > 40 AND status = 'queued'", True),
+    "attempts": ("UPDATE attempts SET duration_ms = 1.0 WHERE epoch > 30", True),
+    "dead_letters": ("DELETE FROM dead_letters", True),
+    "queues": ("UPDATE queues SET queued = queued + 1", False),
+    "totals": ("UPDATE totals SET completed = completed - 1", False),
+    "buckets": ("UPDATE buckets SET minute = minute + 1", False),
+    "failures": ("DELETE FROM failures", False),
+    "workers": ("INSERT INTO workers (worker) VALUES ('nobody')", False),
+    "position": ("UPDATE position SET begins_at = 1, environment = 'other'", False),
+}
+
+
+@pytest.mark.parametrize("table", TAMPERED)
+async def test_verify_finds_what_was_changed_in_any_table(tmp_path: Path, table: str) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    await finish(log, path)
+    position, found = await verify(log, path)
+    assert (position.stream_sequence, found) == ((await log.head()).last_sequence, None)
+    sql, has_sequence = TAMPERED[table]
+    change(path, sql)
+    if table == "position":
+        with pytest.raises(PositionMismatchError):
+            await finish(log, path)
+    _, found = await verify(log, path)
+    assert found is not None
+    assert found.table == table
+    assert (found.stream_sequence is not None) == has_sequence
+    assert found.sentence.startswith(f"table {table}: ")
+    await rebuild(log, path)
+    assert (await verify(log, path))[1] is None
+
+
+async def test_verify_names_the_lowest_sequence_of_several(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    await finish(log, path)
+    with Store.open(path) as store:
+        sequences = sorted(row.last_sequence for row in store.jobs(limit=1_000))
+    for sequence in (sequences[20], sequences[7], sequences[-1]):
+        change(path, f"UPDATE jobs SET tenant = 'x' WHERE last_sequence = {sequence}")
+    _, found = await verify(log, path)
+    assert found is not None
+    assert (found.stream_sequence, found.rows) == (sequences[7], 3)
+
+
+async def test_verify_is_of_one_moment_though_a_projector_moves_the_file_on(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    events = [stored async for batch in log.read() for stored in batch]
+    with Projector(log, path) as projector:
+        await projector.catch_up(100)
+
+        def move_on(*_: int) -> None:
+            projector.commit(events[100:])
+
+        position, found = await verify(log, path, progress=move_on)
+        assert (position.stream_sequence, found) == (100, None)
+        position, found = await verify(log, path)
+        assert (position.stream_sequence, found) == (len(events), None)
+
+
+async def test_verify_sees_an_index_that_lost_a_row(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    await rebuild(log, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+        root = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'jobs_by_since'"
+        ).fetchone()[0]
+        empty = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'dead_letters_by_dead_at'"
+        )
+        other = empty.fetchone()[0]
+    content = bytearray(path.read_bytes())
+    page = slice((root - 1) * page_bytes, root * page_bytes)
+    content[page] = content[(other - 1) * page_bytes : other * page_bytes]
+    path.write_bytes(content)
+    with pytest.raises(DamagedProjectionError, match="jobledger projection rebuild"):
+        await verify(log, path)
+
+
+async def test_a_page_written_over_is_an_error_or_makes_no_difference(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    await rebuild(log, path)
+    whole = path.read_bytes()
+    with Store.open(path) as store:
+        answers = told(store)
+    refused = 0
+    for start in range(0, len(whole), 4_096):
+        path.write_bytes(whole[:start] + b"\xa5" * 4_096 + whole[start + 4_096 :])
+        try:
+            with Store.open(path) as store:
+                assert told(store) == answers
+        except DamagedProjectionError:
+            refused += 1
+        with contextlib.suppress(DamagedProjectionError):
+            _, found = await verify(log, path)
+            assert found is None, "a page without use may be anything"
+    assert refused > len(whole) // 4_096 // 2
+    await rebuild(log, path)
+    assert (await verify(log, path))[1] is None
+
+
+def told(store: Store) -> list[object]:
+    jobs = store.jobs(limit=1_000)
+    return [
+        jobs,
+        store.counts_by_state(),
+        store.queues(),
+        store.totals(),
+        store.buckets(),
+        store.failures(),
+        store.workers(),
+        store.dead_letters(),
+        store.slowest(),
+        [store.attempts(row.queue, row.id) for row in jobs[:20]],
+    ]
+
+
+async def test_verify_of_an_empty_ledger(tmp_path: Path) -> None:
+    log, path = MemoryLog(), tmp_path / "p"
+    await finish(log, path)
+    position, found = await verify(log, path)
+    assert (position.stream_sequence, position.begins_at, found) == (0, 1, None)
