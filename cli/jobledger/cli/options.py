@@ -180,6 +180,22 @@ Durability = Annotated[
         help="What an acknowledged event survives: a power cut, or (faster) only the death of a process.",
     ),
 ]
+Reload = Annotated[
+    bool,
+    typer.Option(
+        "--reload",
+        metavar="",
+        help="For development: start anew, in good order, when a source file changes.",
+    ),
+]
+UntilEof = Annotated[
+    bool,
+    typer.Option(
+        "--until-eof",
+        metavar="",
+        help="Stop at once when stdin ends: for a parent that must leave nobody behind.",
+    ),
+]
 _METRICS = "Metrics"
 MetricsPort = Annotated[
     int | None,

@@ -36,29 +36,14 @@ def worker(
     processes: options.Processes = None,
     pool: options.Pool = None,
     pool_memory: options.PoolMemory = None,
-    reload: Annotated[
-        bool,
-        typer.Option(
-            "--reload",
-            metavar="",
-            help="For development: start anew, in good order, when a source file changes.",
-        ),
-    ] = False,
-    traces: options.Traces = False,
+    reload: options.Reload = False,
     metrics_port: options.MetricsPort = None,
     metrics_host: options.MetricsHost = LOOPBACK,
     metrics_token_file: options.MetricsTokenFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     ledger_bytes_max: options.LedgerBytesMax = None,
-    until_eof: Annotated[
-        bool,
-        typer.Option(
-            "--until-eof",
-            metavar="",
-            help="Stop at once when stdin ends: for a parent that must leave nobody behind.",
-        ),
-    ] = False,
+    until_eof: options.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
     as_json: options.Json = False,
 ) -> None:
