@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.text import Text
 
 from jobledger.cli import options
-from jobledger.cli.jobs import JobId, find_job
+from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, run
+from jobledger.cli.session import run
 from jobledger.cli.text import clock_time, plain
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.config import DEFAULT_URL
@@ -31,16 +30,17 @@ def trail(
     as_json: options.Json = False,
 ) -> None:
     """Tell one job as a story: who did what and when, what it waited for and how long, which error."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _trail(output, target, projection, job_id, queue))
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _trail(which))
 
 
-async def _trail(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+async def _trail(which: OneJob) -> None:
+    async with found_job(which) as (ledger, handle):
         history = await handle.history()
         now = ledger.clock.now()
-    show_story(output, history, now)
+    show_story(which.output, history, now)
 
 
 def show_story(output: Output, history: Sequence[Stored], now: datetime) -> None:

@@ -13,7 +13,7 @@ from jobledger.cli import dlq_choice, options
 from jobledger.cli.dlq_choice import Choice, choose, why
 from jobledger.cli.errors import NotADeadLetterError
 from jobledger.cli.job_view import job_object, show_job
-from jobledger.cli.jobs import JobId, find_job
+from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, caught_up, opened, projection_path, run
 from jobledger.cli.text import age, shortened
@@ -118,13 +118,15 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Show one dead letter: why it is one, its fingerprint, attempts, every event, and the newest traceback."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _show(output, target, projection, job_id, queue))
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _show(which))
 
 
-async def _show(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+async def _show(which: OneJob) -> None:
+    output = which.output
+    async with found_job(which) as (ledger, handle):
         history = await handle.history()
         job = fold(history).job
         assert job is not None, "a history is not empty"

@@ -13,7 +13,7 @@ import typer
 
 from jobledger.cli.errors import UsageError
 from jobledger.cli.events import parse_time
-from jobledger.cli.jobs import find_job
+from jobledger.cli.one_job import find_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import caught_up, projection_path
 from jobledger.cli.text import iso

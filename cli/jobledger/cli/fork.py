@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pdb  # noqa: T100 - what --pdb is for
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,9 +11,9 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError
 from jobledger.cli.events import event_detail
-from jobledger.cli.jobs import JobId, find_job
+from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, load_tasks, opened, run
+from jobledger.cli.session import load_tasks, run
 from jobledger.cli.text import plain_lines, shortened
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.codec import Stored
@@ -54,17 +53,19 @@ def fork(
     The code is the one that --app loads, and what it does elsewhere (mail, databases) it does. Exits with 1 unless
     the attempt completes.
     """
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
     tasks = load_tasks(modules)
-    material = run(lambda: _fetch(output, target, projection, job_id, queue, attempt, tasks))
+    material = run(lambda: _fetch(which, attempt, tasks))
     names = Names(environment)
     settle()
     # The connection is closed: a debugger may hold the attempt for as long as it likes.
     ran = run(lambda: forks.run(material, tasks.get(material.task), names, limited=not debugger))
     if as_json:
-        output.object(_body(material, ran))
+        which.output.object(_body(material, ran))
     else:
-        _show(output, material, ran)
+        _show(which.output, material, ran)
     if debugger and ran.error is not None:
         pdb.post_mortem(ran.error.__traceback__)
     if not isinstance(_end(ran).event, Completed):
@@ -74,17 +75,8 @@ def fork(
         )
 
 
-async def _fetch(  # noqa: PLR0917 - what the command was told
-    output: Output,
-    target: Target,
-    chosen: Path | None,
-    job_id: str,
-    queue: str | None,
-    attempt: int | None,
-    tasks: TaskRegistry,
-) -> forks.Material:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+async def _fetch(which: OneJob, attempt: int | None, tasks: TaskRegistry) -> forks.Material:
+    async with found_job(which) as (ledger, handle):
         material = await forks.fetch(ledger, await handle.history(), attempt)
     tasks.get(material.task)
     return material

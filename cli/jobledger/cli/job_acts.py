@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -13,9 +12,8 @@ from jobledger.cli.errors import JobNotCompletedError
 from jobledger.cli.events import event_line
 from jobledger.cli.fork import fork
 from jobledger.cli.job_view import job_object
-from jobledger.cli.jobs import JobId, find_job
-from jobledger.cli.output import Output
-from jobledger.cli.session import Target, load_tasks, opened, operator, run
+from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
+from jobledger.cli.session import load_tasks, operator, run
 from jobledger.cli.text import colored, moment
 from jobledger.ledger import Job, JobState, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
@@ -45,15 +43,15 @@ def cancel(
     as_json: options.Json = False,
 ) -> None:
     """End a job: a waiting one at once, a running one as soon as its worker hears of it."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _cancel(output, target, projection, job_id, queue, reason))
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _cancel(which, reason))
 
 
-async def _cancel(  # noqa: PLR0917 - what the command was told
-    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, reason: str
-) -> None:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+async def _cancel(which: OneJob, reason: str) -> None:
+    output = which.output
+    async with found_job(which) as (ledger, handle):
         job = await ledger.cancel(handle.ref, reason=reason, by=operator())
     if output.as_json:
         output.object({**_status(job), "cancel_requested": job.cancel_requested})
@@ -75,15 +73,15 @@ def retry(
     as_json: options.Json = False,
 ) -> None:
     """Queue a job that waits for its time at once; give a dead letter one more attempt."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _retry(output, target, projection, job_id, queue, reason))
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _retry(which, reason))
 
 
-async def _retry(  # noqa: PLR0917 - what the command was told
-    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, reason: str
-) -> None:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+async def _retry(which: OneJob, reason: str) -> None:
+    output = which.output
+    async with found_job(which) as (ledger, handle):
         job = await ledger.retry(handle.ref, reason=reason, by=operator())
     if output.as_json:
         output.object({**_status(job), "attempts_left": job.attempts_left})
@@ -103,22 +101,17 @@ def run_now(
     as_json: options.Json = False,
 ) -> None:
     """Run one attempt of a waiting job here and now, past its queue; needs the module with its task (--app)."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
     tasks = load_tasks(modules)
-    run(lambda: _run(output, target, projection, job_id, queue, tasks))
+    run(lambda: _run(which, tasks))
 
 
-async def _run(  # noqa: PLR0917 - what the command was told
-    output: Output,
-    target: Target,
-    chosen: Path | None,
-    job_id: str,
-    queue: str | None,
-    tasks: TaskRegistry,
-) -> None:
+async def _run(which: OneJob, tasks: TaskRegistry) -> None:
+    output = which.output
     settle()
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+    async with found_job(which) as (ledger, handle):
         seen = (await handle.history())[-1].stream_sequence
         job = await run_one(ledger, tasks, handle.ref, by=operator())
         if output.as_json:
@@ -142,13 +135,15 @@ def why(
     as_json: options.Json = False,
 ) -> None:
     """Say what a job waits for, since when, and the event that says so."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _why(output, target, projection, job_id, queue))
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _why(which))
 
 
-async def _why(output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None) -> None:
-    async with opened(target) as ledger:
-        handle = await find_job(ledger, output, chosen, job_id, queue)
+async def _why(which: OneJob) -> None:
+    output = which.output
+    async with found_job(which) as (ledger, handle):
         history = await handle.history()
         job = await handle.snapshot()
         facts = await find_facts(ledger, job)

@@ -12,22 +12,17 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.events import parse_time
 from jobledger.cli.job_view import job_object, show_job
+from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.past import Asked, asked, events_until, said, viewed
-from jobledger.cli.session import Target, caught_up, opened, projection_path, run
+from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import age, colored, iso, shortened
-from jobledger.ledger import JobHandle, Ledger
 from jobledger.ledger.chain import fold
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.subjects import check_token
-from jobledger.projections import JobRow, Store
+from jobledger.projections import JobRow
 
 app = typer.Typer(help="List, show, explain, cancel, retry and run jobs.", no_args_is_help=True)
-
-JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="The job's id, or a prefix of it that only one job has.")
-]
 
 
 @app.command("list")
@@ -111,16 +106,16 @@ def show(
 ) -> None:
     """Show one job with its attempts and every event, read from its chain and so never stale."""
     past = asked(at, sequence)
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _show(output, target, projection, job_id, queue, past))
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _show(which, past))
 
 
-async def _show(  # noqa: PLR0917 - what the command was told
-    output: Output, target: Target, chosen: Path | None, job_id: str, queue: str | None, past: Asked | None
-) -> None:
-    async with opened(target) as ledger:
+async def _show(which: OneJob, past: Asked | None) -> None:
+    output = which.output
+    async with found_job(which) as (ledger, handle):
         then = await past.moment(ledger) if past is not None else None
-        handle = await find_job(ledger, output, chosen, job_id, queue)
         history = await handle.history()
         if then is not None:
             history = events_until(history, then)
@@ -136,24 +131,3 @@ async def _show(  # noqa: PLR0917 - what the command was told
         output.object(body)
     else:
         show_job(output, job, body, history, now)
-
-
-async def find_job(
-    ledger: Ledger, output: Output, chosen: Path | None, job_id: str, queue: str | None
-) -> JobHandle[Any]:
-    """Return the job of that id, else the only one whose id begins with it, found in the projection.
-
-    Raises: InvalidTokenError, JobNotFoundError, AmbiguousIdError.
-    """
-    try:
-        return await ledger.job(job_id, queue=queue)
-    except JobNotFoundError:
-        path = await projection_path(ledger, chosen)
-        await caught_up(ledger, path, output)
-        with Store.open(path) as store:
-            matches = store.find(job_id, queue=queue)
-        if not matches:
-            raise
-        if len(matches) > 1:
-            raise AmbiguousIdError(job_id, [f"{ref.queue}/{ref.job_id}" for ref in matches]) from None
-        return await ledger.job(matches[0].job_id, queue=matches[0].queue)
