@@ -143,6 +143,29 @@ async def test_snapshots_are_made_used_and_thinned(tmp_path: Path, monkeypatch: 
     assert read_from == [found[1] + 1]
 
 
+async def test_several_who_follow_and_look_back_at_once_disturb_nobody(tmp_path: Path) -> None:
+    log, path = MemoryLog(), tmp_path / "p"
+    config = SnapshotConfig(every_events=5, time_share_max=1e9, count_max=3)
+    with (
+        Projector(log, path, config=SMALL, snapshots=Snapshots(path, config=config)) as one,
+        Projector(log, path, config=SMALL, snapshots=Snapshots(path, config=config)) as other,
+    ):
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.run)
+            group.start_soon(other.run)
+            for seed in range(6):
+                await random_history(log, seed, jobs=40, steps=20)
+                head = (await log.head()).last_sequence
+                await one.wait_for(head)
+                await other.wait_for(head)
+                for back in (1, 9, 17):
+                    await assert_as_of(log, path, head - back, snapshots=config)
+            group.cancel_scope.cancel()
+    found = Snapshots(path).found()
+    assert 1 <= len(found) <= 4  # each thins after its own
+    assert {each.name for each in Snapshots(path).folder.iterdir()} == {each.path.name for each in found}
+
+
 async def test_a_moment_that_took_many_events_to_reach_leaves_a_snapshot(tmp_path: Path) -> None:
     log, path = await memory_history(), tmp_path / "nowhere" / "p"
     stingy = SnapshotConfig(every_events=100, time_share_max=1e-9)

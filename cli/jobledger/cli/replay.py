@@ -19,7 +19,7 @@ from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.export import ExportLog, JoinedLog, import_export, read_manifest
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import Names
-from jobledger.projections import Store, moment_of, rebuild
+from jobledger.projections import Store, moment_of, rebuild, refuse_archived
 
 _DIGITS_MAX: Final = 19  # what SQLite and the server count to
 Folders = list[Path] | None
@@ -85,6 +85,8 @@ async def _replay(  # noqa: PLR0917 - what the command was told
 ) -> None:
     async with _source(target, exports, archives) as log:
         until = await _sequence(log, end)
+        if until is not None:
+            await refuse_archived(log, until)
         with output.progress("replaying") as progress:
             position = await rebuild(log, into, until=until, progress=progress)
     with Store.open(into) as store:
