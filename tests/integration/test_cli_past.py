@@ -243,6 +243,9 @@ def test_a_read_model_is_followed_beside_ours(commands: Commands, tmp_path: Path
     assert events() == 10
     assert once("Newer")[0] == 0
     assert events() == 10
+    code, _, err = once("Counts")
+    assert code == 4
+    assert "with `jobledger projection run models_of_past:Counts --rebuild`" in err
     code, _, err = once("Failing", "--rebuild")
     assert code == 1
     assert "read model models_of_past:Failing failed at stream sequence 6 (`queued` of job charge-2)" in err
@@ -288,6 +291,7 @@ def test_a_file_of_ours_is_never_a_read_models(commands: Commands, tmp_path: Pat
             ["--rebuild"],
             "--rebuild is for a read model, as in MODULE:Class; here it is `jobledger projection rebuild`",
         ),
+        (["models_of_past:Counts", "--projection", "x.db"], "for a read model it is --file"),
         (["--file", "x.db"], "--file is for a read model, as in MODULE:Class; here it is --projection"),
     ],
 )

@@ -18,6 +18,7 @@ from jobledger.ledger.events import event_type
 from jobledger.ledger.memory import MemoryLog
 from jobledger.projections import (
     DamagedProjectionError,
+    NewerReadModelError,
     NotAProjectionError,
     PositionMismatchError,
     Projector,
@@ -182,15 +183,22 @@ async def test_an_answer_means_a_misunderstanding(tmp_path: Path, answer: Any) -
         await follow(await memory_history(), tmp_path / "p", layout)
 
 
-async def test_another_version_is_made_anew_be_it_newer_or_older(tmp_path: Path) -> None:
+async def test_a_newer_version_is_made_anew_and_an_older_one_stops(tmp_path: Path) -> None:
     log, path = await memory_history(), tmp_path / "p"
     await follow(log, path, made())
-    for version in (2, 1):
-        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute("DELETE FROM seen")
-        await follow(log, path, made(version=version))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM seen")
+    with Projector(log, path, layout=made()) as older:
+        await older.prepare()
+        await follow(log, path, made(version=2))
         assert rows(path) == await truth(log)
-        assert rows(path, "SELECT version FROM read_model") == [(version,)]
+        assert rows(path, "SELECT version FROM read_model") == [(2,)]
+        assert await act(log, 9_000, "claim", SteppedClock())
+        words = "was made by version 2 of this read model, and this is version 1: run the newer one"
+        with pytest.raises(NewerReadModelError, match=words):  # it would undo, and be undone, for ever
+            await older.catch_up()
+    await rebuild(log, path, layout=made())
+    assert rows(path, "SELECT version FROM read_model") == [(1,)]
 
 
 async def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

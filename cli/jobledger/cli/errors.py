@@ -15,6 +15,7 @@ from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.errors import InvalidError, LedgerError, NotFoundError, RefusedError, UnreachableError
 from jobledger.projections.errors import (
     MomentArchivedError,
+    NewerReadModelError,
     NewerSchemaError,
     NotAProjectionError,
     OlderSchemaError,
@@ -43,6 +44,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (MomentArchivedError, REFUSED),
     (NotAProjectionError, REFUSED),
     (NewerSchemaError, REFUSED),
+    (NewerReadModelError, REFUSED),
     (OlderSchemaError, REFUSED),
     (PositionMismatchError, REFUSED),
     (ProjectionBusyError, REFUSED),

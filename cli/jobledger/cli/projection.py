@@ -34,6 +34,7 @@ app = typer.Typer(help="Follow, inspect and rebuild the projection of the ledger
 @app.command("run")
 def run_projector(
     *,
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -63,6 +64,9 @@ def run_projector(
     """Follow the ledger and keep the projection, or a read model of your own, up to date until Ctrl-C."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     if model is not None:
+        source = context.get_parameter_source("projection")
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError("--projection names the projection's file: for a read model it is --file")
         plan = Plan(model=model, file=file, anew=anew, once=once)
         run(lambda: run_read_model(output, target, plan))
         return

@@ -29,7 +29,6 @@ from jobledger.projections import (
     NotAProjectionError,
     OlderSchemaError,
     Position,
-    ProjectionBusyError,
     ProjectionError,
     ProjectionFileError,
     Projector,
@@ -145,18 +144,18 @@ async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
 def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
     """Return whether a file is there that only a rebuild can bring forward.
 
-    Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace; ProjectionBusyError.
+    Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace, and other errors than the file's.
     """
     if not path.exists():
         return False
     try:
         files.open_reader(path, busy_timeout_s=_BUSY_TIMEOUT_S, layout=layout).close()
-    except (NotAProjectionError, ProjectionBusyError):
+    except NotAProjectionError:
         raise
     except OlderSchemaError:
         return True
     except ProjectionFileError:
-        return False  # damaged: said by the projector, unless it is made anew
+        return False  # damaged, or newer: said by the projector, unless it is made anew
     return False
 
 

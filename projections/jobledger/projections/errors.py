@@ -10,6 +10,7 @@
     │   ├── NotAProjectionError     it belongs to something else, and is never overwritten
     │   ├── DamagedProjectionError  SQLite cannot read it
     │   ├── NewerSchemaError        a newer jobledger wrote it
+    │   ├── NewerReadModelError     a newer version of the user's class wrote it
     │   └── OlderSchemaError        an older jobledger wrote it; a projector rebuilds it by itself
     ├── ProjectionBusyError         somebody else holds the file for longer than the limit
     ├── ProjectionStorageError      the disk refused
@@ -85,6 +86,20 @@ class NewerSchemaError(ProjectionFileError):
             "or make the file anew for this one with `jobledger projection rebuild`"
         )
         super().__init__(path, sentence)
+
+
+class NewerReadModelError(ProjectionFileError):
+    """A newer version of the same read model made the file.
+
+    It is not made anew by itself: while versions change, an old and a new process would undo each other's work for ever.
+    """
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        super().__init__(
+            path,
+            f"{path} was made by version {found} of this read model, and this is version {known}: run the newer one, "
+            "or make the file anew for this one with `jobledger projection rebuild`",
+        )
 
 
 class OlderSchemaError(ProjectionFileError):

@@ -19,6 +19,7 @@ from jobledger.ledger.subjects import is_token
 from jobledger.projections import files, schema
 from jobledger.projections.errors import (
     DamagedProjectionError,
+    NewerReadModelError,
     NotAProjectionError,
     OlderSchemaError,
     ReadModelDefinitionError,
@@ -133,13 +134,15 @@ class ReadModelLayout:
     def check(self, connection: sqlite3.Connection, path: Path) -> None:
         """Compare name and version; see `Layout.check`.
 
-        Raises: NotAProjectionError for another model's file, OlderSchemaError for one of another version, be it newer.
+        Raises: NotAProjectionError for another model's file, NewerReadModelError, OlderSchemaError.
         """
         found = connection.execute("SELECT name, version, form FROM read_model").fetchone()
         if found is None:
             raise DamagedProjectionError(path, "it does not say whose it is")
         if found[0] != self.model.name:
             raise NotAProjectionError(path)
+        if found[1] > self.model.version:
+            raise NewerReadModelError(path, found[1], self.model.version)
         if found[1:] != (self.model.version, _FORM):
             raise OlderSchemaError(path, found[1], self.model.version)
 
