@@ -148,9 +148,9 @@ class Projector:
 
     async def fill(self, progress: ProgressCallback | None = None, *, until: int | None = None) -> Position:
         """Apply everything up to the head as it is now, or up to `until` if that is less, to the file given by `adopt`."""
-        head = (await self._log.head()).last_sequence
-        target = head if until is None else min(until, head)
-        return await self._bring_to(target, self._known_position(), progress)
+        head = await self._log.head()
+        target = head.last_sequence if until is None else min(until, head.last_sequence)
+        return await self._bring_to(target, self._begun(self._known_position(), head), progress)
 
     async def _bring_to(self, target: int, start: Position, progress: ProgressCallback | None) -> Position:
         position = start
