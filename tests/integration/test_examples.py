@@ -61,6 +61,16 @@ SHOWN = {
         "grace replied: queued started snoozed queued started failed queued started completed",
         "dispatched before its time: False",
     ],
+    "export.py": [
+        "9 events from 1 to 9",
+        "3 events of one job",
+        "the export is sound",
+        "1 queued",
+        "9 events are back",
+        "the same bytes: True",
+        "the export is NOT sound: 2 violations (export 2)",
+        "it was altered: its checksum is not what the manifest says",
+    ],
     "follow_events.py": [
         "order-0: dead letter, exhausted",
         "stopped; the next reader begins at",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,13 +33,15 @@ from jobledger.ledger.export import (
 )
 from jobledger.ledger.export_import import chain_of
 from jobledger.ledger.log import Entry
+from jobledger.ledger.seal_keys import make_keys, read_signer
+from jobledger.ledger.seals import seal_next
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
-FLIPS = 150
+FLIPS = 60
 
 
 @task(queue="work", max_attempts=2, backoff=Backoff(base_s=0.05))
@@ -57,6 +60,7 @@ class Exports(NamedTuple):
     job: Path  #: one job alone, so with holes
     before: Report
     kept: Path  #: the same report as a file
+    seals: Path  #: what was published of the one seal, which is the newest event
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,10 @@ async def exports(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPath
     async with connect(nats_server.url, environment="tampering", ledger_bytes_max=16 << 20) as ledger:
         job = await _history(ledger)
         log = ledger.log
+        make_keys(folder / "seal.pem")
+        seal = await seal_next(log, read_signer(folder / "seal.pem"), by="auditor", at=datetime.now(UTC))
+        assert seal is not None
+        (folder / "seals.jsonl").write_text(seal.line())
         await write_export(log, folder / "whole")
         await write_export(log, folder / "parts", file_bytes_max=8_000)
         await write_export(log, folder / "parquet", file_format="parquet")
@@ -80,6 +88,7 @@ async def exports(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPath
         folder / "job",
         before,
         folder / "report.json",
+        folder / "seals.jsonl",
     )
 
 
@@ -375,8 +384,18 @@ async def test_the_command_finds_each_and_exits_with_4(
         forged = copied(exports.whole, tmp_path / "forged")
         rewritten(forged, _forged_worker_and_links, manifest=True)
         code, out, err = answer(str(forged), "--against", str(exports.kept), "--json")
-        assert (code, json.loads(out)["broken"]) == (4, {"history": 1})
+        assert (code, json.loads(out)["broken"]) == (4, {"history": 1, "seal": 1})
         assert "rule `history` is broken" in json.loads(err)["error"]["message"]
+        code, _, err = answer(str(forged))  # the seal in it is over the events as they were
+        assert (code, "rule `seal` is broken" in err) == (4, True)
+        rewritten(forged, lambda lines: lines[:-1], manifest=True)
+        code, out, err = answer(str(forged))
+        assert (code, err, "not proven: that the export" in out) == (0, "", True)
+        trusted = ("--seal-key", str(exports.kept.with_name("seal.pem.pub")), "--seal", str(exports.seals))
+        code, _, err = answer(str(forged), *trusted)
+        assert (code, "rule `seal` is broken" in err) == (4, True)
+        code, out, err = answer(str(exports.parquet), *trusted)
+        assert (code, err, "not proven" in out) == (0, "", False)
         assert answer(str(tmp_path / "nowhere"))[0] == 3
         assert answer(str(exports.whole), "--from", "3")[0] == 2
         assert answer(str(exports.job), "--against", str(exports.kept))[0] == 2
