@@ -278,7 +278,8 @@ class Checker:
 
     def _take(self, name: str, before: Job | None, after: Job, record: Open) -> None:
         """Keep what a job is by now."""
-        self._tally.count_lost(before, after)
+        if before is not None and before.claim_epoch:
+            self._tally.count_lost(before, after)
         if after.state in CLOSED_STATES:
             self._tally.closed[after.state] += 1
             self._jobs.replace(name, self._closed.pack(after, record.digest))

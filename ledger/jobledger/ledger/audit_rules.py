@@ -177,10 +177,12 @@ _NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
 
 def lean(event: JobEvent) -> JobEvent:
     """Return `event` without the values that no rule looks at, so that an open job keeps no payload alive."""
-    if type(event) is Carried:
-        return msgspec.structs.replace(event, job_state=_lean_state(event.job_state))
     changes = _HEAVY.get(type(event))
-    return event if changes is None else msgspec.structs.replace(event, **changes)
+    if changes is None:
+        return event
+    if isinstance(event, Carried):
+        return msgspec.structs.replace(event, job_state=_lean_state(event.job_state))
+    return msgspec.structs.replace(event, **changes)
 
 
 _NO_ORDER: Final[dict[str, Any]] = {
@@ -197,6 +199,7 @@ _HEAVY: Final[Mapping[type[Event], dict[str, Any]]] = {
     Failed: {"error": _NO_ERROR},
     DeadLettered: {"error": None},
     Checkpointed: {"value": NO_VALUE, "value_ref": None},
+    Carried: {},  # what is heavy lies in its job
 }
 
 

@@ -32,11 +32,10 @@ class Tally:
         if type(event) is Queued:
             self.causes[event.cause] += 1
 
-    def count_lost(self, before: Job | None, after: Job) -> None:
-        """Count the attempt that was under way before an event and is lost after it."""
-        if before is not None and before.claim_epoch:
-            at = len(before.attempts) - 1
-            self.lost += at < len(after.attempts) and after.attempts[at].state == "lost"
+    def count_lost(self, before: Job, after: Job) -> None:
+        """Count the attempt that was running before an event and is lost after it."""
+        at = len(before.attempts) - 1
+        self.lost += at < len(after.attempts) and after.attempts[at].state == "lost"
 
     def by_type(self) -> dict[str, int]:
         """Return how many events of jobs there were, by type; types without any are left out."""
