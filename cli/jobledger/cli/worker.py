@@ -37,6 +37,7 @@ def worker(
     pool: options.Pool = None,
     pool_memory: options.PoolMemory = None,
     reload: options.Reload = False,
+    traces: options.Traces = False,
     metrics_port: options.MetricsPort = None,
     metrics_host: options.MetricsHost = LOOPBACK,
     metrics_token_file: options.MetricsTokenFile = None,
