@@ -1,0 +1,81 @@
+"""`jobledger audit export`, `verify EXPORT` and `diff` print what docs/cli.md shows."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.stories import BOOM, Story
+
+from jobledger.cli.main import run
+from jobledger.ledger import connect
+from jobledger.ledger.commands import Dispatch, Fail
+from jobledger.ledger.export_import import chain_of
+from jobledger.ledger.log import Entry
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def told() -> Story:
+    """Ten events whose bytes are always the same, and so are their hashes."""
+    story = Story()
+    story.enqueue("welcome-1")
+    story.enqueue("welcome-2")
+    story.claim("welcome-1")
+    story.complete("welcome-1")
+    story.claim("welcome-2")
+    retry_at = story.now + timedelta(seconds=30)
+    story.do("welcome-2", Fail(epoch=story.epoch("welcome-2"), error=BOOM, retry_at=retry_at))
+    story.now = retry_at
+    story.do("welcome-2", Dispatch(cause="retried"))
+    story.run("welcome-2")
+    story.enqueue("welcome-3")
+    return story
+
+
+async def stored(url: str, environment: str) -> None:
+    async with connect(url, environment=environment, ledger_bytes_max=16 << 20) as ledger:
+        for message in told().messages:
+            subject = message.subject.replace("ledger.", f"{ledger.names.ledger_root}.", 1)
+            last = await ledger.log.last(chain_of(subject))
+            expected = 0 if last is None else last.stream_sequence
+            await ledger.log.append([Entry(subject, message.data, chain_of(subject), expected)])
+
+
+def normal(text: str) -> str:
+    """Return text without what differs from run to run."""
+    text = re.sub(r"in [\d.]+ s,", "in TIME,", text)
+    text = re.sub(r"[\d.]+ (KiB|B)\b", "SIZE", text)
+    return "\n".join(" ".join(line.split()) for line in text.splitlines()).strip()
+
+
+def shown_in_docs(command: str) -> str:
+    pattern = rf"^\$ jobledger {re.escape(command)}\n(.*?)(?=^\$|^```)"
+    found = re.search(pattern, DOCS, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, command
+    return normal(found[1])
+
+
+def test_the_documented_outputs_are_printed(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    environment = f"t_{secrets.token_hex(6)}"
+    anyio.run(stored, nats_server.url, environment)
+    for words in ("audit export ledger-2025-01-31", "audit verify ledger-2025-01-31", "audit diff 3 head"):
+        code = run([*words.split(), "--url", nats_server.url, "--environment", environment])
+        shown = capsys.readouterr()
+        assert code == 0, shown.err
+        assert normal(shown.out + shown.err) == shown_in_docs(words), shown.out + shown.err
