@@ -1,46 +1,83 @@
 """How fast a ledger is checked, in events a second, and how much memory a job costs the checker.
 
-    python benchmarks/audit.py [--jobs N] [--server] [--profile]
+    python benchmarks/audit.py [--jobs N] [--memory MIB] [--server] [--profile]
 
 Two histories of N jobs; of ten, seven run once, two fail once and are retried, and one is taken over. `drained` ends
 each job soon after it was queued, as a busy worker does; `backlog` queues all jobs before the first one starts and
 stops half-way, so that half of them stay open. `fed` times the checker alone on events decoded before, `verified`
-the whole way from a log in memory; `--server` reads the first history from a nats-server as well. Prints one JSON
-object a line.
+the whole way from a log in memory; `--server` reads the first history from a nats-server as well. `bounded` writes the
+events to a file, and a process of its own checks them from there: its greatest resident size, for a quarter of the jobs
+and for all of them, with the checker's memory bounded to `--memory`. Prints one JSON object a line.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import cProfile
 import pstats
+import resource
+import struct
+import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO, Final, Protocol
 
 import anyio
 import msgspec
 
-from jobledger.ledger.audit import Checker, Report, verify
+from jobledger.ledger.audit import Checker, Options, Report, verify
 from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
 from jobledger.ledger.client import connect
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.codec import Stored, read_message
 from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Fail, Stamp, TakeOver
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.events import ErrorInfo
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.subjects import JobRef, Names
 
 IN_FLIGHT = 500
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom", traceback="x" * 400)
+
+
+MIB: Final = 1 << 20
+LENGTHS: Final = struct.Struct("<II")  # of subject and data
+
+
+class Sink(Protocol):
+    """What a history is appended to."""
+
+    names: Names
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store; return the first one's sequence."""
+        ...
+
+
+class FileSink:
+    """Keeps events in a file, since in memory they would hide what the checker takes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.names = Names()
+        self._file = file
+        self._last = 0
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store; return the first one's sequence."""
+        for entry in entries:
+            subject = entry.subject.encode()
+            self._file.write(LENGTHS.pack(len(subject), len(entry.data)) + subject + entry.data)
+        self._last += len(entries)
+        return self._last - len(entries) + 1
 
 
 def life(number: int) -> list[str]:
@@ -78,7 +115,7 @@ def command_of(number: int, step: str, chain: Chain) -> Command:
     return Complete(epoch=epoch, result=msgspec.Raw(b'"sent"'))
 
 
-async def history(log: Log, jobs: int, lead: int, ended: int) -> None:
+async def history(log: Sink, jobs: int, lead: int, ended: int) -> None:
     """Append the events of `jobs` jobs, decided as real ones are."""
     chains: dict[int, Chain] = {}
     for tick, (number, step) in enumerate(schedule(jobs, lead, ended)):
@@ -147,8 +184,8 @@ def measure_feed(what: str, log: Log, events: list[Stored], *, profile: bool) ->
 
 
 async def measure_memory(what: str, log: Log, jobs: int) -> None:
-    """Count what the checker keeps, from events that are gone once they were fed."""
-    checker = Checker(log.names)
+    """Count what the checker keeps when nothing bounds it, from events that are gone once they were fed."""
+    checker = Checker(log.names, options=Options(memory_bytes_max=None))
     tracemalloc.start()
     async for batch in log.read():
         for stored in batch:
@@ -161,15 +198,60 @@ async def measure_memory(what: str, log: Log, jobs: int) -> None:
     print(msgspec.json.encode(line).decode(), flush=True)
 
 
-async def main() -> None:
+def check_file(path: Path, memory_mib: int) -> None:
+    """Check the events in a file, and print how fast and in how much memory; for a process of its own."""
+    began, sequence = time.perf_counter(), 0
+    base = _resident_mib()
+    checker = Checker(Names(), options=Options(memory_bytes_max=memory_mib * MIB))
+    with path.open("rb") as file:
+        while lengths := file.read(LENGTHS.size):
+            subject, data = (file.read(length) for length in LENGTHS.unpack(lengths))
+            sequence += 1
+            checker.feed(read_message(subject.decode(), data, sequence, BEGIN))
+    report = checker.finish()
+    took = time.perf_counter() - began
+    line = {
+        "what": f"{path.stem}: bounded to {memory_mib} MiB",
+        "events": report.events,
+        "jobs": report.jobs,
+        "sound": report.sound,
+        "events_per_s": round(report.events / took),
+        "resident_mib_before": base,
+        "resident_mib_max": _resident_mib(),
+    }
+    print(msgspec.json.encode(line).decode(), flush=True)
+
+
+def _resident_mib() -> int:
+    """Return the greatest resident size of this process so far; where only rusage tells, its parent's may be in it."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        peak = next(line for line in status.read_text("ascii").splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) // 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // MIB
+
+
+async def measure_bounded(name: str, jobs: int, lead: int, ended: int, memory_mib: int) -> None:
+    """Let a process of its own check a history from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        with path.open("wb") as file:
+            await history(FileSink(file), jobs, lead, ended)
+        command = (sys.executable, __file__, "--check", str(path), "--memory", str(memory_mib))
+        _ = await asyncio.to_thread(subprocess.run, command, check=True)
+
+
+async def main(chosen: argparse.Namespace) -> None:
     """Measure each history."""
-    parser = argparse.ArgumentParser(description="Measure how fast a ledger is checked.")
-    parser.add_argument("--jobs", type=int, default=100_000)
-    parser.add_argument("--server", action="store_true", help="read through a nats-server as well")
-    parser.add_argument("--profile", action="store_true", help="show where the checker's time goes")
-    chosen = parser.parse_args()
     jobs: int = chosen.jobs
     for name, lead, ended in (("drained", IN_FLIGHT, jobs), ("backlog", jobs, jobs // 2)):
+        for part in (jobs // 4, jobs):
+            await measure_bounded(
+                name, part, min(lead, part), min(ended, part // 2 if lead == jobs else part), chosen.memory
+            )
+        if chosen.only_bounded:
+            continue
         log = MemoryLog()
         await history(log, jobs, lead, ended)
         events = [stored async for batch in log.read() for stored in batch]
@@ -187,5 +269,21 @@ async def main() -> None:
                 await measure_verify("drained: verified, nats-server", ledger.log)
 
 
+def parse() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description="Measure how fast a ledger is checked.")
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--memory", type=int, default=16, metavar="MIB", help="bound of the checker")
+    parser.add_argument("--only-bounded", action="store_true", help="only the measurements from a file")
+    parser.add_argument("--server", action="store_true", help="read through a nats-server as well")
+    parser.add_argument("--profile", action="store_true", help="show where the checker's time goes")
+    parser.add_argument("--check", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    anyio.run(main)
+    asked = parse()
+    if asked.check is not None:
+        check_file(asked.check, asked.memory)
+    else:
+        anyio.run(main, asked)
