@@ -26,6 +26,7 @@ from jobledger.ledger.commands import (
     Pause,
     ReportProgress,
     Requeue,
+    Rescue,
     Snooze,
     Stamp,
     TakeOver,
@@ -62,6 +63,7 @@ WEIGHTS = {
     "enqueue_later": 10,
     "enqueue_held": 10,
     "carry": 2,
+    "rescue": 1,
 }
 STEPS = tuple(WEIGHTS)
 
@@ -118,6 +120,7 @@ def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command
         "enqueue_later": CancelJob(),
         "enqueue_held": CancelJob(),
         "pause": Pause(epoch=epoch, event="approved"),
+        "rescue": Rescue(lost_epoch=epoch),
         "carry": Carry(through=job.last_sequence - number % 2),
     }
     return commands[step]

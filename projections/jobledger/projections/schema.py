@@ -283,6 +283,7 @@ ADD_WORKER: Final = _adding(
 )
 SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AND task = ?"
 SELECT_POSITION: Final = f"SELECT {', '.join(POSITION_COLUMNS)} FROM position WHERE id = 1"  # noqa: S608
+SELECT_BEGINS_LATE: Final = "SELECT begins_at > 1 FROM position WHERE id = 1"
 BEGIN_AT: Final = "UPDATE position SET stream_sequence = ?, begins_at = ? WHERE id = 1"
 UPDATE_POSITION: Final = (
     "UPDATE position SET stream_sequence = ?, event_hash = ?, updated_at = ? WHERE id = 1"

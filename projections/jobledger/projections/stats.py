@@ -221,17 +221,16 @@ class Tally:
 
     def _ordered(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
         """`scheduled`, `held` and `queued`: a new job, or one that waits again."""
-        if before is None:
+        if not event.prev:
             self._cell(after, now_us).counts[_ENQUEUED] += 1
             return
-        job = before.job
-        if job.state is _RUNNING and after.state is not _RUNNING:
+        if before is not None and before.job.state is _RUNNING and after.state is not _RUNNING:
             self._lost(self._cell(after, now_us), before)
         if not isinstance(event, Queued):
             return
         if event.cause in {"requeued", "redispatched"}:
             self._cell(after, now_us).counts[_AT[event.cause]] += 1
-        elif job.state is JobState.RETRY_WAIT and job.attempts and job.attempts[-1].state == "failed":
+        elif before is not None and _has_failed(before.job):
             self._cell(after, now_us).counts[_AT["retried"]] += 1
 
     def _started(self, event: Started, before: Seen | None, after: Job, now_us: int) -> None:
@@ -298,6 +297,10 @@ class Tally:
         Fenced: _fenced,
         **dict.fromkeys((Checkpointed, Progressed), _noted),
     }
+
+
+def _has_failed(job: Job) -> bool:
+    return job.state is JobState.RETRY_WAIT and bool(job.attempts) and job.attempts[-1].state == "failed"
 
 
 def _first_seen(event: JobEvent, job: Job, now_us: int) -> Seen:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from jobledger.ledger.codec import Stored
-from jobledger.ledger.events import NO_VALUE
+from jobledger.ledger.events import NO_VALUE, Carried, JobEvent
 from jobledger.ledger.job import JobState, evolve
 from jobledger.projections import rows, schema
 from jobledger.projections.stats import Seen, Tally, microseconds
@@ -48,7 +48,12 @@ class Tables:
             key = (event.job, event.queue)
             known = after.get(key)
             if known is None:
-                known = before[key] = self._known(key)
+                known = self._known(key)
+                if known is None and event.prev and self._began_before(event):
+                    job = evolve(None, event, stored.stream_sequence)
+                    tally.add(event, None, job, microseconds(stored.stored_at))
+                    continue
+                before[key] = known
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
         for key, current in after.items():
@@ -56,6 +61,15 @@ class Tables:
             tally.move(None if known is None else known.job, current.job)
         self._write(before, after)
         add_tally(self._connection, tally)
+
+    def _began_before(self, event: JobEvent) -> bool:
+        """Whether the job's first events were archived: then nothing is known of it until it is carried over.
+
+        The archive run that took them stored the whole job later in the ledger.
+        """
+        if isinstance(event, Carried):
+            return False
+        return bool(self._connection.execute(schema.SELECT_BEGINS_LATE).fetchone()[0])
 
     def _known(self, key: _Key) -> Seen | None:
         cached = self._cache.pop(key, None)
