@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -268,7 +269,21 @@ async def test_workers_of_a_killed_supervisor_stop_in_good_order(
     assert all(info.stopped for info in await ledger.leases.all() if info.pid in pids)
 
 
-# Starts that fail.
+# Starts that fail, or are no longer wanted.
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "supervised"])
+async def test_a_signal_before_there_is_anything_to_stop_ends_it_in_good_order(
+    command: Command, options: tuple[str, ...]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(LIMIT_S)
+        url = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        worker = command("worker", "--app", str(WORK), "--url", url, *options)
+        asking, _ = await anyio.to_thread.run_sync(silent.accept)
+        with asking:  # it waits for a greeting that does not come
+            assert await ended(worker, signal.SIGTERM) == 0
+    assert worker.errors == ""
 
 
 async def test_a_module_that_cannot_be_imported_ends_everything_with_its_words_once(

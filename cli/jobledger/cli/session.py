@@ -232,6 +232,27 @@ async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc
             on_signal()
 
 
+class Stopping:
+    """What a signal does at present: at first it ends the block of `stoppable`, later what the command says."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    def on_signal(self) -> None:
+        """Do what is to be done by now."""
+        self.act()
+
+
+@contextlib.asynccontextmanager
+async def stoppable() -> AsyncGenerator[Stopping, None]:
+    """Heed signals from here on, before there is anything to stop: one ends the block, and no error comes of it."""
+    async with anyio.create_task_group() as group:
+        stopping = Stopping(group.cancel_scope.cancel)
+        await group.start(watch_signals, stopping.on_signal)
+        yield stopping
+        group.cancel_scope.cancel()
+
+
 async def until_closed(ledger: Ledger) -> None:
     """Wait until the connection is given up for good, and say so.
 

@@ -11,10 +11,10 @@ from typing import Final
 import anyio
 import msgspec
 
-from jobledger.cli.errors import FAILED
+from jobledger.cli.errors import DONE, FAILED
 from jobledger.cli.exposure import Exposure
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, run, until_closed, watch_signals
+from jobledger.cli.session import Target, opened, run, stoppable, until_closed
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.workers import WorkerConfig
 from jobledger.workers.reload import SourceWatch, source_folders
@@ -96,8 +96,8 @@ async def _supervise(  # noqa: PLR0917 - what it was told
     *,
     until_eof: bool,
 ) -> int:
-    code = FAILED
-    async with opened(target) as ledger, anyio.create_task_group() as group:
+    code = DONE  # of one that is stopped before it has begun
+    async with stoppable() as stopping, opened(target) as ledger, anyio.create_task_group() as group:
         # Twice the lease: whatever a process that silent still runs is somebody else's by now.
         silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
         patience = msgspec.structs.replace(patience, silence_s=silence_s)
@@ -126,7 +126,8 @@ async def _supervise(  # noqa: PLR0917 - what it was told
             output.note(f"{Path(paths[0]).name}{more} changed: starting anew")
             supervisor.restart()
 
-        await group.start(watch_signals, on_signal)
+        code = FAILED
+        stopping.act = on_signal
         group.start_soon(until_closed, ledger)
         if until_eof:
             group.start_soon(when_stdin_ends, at_once)

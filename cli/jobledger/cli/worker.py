@@ -16,7 +16,16 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, load_tasks, named_modules, opened, run, until_closed, watch_signals
+from jobledger.cli.session import (
+    Stopping,
+    Target,
+    load_tasks,
+    named_modules,
+    opened,
+    run,
+    stoppable,
+    until_closed,
+)
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.cli.supervise import Crew, supervise
 from jobledger.ledger import Ledger, TaskRegistry
@@ -93,10 +102,10 @@ async def _worker(  # noqa: PLR0917 - what it was told
     until_eof: bool,
 ) -> None:
     settle()
-    async with opened(target) as ledger:
+    async with stoppable() as stopping, opened(target) as ledger:
         made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
         async with _shown(output, ledger, made, exposure):
-            await _run(output, ledger, made, parent, until_eof=until_eof)
+            await _run(output, ledger, made, parent, stopping, until_eof=until_eof)
 
 
 @contextlib.asynccontextmanager
@@ -117,7 +126,13 @@ async def _shown(
 
 
 async def _run(
-    output: Output, ledger: Ledger, made: Worker, parent: Parent | None, *, until_eof: bool
+    output: Output,
+    ledger: Ledger,
+    made: Worker,
+    parent: Parent | None,
+    stopping: Stopping,
+    *,
+    until_eof: bool,
 ) -> None:
     asked = False
 
@@ -136,10 +151,8 @@ async def _run(
         made.stop()
 
     async with anyio.create_task_group() as group:
-        if parent is None:
-            await group.start(watch_signals, on_signal)
-        else:
-            await group.start(watch_signals, once)
+        stopping.act = on_signal if parent is None else once
+        if parent is not None:
             group.start_soon(parent.watch, once, at_once)
         group.start_soon(until_closed, ledger)
         group.start_soon(_say_ready, output, made, parent)
