@@ -82,6 +82,26 @@ def test_modules_are_named_for_what_they_hold() -> None:
     ] == []
 
 
+def _unexplained(text: str) -> Iterator[int]:
+    """Yield the lines that catch everything, keep it, and do not say why."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = {"BaseException"} if node.type is None else {ast.unparse(node.type)}
+        last = node.body[-1]
+        passes_on = isinstance(last, ast.Raise) and last.exc is None
+        told = any("#" in line for line in lines[node.lineno - 1 : node.end_lineno])
+        if caught & {"Exception", "BaseException"} and not passes_on and not told:
+            yield node.lineno
+
+
+def test_what_catches_everything_says_why() -> None:
+    found = {_name(path): list(_unexplained(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert list(_unexplained("try:\n    f()\nexcept Exception:\n    pass\n")) == [3]
+
+
 def test_ledger_needs_no_other_portion(tmp_path: Path) -> None:
     """Only ledger/ is on the path, next to the dependencies; not even the editable installation is seen."""
     program = (

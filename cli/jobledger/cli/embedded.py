@@ -60,7 +60,7 @@ async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # anything may be what the death of the server looks like
         with anyio.move_on_after(_DEATH_S):
             await server.wait()
         if server.alive:

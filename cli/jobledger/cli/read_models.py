@@ -95,7 +95,7 @@ def _imported(name: str) -> Any:
 def _called(what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except Exception as error:
+    except Exception as error:  # whatever the user's class does
         raise UsageError(_failure(what, error)) from error
 
 

@@ -199,7 +199,7 @@ class _Server(TCPServer):
             self.finish_request(request, client_address)
         except OSError:
             pass  # the other side went away, or was cut off
-        except Exception:
+        except Exception:  # what goes wrong with one scrape must not end the thread that answers the others
             logger.exception("a scrape failed")
         finally:
             self._open.pop(request, None)
@@ -253,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         try:
             return site.page(path, self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", ""))
-        except Exception:
+        except Exception:  # a collector's error is answered, or the scraper would wait for its own limit
             logger.exception("%s could not be answered", path[:80])
             return text_page(HTTPStatus.INTERNAL_SERVER_ERROR, "see the log")
 

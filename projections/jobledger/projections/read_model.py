@@ -89,7 +89,7 @@ class ReadModelLayout:
         """
         try:
             self._create_theirs(connection)
-        except Exception as error:
+        except Exception as error:  # whatever the user's statements do
             if files.is_of_the_file(error):
                 raise
             raise ReadModelDefinitionError(
@@ -170,7 +170,7 @@ class _ModelRows:
         try:
             with _guarded(self._connection, refused):
                 self._call(watched)
-        except Exception as error:
+        except Exception as error:  # whatever the user's `apply` does
             if files.is_of_the_file(error):
                 raise
             why = refused[-1] if refused and "not authorized" in str(error) else _said(error)

@@ -223,7 +223,7 @@ class ConsumerReactor(abc.ABC):
         except CorruptLedgerError as error:
             logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
             verdict = Later(_UNREADABLE_DELAY_S)
-        except Exception:
+        except Exception:  # whatever it is: held for ever it would never come again, here or elsewhere
             logger.exception("reactor %s: stream sequence %d", self.name, delivery.stream_sequence)
             verdict = Later(_growing(delivery))
         if verdict is None:
@@ -271,7 +271,7 @@ async def host(ledger: Ledger, reactor: Reactor) -> None:
         began_at = loop.time()
         try:
             await reactor.run()
-        except Exception as error:
+        except Exception as error:  # a reactor never takes its worker along
             if ledger.connection.is_closed:
                 return
             logger.exception("reactor %s failed: %s", reactor.name, error)  # noqa: TRY401 - the sentence first
