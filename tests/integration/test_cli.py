@@ -20,6 +20,7 @@ import pytest
 from jobledger.cli.main import run
 from jobledger.ledger import sync
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.projections import SCHEMA_VERSION
 
 TASKS = """
 from jobledger.ledger import task
@@ -317,10 +318,29 @@ def test_a_projection_is_made_followed_rebuilt_and_verified(cli: Cli) -> None:
     cli.there("enqueue", "add", "a=1")
     before = cli.there("projection", "status", "--json").lines[0]
     assert (before["exists"], before["position"], before["lag_events"]) == (False, 0, 1)
+    assert (before["begins_at"], before["schema_version"], before["lag_s"] > 0) == (1, None, True)
     cli.there("jobs", "list")
-    assert cli.there("projection", "status", "--json").lines[0]["lag_events"] == 0
-    assert cli.there("projection", "rebuild", "--json").lines[0]["position"] == 1
-    assert cli.there("projection", "verify", "--json").lines[0]["equal"] is True
+    after = cli.there("projection", "status", "--json").lines[0]
+    assert (after["lag_events"], after["lag_s"], after["schema_version"]) == (0, 0.0, SCHEMA_VERSION)
+    assert "begins at" in cli.there("projection", "status").out
+    rebuilt = cli.there("projection", "rebuild", "--json").lines[0]
+    assert (rebuilt["position"], rebuilt["begins_at"]) == (1, 1)
+    verified = cli.there("projection", "verify", "--json").lines[0]
+    assert (verified["equal"], verified["difference"]) == (True, None)
+
+
+def test_a_projection_that_differs_is_refused_with_the_first_difference(cli: Cli) -> None:
+    cli.there("enqueue", "add", "a=1", "--id", "one")
+    cli.there("jobs", "list")
+    with contextlib.closing(sqlite3.connect(cli.projection)) as database, database:
+        database.execute("UPDATE jobs SET status = 'completed'")
+    answer = cli.there("projection", "verify", "--json")
+    assert answer.code == 1
+    assert answer.lines[0]["equal"] is False
+    assert answer.lines[0]["difference"]["stream_sequence"] == 1
+    assert "status of one/" in answer.err
+    assert "stream sequence 1" in answer.err
+    assert cli.there("projection", "rebuild", "--archive", "nowhere").code == 3
 
 
 def test_a_file_that_is_no_projection_is_refused_and_left_alone(cli: Cli) -> None:

@@ -19,6 +19,7 @@ from jobledger.projections.errors import (
     NewerSchemaError,
     NotAProjectionError,
     OlderSchemaError,
+    PositionArchivedError,
     PositionMismatchError,
     ProjectionBusyError,
     ProjectionConfigError,
@@ -46,6 +47,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NewerSchemaError, REFUSED),
     (NewerReadModelError, REFUSED),
     (OlderSchemaError, REFUSED),
+    (PositionArchivedError, REFUSED),
     (PositionMismatchError, REFUSED),
     (ProjectionBusyError, REFUSED),
 )

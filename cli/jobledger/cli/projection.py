@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +11,14 @@ import anyio
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.audit_options import Archives
 from jobledger.cli.errors import ProjectionDiffersError, UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.read_models import Plan, run_read_model
 from jobledger.cli.session import Target, caught_up, opened, projection_path, run, until_closed, watch_signals
-from jobledger.cli.text import age, size
+from jobledger.cli.text import age, duration, size
 from jobledger.ledger import Ledger
+from jobledger.ledger.archive_chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.projections import (
     Position,
@@ -24,8 +26,8 @@ from jobledger.projections import (
     Projector,
     Snapshots,
     Store,
-    difference,
     rebuild,
+    verify,
 )
 
 app = typer.Typer(help="Follow, inspect and rebuild the projection of the ledger.", no_args_is_help=True)
@@ -120,12 +122,15 @@ async def _status(output: Output, target: Target, chosen: Path | None) -> None:
         output.object(body)
         return
     when = age(datetime.fromisoformat(updated_at), now) if updated_at else "never"
+    behind = f", {duration(body['lag_s'])}" if body["lag_events"] else ""
     output.facts(
         [
             ("file", str(path)),
             ("position", f"{body['position']:,} of {body['head']:,}"),
-            ("lag", f"{body['lag_events']:,} events"),
+            ("begins at", f"{body['begins_at']:,}"),
+            ("lag", f"{body['lag_events']:,} events{behind}"),
             ("updated", when),
+            ("schema", str(body["schema_version"] or "none yet")),
             ("size", size(body["size_bytes"])),
         ]
     )
@@ -142,13 +147,18 @@ async def projection_status(ledger: Ledger, path: Path) -> tuple[dict[str, Any],
         position, size_bytes = None, 0
     at = position.stream_sequence if position is not None else 0
     updated_at = position.updated_at if position is not None else None
+    missing = await ledger.log.get(max(at + 1, head.first_sequence)) if at < head.last_sequence else None
     body = {
         "projection": str(path),
         "exists": position is not None,
         "position": at,
         "head": head.last_sequence,
-        "lag_events": max(0, head.last_sequence - at),
+        "begins_at": position.begins_at if position is not None else head.first_sequence,
+        "lag_events": max(0, head.last_sequence - max(at, head.first_sequence - 1)),
+        # The server's time of the oldest event that is not in the rows, by this machine's clock.
+        "lag_s": max(0.0, (ledger.clock.now() - missing.stored_at).total_seconds()) if missing else 0.0,
         "updated_at": updated_at,
+        "schema_version": position.schema_version if position is not None else None,
         "size_bytes": size_bytes,
     }
     return body, updated_at
@@ -161,6 +171,7 @@ def _size_bytes(path: Path) -> int:
 @app.command("rebuild")
 def rebuild_projection(
     *,
+    archives: Archives = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
@@ -168,48 +179,56 @@ def rebuild_projection(
 ) -> None:
     """Make the projection anew from the first event, beside the old one, and swap it in."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _rebuild(output, target, projection))
+    run(lambda: _rebuild(output, target, projection, archives or ()))
 
 
-async def _rebuild(output: Output, target: Target, chosen: Path | None) -> None:
+async def _rebuild(output: Output, target: Target, chosen: Path | None, archives: Sequence[Path]) -> None:
     async with opened(target) as ledger:
         path = await projection_path(ledger, chosen)
+        log = await with_past(ledger.log, archives) if archives else ledger.log
         with output.progress("rebuilding") as progress:
-            position = await rebuild(ledger.log, path, progress=progress)
+            position = await rebuild(log, path, progress=progress)
     if output.as_json:
-        output.object({"projection": str(path), "position": position.stream_sequence})
-    else:
-        output.say(f"{path} is rebuilt up to stream sequence {position.stream_sequence:,}")
+        output.object(
+            {
+                "projection": str(path),
+                "position": position.stream_sequence,
+                "begins_at": position.begins_at,
+            }
+        )
+        return
+    begins = f" from {position.begins_at:,}" if position.begins_at > 1 else ""
+    output.say(f"{path} is rebuilt{begins} up to stream sequence {position.stream_sequence:,}")
 
 
 @app.command("verify")
-def verify(
+def verify_projection(
     *,
+    archives: Archives = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
-    """Prove that the projection equals one made anew, row for row."""
+    """Prove that the projection equals one made anew, row for row; else name the first difference."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _verify(output, target, projection))
+    run(lambda: _verify(output, target, projection, archives or ()))
 
 
-async def _verify(output: Output, target: Target, chosen: Path | None) -> None:
+async def _verify(output: Output, target: Target, chosen: Path | None, archives: Sequence[Path]) -> None:
     async with opened(target) as ledger:
         path = await projection_path(ledger, chosen)
-        with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
-            fresh = Path(folder) / "rebuilt.db"
-            position = await caught_up(ledger, path, output)
-            with output.progress("rebuilding") as progress, Projector(ledger.log, fresh) as projector:
-                # Both up to the same event: the ledger may have grown since.
-                await projector.catch_up(until=position.stream_sequence, progress=progress)
-            found = difference(path, fresh)
-    if found is not None:
-        raise ProjectionDiffersError(f"the projection differs from a rebuilt one: {found}")
+        log = await with_past(ledger.log, archives) if archives else ledger.log
+        with Projector(log, path) as projector, output.progress("reading the ledger") as progress:
+            await projector.catch_up(progress=progress)
+        with output.progress("rebuilding") as progress:
+            position, found = await verify(log, path, progress=progress)
+    sequence = position.stream_sequence
     if output.as_json:
-        output.object({"projection": str(path), "position": position.stream_sequence, "equal": True})
-    else:
-        output.say(
-            f"{path} equals a rebuilt one, row for row, up to stream sequence {position.stream_sequence:,}"
-        )
+        equal = found is None
+        output.object({"projection": str(path), "position": sequence, "equal": equal, "difference": found})
+    if found is not None:
+        more = f"; {found.rows:,} rows differ" if found.rows > 1 else ""
+        raise ProjectionDiffersError(f"the projection differs from a rebuilt one: {found.sentence}{more}")
+    if not output.as_json:
+        output.say(f"{path} equals a rebuilt one, row for row, up to stream sequence {sequence:,}")
