@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from jobledger.ledger.archive import Archiver, Done, OnProgress, Tools
 from jobledger.ledger.archive_chain import open_archive
 from jobledger.ledger.archive_survey import Unread
 from jobledger.ledger.audit import verify
-from jobledger.ledger.chain import load, transact
+from jobledger.ledger.chain import fold, load, transact
 from jobledger.ledger.codec import encode
 from jobledger.ledger.commands import (
     CancelJob,
@@ -25,12 +26,15 @@ from jobledger.ledger.commands import (
     Command,
     Complete,
     Discard,
+    Dispatch,
     Enqueue,
     Fail,
     Fence,
     Pause,
+    Requeue,
     Snooze,
     Stamp,
+    TakeOver,
 )
 from jobledger.ledger.errors import (
     ArchiveIncompleteError,
@@ -39,10 +43,11 @@ from jobledger.ledger.errors import (
     ExportExistsError,
     InvalidInputError,
     JobNotFoundError,
+    RefusedError,
     WrongSequenceError,
 )
 from jobledger.ledger.events import Carried, ErrorInfo, Queued, Started
-from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.job import CLOSED_STATES, Job, JobState
 from jobledger.ledger.lock_events import Acquire, LockView, Release, advance, decide, seal
 from jobledger.ledger.log import Entry
 from jobledger.ledger.memory import MemoryLog
@@ -581,3 +586,74 @@ async def test_a_projection_of_what_is_left_says_the_same_of_the_jobs_that_live(
         }
         assert not differing
     assert _rows(fresh, "jobs").keys() == before.keys()
+
+
+async def test_a_run_that_goes_further_gives_a_work_item_that_an_earlier_one_left(world: World) -> None:
+    """As when each day takes away the events of a day a month ago: what was carried yesterday stands far behind."""
+    await world.enqueue("early", CLAIM, Fail(epoch=0, error=BOOM, retry_at=DUE))
+    world.clock.at = OLD + timedelta(days=1)
+    await world.do("early", Dispatch(cause="retried", reason="by hand"))
+    world.clock.at = NEW
+    await world.archive(OLD + timedelta(hours=12))
+    job = await world.job("early")
+    assert (job.dispatch_sequence, job.carried_sequence) == (4, 5)
+    await world.archive(OLD + timedelta(days=1, hours=12))
+    job = await world.job("early")
+    assert (job.dispatch_sequence, job.carried_sequence, job.dispatches) == (8, 7, 1)
+    await world.check()
+
+
+async def _step(world: World, draw: random.Random, jobs: list[str]) -> None:
+    """Let something happen to some job."""
+    world.clock.at += timedelta(minutes=draw.randrange(30))
+    if len(jobs) < 3 or draw.random() < 0.25:
+        jobs.append(f"j{len(jobs)}")
+        await world.enqueue(jobs[-1], run_at=draw.choice([None, None, DUE]))
+        return
+    job_id = draw.choice(jobs)
+    commands: list[Command] = [
+        CLAIM,
+        CLAIM,
+        Complete(epoch=0),
+        Fail(epoch=0, error=BOOM),
+        Fail(epoch=0, error=BOOM, retry_at=DUE),
+        Dispatch(cause="retried", reason="by hand"),
+        Dispatch(cause="due", reason="by hand"),
+        Snooze(epoch=0, until=DUE),
+        TakeOver(worker="w2", lease_s=1.0, lost_epoch=0),
+        Fence(epoch=0, attempt=1, worker="w1", outcome="failed"),
+        CancelJob(),
+        Requeue(),
+        Discard(),
+    ]
+    command = draw.choice(commands)
+    job = (await load(world.log, JobRef(queue="email", job_id=job_id))).job
+    if job is not None and isinstance(command, TakeOver):
+        command = msgspec.structs.replace(command, lost_epoch=job.claim_epoch)
+    if job is not None and isinstance(command, Fence) and job.attempts:
+        command = msgspec.structs.replace(command, epoch=job.attempts[0].epoch)
+    if job is not None:
+        with contextlib.suppress(RefusedError):
+            await world.do(job_id, command)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_between_runs_the_jobs_are_what_their_whole_chains_make_them(
+    world: World, seed: int
+) -> None:
+    draw = random.Random(seed)
+    jobs: list[str] = []
+    for _ in range(8):
+        for _ in range(draw.randrange(5, 40)):
+            await _step(world, draw, jobs)
+        await world.archive(OLD + (world.clock.at - OLD) * draw.random())
+        await world.check()
+        joined = await open_archive(world.log, world.folder)
+        first = (await world.log.head()).first_sequence
+        for job_id in jobs:
+            ref = JobRef(queue="email", job_id=job_id)
+            job = (await load(world.log, ref)).job
+            whole = fold(await joined.read_chain(world.log.names.chain(ref))).job
+            assert job == whole or (job is None and whole is not None and whole.state in CLOSED_STATES)
+            if job is not None and job.state in (JobState.QUEUED, JobState.RUNNING):
+                assert job.dispatch_sequence >= first, f"{job_id} has a work item"

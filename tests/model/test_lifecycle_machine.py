@@ -30,6 +30,7 @@ from jobledger.ledger.chain import EMPTY_CHAIN, Chain, Sealed, advance, extend, 
 from jobledger.ledger.client import connect
 from jobledger.ledger.commands import (
     CancelJob,
+    Carry,
     Checkpoint,
     Claim,
     Command,
@@ -231,6 +232,7 @@ class Lifecycle(RuleBasedStateMachine):
             Rescue(lost_epoch=newest.claim_epoch if newest else 0),
             Discard(),
             CancelJob(reason="no"),
+            *(Carry(through=newest.last_sequence - back if newest else 0) for back in (0, 1, 3)),
         ]
         command = data.draw(st.sampled_from(wishes))
         known = self.views.get((actor, job))

@@ -112,8 +112,6 @@ def test_a_carried_job_is_the_job_in_every_state_and_on_the_wire(
             assert moved == job
         assert difference(job, carried) is None
         assert difference(job, carried, lean=True) is None
-        with pytest.raises(IllegalTransitionError, match="carried at"):
-            decide(after, command, STAMP)
         # Its work item goes away, unless that was the newest event; then it gets no second one.
         assert [type(each) for each in rest] == (
             [Queued]
@@ -125,6 +123,9 @@ def test_a_carried_job_is_the_job_in_every_state_and_on_the_wire(
             assert again == msgspec.structs.replace(
                 after, last_sequence=sequence + 2, dispatch_sequence=sequence + 2
             )
+            after = again
+        with pytest.raises(IllegalTransitionError, match="carried at"):
+            decide(after, command, STAMP)
 
 
 def test_what_is_over_and_goes_away_whole_is_not_carried() -> None:

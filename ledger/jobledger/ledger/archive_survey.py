@@ -14,7 +14,7 @@ import msgspec
 
 from jobledger.ledger.audit_rules import lean
 from jobledger.ledger.codec import Message, Stored
-from jobledger.ledger.events import Fenced
+from jobledger.ledger.events import Carried, Fenced
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.lock_events import Acquired, decode_lock_event
@@ -130,7 +130,7 @@ class Survey:
             return  # the receipt of somebody who was late to a job that is over
         job = evolve(known, lean(event), message.stream_sequence)
         if job.state in CLOSED_STATES:
-            self.jobs_over += 1
+            self.jobs_over += not isinstance(event, Carried)  # that one came to its end before
             self.jobs.pop(ref, None)
         else:
             self.jobs[ref] = job

@@ -213,7 +213,9 @@ def _queued(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued:
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
     _require(job, "be queued", *WAITING_STATES)
-    if command.cause not in CAUSES[job.state] or command.cause == "carried":  # a late timer or a redispatch must not cut another wait short
+    if (
+        command.cause not in CAUSES[job.state] or command.cause == "carried"
+    ):  # a late timer or a redispatch must not cut another wait short
         raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
     if command.asked_by is not None and command.asked_by != job.wait_sequence:
         raise IllegalTransitionError(
@@ -291,14 +293,16 @@ def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
 
 def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
     """The whole job, and a fresh work item where the one that its worker or its next one needs goes away."""
-    if job.carried_sequence > command.through:
+    in_use = job.state in (JobState.QUEUED, JobState.RUNNING)
+    needs_work_item = in_use and job.dispatch_sequence <= command.through
+    # A run that went less far carried it, and left the work item where it was: then it is carried once more.
+    if job.carried_sequence > command.through and not needs_work_item:
         raise IllegalTransitionError(job.id, f"carried at {job.carried_sequence} already", "be carried again")
     if job.state in CLOSED_STATES and job.last_sequence <= command.through:
         raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
     state = carried_job(job, tracebacks=command.tracebacks)
     carried = Carried(**_envelope(job, stamp), through=command.through, job_state=state)
-    needs_work_item = job.state in (JobState.QUEUED, JobState.RUNNING)
-    if needs_work_item and job.dispatch_sequence <= command.through:
+    if needs_work_item:
         return (carried, _queued(job, stamp, "carried"))
     return (carried,)
 
