@@ -22,6 +22,7 @@ from jobledger.ledger.audit import verify
 from jobledger.ledger.codec import Message, digest
 from jobledger.ledger.errors import (
     ConfigurationError,
+    ExportDamagedError,
     ExportExistsError,
     InvalidInputError,
     NotAnExportError,
@@ -223,6 +224,13 @@ async def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     await write_export(log, tmp_path / "empty")
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    await write_export(log, tmp_path / "empty" / ".." / "beside")
+    assert inside(tmp_path) == ["beside", "empty", "export", "file", "mine"]
+    file = folder / first.files[0].name
+    assert read_manifest(file) == first
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ExportDamagedError, match="bytes, and the manifest says"):
+        await write_export(log, folder, last=last)
 
 
 KILLED = """

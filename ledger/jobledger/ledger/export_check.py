@@ -6,10 +6,8 @@ Nothing stops at the first thing that is wrong: each file, line and event is loo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 import anyio.to_thread
 import msgspec
@@ -20,7 +18,7 @@ from jobledger.ledger.audit_report import Report
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Options
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
-from jobledger.ledger.export_files import Damage, EventFile, Row, Totals, as_message
+from jobledger.ledger.export_files import Damage, EventFile, Row, Totals, as_message, next_rows
 from jobledger.ledger.export_manifest import (
     MANIFEST,
     Manifest,
@@ -30,8 +28,6 @@ from jobledger.ledger.export_manifest import (
 )
 from jobledger.ledger.export_reader import event_file
 from jobledger.ledger.subjects import Names
-
-_READ_BATCH: Final = 256
 
 
 async def verify_export(
@@ -108,7 +104,7 @@ class _Reading:
             return
         count = 0
         with contextlib.closing(file.rows()) as rows:
-            while taken := await anyio.to_thread.run_sync(_next_rows, rows):
+            while taken := await anyio.to_thread.run_sync(next_rows, rows):
                 found = [message for row in taken if (message := self._take(file, row)) is not None]
                 count += sum(isinstance(row, Row) for row in taken)
                 for witness in self._witnesses:
@@ -161,10 +157,6 @@ class _Reading:
         ):
             if found != wanted:
                 checker.note("", "export", f"{MANIFEST} says {name} {wanted!r}, its events have {found!r}")
-
-
-def _next_rows(rows: Iterator[Row | Damage]) -> list[Row | Damage]:
-    return list(islice(rows, _READ_BATCH))
 
 
 def _say_what_is_not_proven(checker: Checker, manifest: Manifest, *, is_anchored: bool) -> None:

@@ -5,11 +5,13 @@ What is common to both formats is here too: a row, and what is wrong where there
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -26,6 +28,8 @@ LINE_BYTES_MAX: Final = 96 << 20
 _BUFFER_BYTES: Final = 1 << 20
 _INDEX_EVERY: Final = 512  # lines; so many are read at most to find one event
 _DRAFT_SUFFIX: Final = ".part"
+_READ_ROWS: Final = 256
+_READ_BYTES: Final = 4 << 20
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +80,7 @@ class EventFile(Protocol):
         ...
 
     def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
-        """Yield its events from a sequence on; once, and in a thread if that may take its time."""
+        """Yield its events from a sequence on; close it when leaving early."""
         ...
 
 
@@ -96,6 +100,18 @@ class EventFileWriter(Protocol):
     def abandon(self) -> None:
         """Let go of the file; what is in it is worth nothing."""
         ...
+
+
+def next_rows(rows: Iterator[Row | Damage], limit: int = _READ_ROWS) -> list[Row | Damage]:
+    """Return the next rows, up to a number and to a size that is soon reached by large events; [] at the end."""
+    taken: list[Row | Damage] = []
+    size = 0
+    for row in islice(rows, limit):
+        taken.append(row)
+        size += len(row.data) if isinstance(row, Row) else 0
+        if size >= _READ_BYTES:
+            break
+    return taken
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,7 +221,8 @@ class JsonLinesWriter:
 
     def abandon(self) -> None:
         """Let go of the file; see `EventFileWriter.abandon`."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is left in the buffer may not fit on the disk
+            self._file.close()
 
 
 class JsonLinesFile:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import InvalidInputError, NotAnExportError, RefusedError, SequenceGapError
-from jobledger.ledger.export_files import Damage, EventFile, Row, as_message
+from jobledger.ledger.export_files import Damage, EventFile, Row, as_message, next_rows
 from jobledger.ledger.export_manifest import (
     Manifest,
     Previous,
@@ -182,7 +182,7 @@ class ExportLog(_ReadOnly):
                 continue
             await self._check(file)
             with contextlib.closing(file.rows(from_sequence)) as rows:
-                while taken := await anyio.to_thread.run_sync(_take, rows, limit):
+                while taken := await anyio.to_thread.run_sync(next_rows, rows, limit):
                     if from_time is not None:
                         taken = _since(from_time, taken)
                         if taken:
@@ -199,10 +199,6 @@ class ExportLog(_ReadOnly):
         if file.entry.name not in self._checked:
             await anyio.to_thread.run_sync(check_file, file)
             self._checked.add(file.entry.name)
-
-
-def _take(rows: Iterator[Row | Damage], limit: int) -> list[Row | Damage]:
-    return list(islice(rows, limit))
 
 
 def _fitting(row: Row | Damage, fits: _Fits) -> bool:
@@ -325,14 +321,15 @@ class JoinedLog(_ReadOnly):
                     from_time = None
                     yield batch
             from_sequence = export.manifest.last_sequence + 1
-        if self._archives and (live := await self._live.head()).last_sequence <= self.archived_through:
+        if self._archives:
+            live = await self._live.head()
             if live.last_sequence < self.archived_through:
                 raise SequenceGapError(
                     f"the ledger ends at stream sequence {live.last_sequence}, and the exports go up to "
                     f"{self.archived_through}: it was rewound or replaced"
                 )
-            if not follow:
-                return
+            if live.last_sequence + 1 == from_sequence and not follow:
+                return  # its beginning may be gone, and nothing came after it
         behind = max(from_sequence, self.archived_through + 1)
         found = self._live.read_messages(
             from_sequence=behind, from_time=from_time, subject=subject, follow=follow

@@ -115,8 +115,8 @@ def is_file_name(name: str) -> bool:
 
 
 def export_folder(path: Path) -> Path:
-    """Return the folder of an export, which may also be named by its manifest."""
-    return path.parent if path.name == MANIFEST else path
+    """Return the folder of an export, which may also be named by its manifest or one of its files."""
+    return path.parent if path.name == MANIFEST or is_file_name(path.name) else path
 
 
 def manifest_sha256(folder: Path) -> str:

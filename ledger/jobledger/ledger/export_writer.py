@@ -145,6 +145,7 @@ async def write_export(
         from jobledger.ledger.export_parquet import need_pyarrow  # noqa: PLC0415 - an extra
 
         need_pyarrow()
+    folder = _named(folder)
     existing = _existing(folder)
     if existing is not None:
         return await _unchanged(log, folder, existing, wanted, on_progress)
@@ -159,6 +160,11 @@ async def write_export(
         _write_synced(draft / MANIFEST, manifest_bytes(manifest))
         _move_into_place(draft, folder)
     return manifest
+
+
+def _named(folder: Path) -> Path:
+    """Return the folder by its own name, which `.` and `..` are not: its draft is named after it."""
+    return Path(os.path.abspath(folder))  # noqa: PTH100 - symbolic links stay as they are
 
 
 def _manifest(plan: _Plan, totals: Totals, files: tuple[ExportedFile, ...], clock: Clock) -> Manifest:
