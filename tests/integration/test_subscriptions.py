@@ -227,8 +227,8 @@ async def test_readers_of_one_name_share_its_events(connected: Connect) -> None:
     async def read(reader: int, sub: Any) -> None:
         async for delivery in sub:
             async with delivery:
-                seen[reader].append(delivery.stored.stream_sequence)
                 await asyncio.sleep(0)
+            seen[reader].append(delivery.stored.stream_sequence)
 
     async with connected() as one, connected() as two:
         async with (

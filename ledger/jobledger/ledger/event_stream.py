@@ -15,13 +15,9 @@ from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Log, only_jobs
 from jobledger.ledger.subjects import check_token
-from jobledger.ledger.subscription import (
-    Subscription,
-    SubscriptionConfig,
-    SubscriptionOptions,
-    configured,
-)
+from jobledger.ledger.subscription import Subscription
 from jobledger.ledger.subscription_filter import Start
+from jobledger.ledger.subscription_options import SubscriptionConfig, SubscriptionOptions, configured
 from jobledger.ledger.subscriptions import check_begin
 
 _OF_A_DURABLE: Final = ("max_in_flight", "ack_wait_s", "held_s_max", "create")

@@ -6,11 +6,13 @@ It decides nothing: who uses it says how much to ask for, and what a delivery me
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 import msgspec
+import nats.errors
 from nats.aio.subscription import Subscription
 
 from jobledger.ledger.connection import Connection
@@ -96,6 +98,12 @@ class PullConsumer:
         """Subscribe to the inbox of this consumer."""
         self._subscription = await self._connection.listen(f"{self._prefix}*", self._on_message)
         self._connection.lost_listeners.append(self._on_lost)
+
+    async def end(self) -> None:
+        """Let the server send nothing more; what is on its way is still handed on, until `close`."""
+        if self._subscription is not None:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._subscription.unsubscribe()
 
     async def close(self) -> None:
         """Unsubscribe; what is on its way is dropped and will be delivered again."""

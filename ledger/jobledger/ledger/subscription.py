@@ -11,17 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 
 from jobledger.ledger.codec import Stored, read_message
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import (
-    ConfigurationError,
     CorruptLedgerError,
     InvalidInputError,
     JetStreamDisabledError,
@@ -33,13 +31,12 @@ from jobledger.ledger.errors import (
     UnreachableError,
 )
 from jobledger.ledger.events import JobEvent
-from jobledger.ledger.inbox import Inbox
+from jobledger.ledger.inbox import Inbox, settle
 from jobledger.ledger.log import Log
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
-from jobledger.ledger.subscription_filter import EventFilter, Selection, Start, chosen_filter, chosen_start
+from jobledger.ledger.subscription_options import SubscriptionConfig
 from jobledger.ledger.subscriptions import (
     ACK_WAIT_S_DEFAULT,
-    UNACKNOWLEDGED_MAX,
     SubscriptionInfo,
     check_begin,
     check_unchanged,
@@ -49,66 +46,14 @@ from jobledger.ledger.subscriptions import (
 
 logger = logging.getLogger("jobledger.subscription")
 
-IN_FLIGHT_MAX_DEFAULT: Final = 16
-_ACK_WAIT_S_MAX: Final = 3600.0
-_HELD_S_DEFAULT: Final = 3600.0
 _EXPIRES_S: Final = 30.0
 _HEARTBEAT_S: Final = 2.0
 _SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
-_FORGET_S: Final = 1.0
+_CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _RETRY_S_MAX: Final = 30.0
 _DELAY_S_MAX: Final = 24 * 3600.0
 _NANOSECONDS: Final = 1_000_000_000
-
-
-class SubscriptionOptions(Selection, total=False):
-    """How a durable subscription is made where it does not exist, and how this process takes part in it."""
-
-    max_in_flight: int  #: events this process may have that are not settled; 16 by default
-    ack_wait_s: float | None  #: how long after a crash its events are handed out again; 30 by default
-    held_s_max: float  #: an event that is not settled within so long is handed out again; an hour by default
-    create: bool  #: make it where it does not exist (the default), or refuse
-
-
-class SubscriptionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's part in a subscription, checked; see `SubscriptionOptions`."""
-
-    filter: EventFilter
-    start: Start
-    follow: bool = True
-    max_in_flight: int = IN_FLIGHT_MAX_DEFAULT
-    ack_wait_s: float | None = None  #: None: as it is, 30 where it is made
-    held_s_max: float = _HELD_S_DEFAULT
-    create: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises: ConfigurationError.
-        """
-        if not 1 <= self.max_in_flight <= UNACKNOWLEDGED_MAX:
-            raise ConfigurationError(
-                f"max_in_flight must be 1 to {UNACKNOWLEDGED_MAX}, got {self.max_in_flight!r}"
-            )
-        if self.ack_wait_s is not None and not 1 <= self.ack_wait_s <= _ACK_WAIT_S_MAX:
-            raise ConfigurationError(f"ack_wait_s must be 1 to 3600, got {self.ack_wait_s!r}")
-        if not self.held_s_max > 0:
-            raise ConfigurationError(f"held_s_max must be above 0, got {self.held_s_max!r}")
-
-
-def configured(options: Mapping[str, Any]) -> SubscriptionConfig:
-    """Check the options of one subscription, as `SubscriptionOptions` has them.
-
-    Raises: InvalidError.
-    """
-    choice = {name: options[name] for name in ("types", "queue", "task", "job") if name in options}
-    begin = {name: options[name] for name in ("from_sequence", "since", "live") if name in options}
-    others = {name: value for name, value in options.items() if name not in {*choice, *begin}}
-    try:
-        return SubscriptionConfig(filter=chosen_filter(**choice), start=chosen_start(**begin), **others)
-    except TypeError as error:
-        raise InvalidInputError(f"the options of a subscription are not right: {error}") from error
 
 
 class _Held(msgspec.Struct):
@@ -210,10 +155,13 @@ class Subscription:
         self._held: dict[int, _Held] = {}  # by stream sequence, handed to the handler or not yet
         self._queue: deque[int] = deque()  # of these, those that were not handed over yet
         self._owed: dict[int, str] = {}  # acks that could not be sent: stream sequence -> ack subject
+        self._last_settled = ""  # its ack subject
         self._arrived = asyncio.Event()  # for who iterates
         self._wake = asyncio.Event()  # for who pulls
         self._served = False  # pulled before: what is pulled from must be looked for again
         self._lost = False
+        self._consumer: PullConsumer | None = None  # while there is one
+        self._given = 0  # without `follow`: what the newest request has brought
         self._is_dry = False  # without `follow`: there was nothing more
         self._is_closed = False
         self._failure: Exception | None = None
@@ -249,18 +197,26 @@ class Subscription:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._consumer is not None and self._consumer.asked:
+            # What is on its way to us nobody else would get before its ack wait is over: let it come. And being asked
+            # about itself the server forgets requests that nobody waits for any more. Otherwise the first event given
+            # back would be offered to ours in vain, and then stand behind all others.
+            with contextlib.suppress(ConnectionLostError, LedgerError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._consumer.end()
+                    await self.info()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if len(self._held) > 1:
-            # Being asked about it the server forgets the request that we left standing. Otherwise the first event given
-            # back would be offered to that one in vain, and then stand behind all others.
-            with contextlib.suppress(LedgerError, TimeoutError):
-                async with asyncio.timeout(_FORGET_S):
-                    await self.info()
-        for sequence in sorted(self._held):
-            self.settle(sequence, b"-NAK")
         self._pay_owed()
+        last = max(self._held, default=None)
+        for sequence in sorted(self._held):
+            if sequence != last:
+                self.settle(sequence, b"-NAK")
+        if last is not None:
+            await self._tell_for_sure(self._held.pop(last).delivery.reply, b"-NAK")
+        elif self._last_settled:
+            await self._tell_for_sure(self._last_settled, b"+WPI")  # means nothing for what is settled
         self._arrived.set()
 
     async def info(self) -> SubscriptionInfo:
@@ -316,6 +272,7 @@ class Subscription:
         if held is None:
             return  # it was on hand for too long, and others have it by now
         self._wake.set()
+        self._last_settled = held.delivery.reply
         if not self._tell(held.delivery.reply, word) and word == b"+ACK":
             self._owed[sequence] = held.delivery.reply
 
@@ -323,6 +280,22 @@ class Subscription:
         for sequence, reply in list(self._owed.items()):
             if self._tell(reply, b"+ACK"):
                 del self._owed[sequence]
+
+    async def _tell_for_sure(self, reply: str, word: bytes) -> None:
+        """Send a word and wait a moment for the answer: the server has heeded it by then, and all sent before it."""
+        answer: asyncio.Future[None] = self._loop.create_future()
+
+        def on_reply(data: bytes | Exception, _headers: bytes) -> None:
+            settle(answer, data if isinstance(data, Exception) else None)
+
+        inbox = self._inbox.expect(reply, on_reply)
+        try:
+            with contextlib.suppress(ConnectionLostError, LedgerError, TimeoutError):
+                self._connection.send(reply, inbox, b"", word)
+                async with asyncio.timeout(_CLOSE_S):
+                    await answer
+        finally:
+            self._inbox.forget(inbox)
 
     def _tell(self, reply: str, word: bytes) -> bool:
         try:
@@ -400,6 +373,7 @@ class Subscription:
         )
         self._lost = False
         await consumer.open()
+        self._consumer = consumer
         try:
             self._pay_owed()
             while not self._lost and not self._is_dry:
@@ -412,20 +386,25 @@ class Subscription:
                     logger.warning("subscription %s is silent, looking for it", self.name)
                     return
         finally:
+            self._consumer = None
             await consumer.close()
 
     def _ask(self, consumer: PullConsumer) -> None:
         """Leave requests standing for what there is room for, in portions worth a message."""
+        if self._is_closed:
+            return
         room = self.config.max_in_flight - len(self._held) - consumer.asked
         if room <= 0 or (consumer.asked and room < self.config.max_in_flight // 4):
             return
         if self.config.follow:
             consumer.request(room, expires_s=_EXPIRES_S, heartbeat_s=_HEARTBEAT_S)
         elif not consumer.asked:
+            self._given = 0
             consumer.request(room)
 
     def _on_delivery(self, delivery: Delivery) -> None:
         sequence = delivery.stream_sequence
+        self._given += 1
         if sequence in self._owed:  # acknowledged while there was no connection
             if self._tell(delivery.reply, b"+ACK"):
                 del self._owed[sequence]
@@ -444,7 +423,7 @@ class Subscription:
     def _on_ended(self, ended: Ended) -> None:
         if ended == "lost":
             self._lost = True
-        elif not self.config.follow:
+        elif not self.config.follow and not self._given:
             self._is_dry = True
             self._arrived.set()
         self._wake.set()
