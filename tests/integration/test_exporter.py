@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -18,10 +19,12 @@ from tests.conftest import ServerFactory
 from tests.support.history import History, write_history
 from tests.support.working import Connect, working
 
+from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.audit import verify
 from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.exposition import metrics_page
+from jobledger.ledger.metrics_server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.streams import api, ensure_streams, specifications
 from jobledger.projections import Projector, rebuild
@@ -375,18 +378,60 @@ def _get(port: int, path: str, **headers: str) -> tuple[int, str]:
 async def test_the_command_serves_until_it_is_told_to_stop(written: str, command: Callable[..., Any]) -> None:
     def use() -> None:
         there = ("--url", written, "--environment", "cli")
-        exposed = command("metrics", "--host", "0.0.0.0", "--port", "0", *there)
-        assert exposed.end() == 2
-        assert "give a token file too" in exposed.errors
-        process = command("metrics", "--port", "0", "--json", *there)
-        ready = process.line()
-        port = int(ready["metrics"].rpartition(":")[2].removesuffix("/metrics"))
-        while _get(port, "/healthz")[0] != 200:
-            pass
-        found = Scrape(_get(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")[1])
-        assert found.by("jobledger_queue_jobs", "state")["dead_lettered"] == 2
-        taken = command("metrics", "--port", str(port), *there)
-        assert taken.end() == 4
+        process, spare = (
+            command("metrics", "--port", "0", *there),
+            command("metrics", "--port", "0", "--json", *there),
+        )
+        said = re.match(
+            r"metrics at http://127\.0\.0\.1:(\d+)/metrics, from", process._lines.get(timeout=LIMIT_S)
+        )
+        assert said is not None
+        ready = spare.line()
+        assert ready.keys() == {"metrics", "projection", "pid"}
+        spare_port = int(ready["metrics"].rpartition(":")[2].removesuffix("/metrics"))
+        for port in (int(said[1]), spare_port):
+            while _get(port, "/healthz")[0] != 200:
+                pass
+            found = Scrape(_get(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")[1])
+            assert found.by("jobledger_queue_jobs", "state")["dead_lettered"] == 2
         assert process.end(signal.SIGTERM) == 0
+        assert spare.end(signal.SIGINT) == 0
 
     await anyio.to_thread.run_sync(use)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("--host", "0.0.0.0"), 2, "give a token file too"),
+        (("--host", "nowhere.invalid"), 2, "is no address to listen on"),
+        (("--token-file", "/nonexistent/token"), 2, "cannot be read"),
+        (("--lag-max", "0"), 2, "--lag-max"),
+        (("--label-values-max", "0"), 2, "--label-values-max"),
+        (("--port", "TAKEN"), 4, "choose another port"),
+        (("--url", "nats://127.0.0.1:1"), 5, "127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(
+    *,
+    words: tuple[str, ...],
+    code: int,
+    sentence: str,
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with MetricsServer(Nothing(), lambda: "") as other:
+        port = ("--port", "0") if words[0] != "--port" else ()
+        given = [str(other.port) if word == "TAKEN" else word for word in words]
+        there = () if words[0] == "--url" else ("--url", nats_server.url, "--environment", "cli")
+        file = ("--projection", str(tmp_path / "p.db"))
+        assert run(["metrics", *port, *there, *file, *given]) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+class Nothing:
+    def collect(self) -> list[Any]:
+        return []

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import parser
 from tests.support.working import Connect, ended, until, working
 
+from jobledger.cli.main import run
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.metrics_server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
@@ -173,19 +174,27 @@ class _Nothing:
         return []
 
 
-def test_a_port_that_is_taken_or_open_to_others_stops_the_worker_with_a_sentence(
-    start: Start, nats_server: EmbeddedServer
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("--metrics-port", "TAKEN"), 4, "cannot be listened on"),
+        (("--metrics-port", "0", "--metrics-host", "0.0.0.0"), 2, "give a token file too"),
+        (("--metrics-port", "0", "--metrics-token-file", "missing"), 2, "cannot be read"),
+        (("--metrics-port", "65535", "--processes", "2"), 2, "need as many ports"),
+    ],
+)
+def test_a_port_that_cannot_be_served_stops_the_worker_with_a_sentence(
+    *,
+    words: tuple[str, ...],
+    code: int,
+    sentence: str,
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there = ("--url", nats_server.url, "--environment", "taken", "--ledger-bytes-max", "16000000")
+    (tmp_path / "tasks.py").write_text(TASKS, encoding="utf-8")
     with MetricsServer(_Nothing(), lambda: "") as other:
-        taken = start("worker", "--app", "tasks_of_metrics", "--metrics-port", str(other.port), *there)
-        assert taken.end() == 4
-    assert f"port {other.port} cannot be listened on" in taken.errors
-    words = ("worker", "--app", "tasks_of_metrics", "--metrics-port", "0", "--metrics-host", "0.0.0.0")
-    exposed = start(*words, *there)
-    assert exposed.end() == 2
-    assert "give a token file too" in exposed.errors
-    crowd = start(
-        "worker", "--app", "tasks_of_metrics", "--metrics-port", "65535", "--processes", "2", *there
-    )
-    assert crowd.end() == 2
+        given = [str(other.port) if word == "TAKEN" else word for word in words]
+        there = ("--url", nats_server.url, "--environment", "taken", "--ledger-bytes-max", "16000000")
+        assert run(["worker", "--app", str(tmp_path / "tasks.py"), *there, *given]) == code
+    assert sentence in capsys.readouterr().err
