@@ -18,10 +18,11 @@ from tests.support.stories import (
 
 from jobledger.ledger.audit import verify
 from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import InvalidInputError, SequenceGapError
+from jobledger.ledger.errors import InvalidInputError, LedgerError, SequenceGapError
 from jobledger.ledger.events import (
     Cancelled,
 )
+from jobledger.ledger.log import Head
 from jobledger.ledger.memory import MemoryLog
 
 
@@ -139,5 +140,26 @@ def test_a_log_that_ends_too_early_was_rewound() -> None:
         assert (await verify(log, from_sequence=len(log._kept) + 1)).sound
         with pytest.raises(InvalidInputError, match="before from_sequence"):
             await verify(log, from_sequence=5, to_sequence=3)
+
+    asyncio.run(scenario())
+
+
+class PurgedLog(HoledLog):
+    """A log whose beginning goes into an archive while it is read."""
+
+    async def head(self) -> Head:
+        found = await super().head()
+        before, self.first = self.first, self.lost.stop
+        return Head(first_sequence=before, last_sequence=found.last_sequence, stored_bytes=0)
+
+    first = 1
+
+
+def test_a_beginning_that_is_archived_during_the_check_is_no_violation() -> None:
+    async def scenario() -> None:
+        log = PurgedLog(range(3, 8))
+        await stored_in(rich(), log)
+        with pytest.raises(LedgerError, match="archived while it was checked: check it again"):
+            await verify(log)
 
     asyncio.run(scenario())

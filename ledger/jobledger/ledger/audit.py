@@ -16,9 +16,9 @@ from jobledger.ledger.audit_checker import Checker
 from jobledger.ledger.audit_report import Compared, Report, Violation
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, Leftover, Options
 from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
+from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Log
+from jobledger.ledger.log import Head, Log
 from jobledger.ledger.streams import list_consumers
 from jobledger.ledger.subjects import Names
 
@@ -70,7 +70,8 @@ async def verify(
     checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
     nothing is missing before it. `on_progress` gets the sequence reached and the last one, after each batch.
 
-    Raises: InvalidInputError, ScratchSpaceError, UnreachableError, and what a witness raises.
+    Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
+        middle of the check, and what a witness raises.
     """
     head = await log.head()
     is_whole = head.first_sequence > 1 and from_sequence in (1, head.first_sequence)
@@ -82,7 +83,7 @@ async def verify(
     )
     last = head.last_sequence if to_sequence is None else to_sequence
     try:
-        await _feed(checker, log, min(last, head.last_sequence), witnesses, on_progress)
+        await _feed(checker, log, head, last, witnesses=witnesses, on_progress=on_progress)
         if begin > head.last_sequence + 1:
             sentence = f"the ledger ends at {head.last_sequence}, before {begin}: it was rewound or replaced"
             checker.note("", "sequence", sentence, stream_sequence=begin)
@@ -109,12 +110,14 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
 async def _feed(
     checker: Checker,
     log: Log,
+    head: Head,
     last: int,
+    *,
     witnesses: Sequence[Witness],
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """Feed everything up to `last`, and go on behind what cannot be read as long as there is a way."""
-    unreadable = 0
+    unreadable, last = 0, min(last, head.last_sequence)
     while checker.next_sequence <= last and unreadable < UNREADABLE_MAX:
         position = checker.next_sequence
         try:
@@ -127,6 +130,9 @@ async def _feed(
                     on_progress(checker.next_sequence - 1, last)
             break
         except CorruptLedgerError as error:
+            if (await log.head()).first_sequence > max(head.first_sequence, checker.next_sequence):
+                sentence = "the ledger's beginning was archived while it was checked: check it again"
+                raise LedgerError(sentence) from error
             checker.unreadable(error)
             unreadable += 1
             if checker.next_sequence == position:

@@ -16,8 +16,8 @@ R = TypeVar("R")
 _FILTER_PART: Final = 4
 _CACHE_PART: Final = 8
 _CACHE_BYTES_MIN: Final = 256 << 10
-#: What an entry costs beside its record: its place in the table and the name's own object.
-_ENTRY_BYTES: Final = 160
+#: What an entry costs beside its record and the letters of its name: its place in the table, the name's own object.
+_ENTRY_BYTES: Final = 120
 #: Records put aside in one transaction; what they become on the way there is memory as well.
 _AT_ONCE: Final = 4_096
 
@@ -74,13 +74,13 @@ class Book(Generic[R]):
             kept = self._spill.get(name)
             if kept is not None:
                 record = self._hot[name] = self._form.read(*kept)
-                self._weight += self._form.weigh(record) + _ENTRY_BYTES
+                self._weight += self._cost(name, record)
         return record
 
     def add(self, name: str, record: R) -> None:
         """Take in a record under a new name."""
         self._count += 1
-        self._weight += self._form.weigh(record) + _ENTRY_BYTES
+        self._weight += self._cost(name, record)
         self._hot[name] = record
 
     def replace(self, name: str, record: R) -> None:
@@ -117,7 +117,10 @@ class Book(Generic[R]):
                 (name, form.is_live(self._hot[name]), form.write(self._hot[name])) for name in going
             )
             for name in going:
-                self._weight -= form.weigh(self._hot.pop(name)) + _ENTRY_BYTES
+                self._weight -= self._cost(name, self._hot.pop(name))
+
+    def _cost(self, name: str, record: R) -> int:
+        return self._form.weigh(record) + _ENTRY_BYTES + len(name)
 
     def close(self) -> None:
         """Let go of what was put aside."""
