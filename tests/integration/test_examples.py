@@ -90,6 +90,15 @@ SHOWN = {
         "attempt 2 completed on",
         "after stream sequence 2 it was running",
     ],
+    "job_statistics.py": [
+        "billing normal: 1 queued, 2 done",
+        "its oldest waits: True",
+        "charge: 4 enqueued, 2 completed, 1 failed",
+        "half of 3 ran for at most 100 ms: ",
+        " were started",
+        "ValueError: 1 attempts failed, 1 jobs given up",
+        "a worker made 3 attempts",
+    ],
     "large_payload.py": [
         "200000 words",
         "1,000,011 bytes",
@@ -148,6 +157,15 @@ SHOWN = {
         "run email completed unset",
         "talk to the mail server",
         "1 trace",
+    ],
+    "subscriber.py": [
+        'mailed: order-0: "order 0 is on its way"',
+        "mailed: order-1 failed: order 1 has no address",
+        "crashed at the third: 2 of 4 are not acknowledged",
+        'mailed: order-2: "order 2 is on its way"',
+        "mailed: order-3 failed: order 3 has no address",
+        "counted 4 endings, three at a time",
+        "subscription notify was made for something else (types is completed, dead_lettered, not failed)",
     ],
     "supervised_workers.py": [
         "the supervisor keeps 2 processes",

@@ -52,3 +52,28 @@ def test_threads_share_one_connection(nats_server: EmbeddedServer) -> None:
         assert sum(job.created for job in made) == 10
         done = ledger.enqueue_many(double, ({"number": n} for n in range(100)))
         assert done.created == 100
+
+
+def test_blocking_code_reads_events_as_a_durable_subscription(nats_server: EmbeddedServer) -> None:
+    with connect(nats_server.url, environment="t_sync3", ledger_bytes_max=1 << 24) as ledger:
+        ledger.enqueue_many(double, ({"number": n} for n in range(5)))
+        assert [stored.stream_sequence for stored in ledger.events(follow=False, types=["queued"])] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
+        with ledger.events(durable="sync") as events:
+            for stored in events:
+                if stored.stream_sequence == 3:
+                    break
+        assert [(info.name, info.lag) for info in ledger.subscriptions()] == [("sync", 3)]
+        assert [stored.stream_sequence for stored in ledger.events(durable="sync", follow=False)] == [3, 4, 5]
+        assert ledger.delete_subscription("sync").acknowledged_sequence == 5
+        with ledger.events(live=True) as events, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(next, events)
+            job = ledger.enqueue(double, number=9)
+            assert waiting.result(10).event.job == job.id
+        with pytest.raises(InvalidInputError, match="sequences begin at 1"):
+            ledger.events(from_sequence=0)

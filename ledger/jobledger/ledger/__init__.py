@@ -5,12 +5,14 @@ from jobledger.ledger.client import BulkResult, Ledger, connect
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.context import Context
 from jobledger.ledger.errors import AttemptStoppedError, LedgerError
+from jobledger.ledger.event_stream import EventStream
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.hooks import Hooks, Notice
 from jobledger.ledger.job import Attempt, Job, JobState
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.subscription import EventDelivery, Subscription
 from jobledger.ledger.tasks import Task, TaskRegistry, task
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "BulkResult",
     "Cancel",
     "Context",
+    "EventDelivery",
+    "EventStream",
     "HeldLock",
     "Hooks",
     "Job",
@@ -32,6 +36,7 @@ __all__ = [
     "Notice",
     "Retry",
     "Snooze",
+    "Subscription",
     "Task",
     "TaskRegistry",
     "connect",

@@ -9,17 +9,19 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from jobledger.ledger import client, handle
+from jobledger.ledger import client, event_stream, handle
 from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.dead_letters import Changes
+from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.locks import WAIT_S_DEFAULT
+from jobledger.ledger.subscriptions import SubscriptionInfo
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 P = ParamSpec("P")
@@ -113,6 +115,22 @@ class Ledger:
         """Close a dead letter for good. See `client.Ledger.discard`."""
         return _call(self._portal, lambda: self._ledger.discard(job_id, queue=queue, reason=reason, by=by))
 
+    def events(self, **options: Unpack[EventOptions]) -> EventStream:
+        """Return stored events to iterate, also as a durable subscription. See `client.Ledger.events`."""
+
+        async def begin() -> event_stream.EventStream:
+            return self._ledger.events(**options)
+
+        return EventStream(self._portal, self._portal.call(begin))
+
+    def subscriptions(self) -> list[SubscriptionInfo]:
+        """Return every durable subscription with its lag. See `client.Ledger.subscriptions`."""
+        return self._portal.call(self._ledger.subscriptions)
+
+    def delete_subscription(self, name: str) -> SubscriptionInfo:
+        """Forget a subscription and its position. See `client.Ledger.delete_subscription`."""
+        return self._portal.call(self._ledger.delete_subscription, name)
+
     def lock(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT
     ) -> contextlib.AbstractContextManager[HeldLock]:
@@ -140,6 +158,47 @@ class Ledger:
             self._portal.call(locks.release_after_error, held)
             raise
         self._portal.call(locks.release, held)
+
+
+class EventStream:
+    """Stored events to iterate, in one thread; `with` begins at once and ends in time, also after `break`. See `client.Ledger.events`."""
+
+    def __init__(self, portal: BlockingPortal, asynchronous: event_stream.EventStream) -> None:
+        self._portal = portal
+        self._events = asynchronous
+
+    def __iter__(self) -> Self:
+        """Iterate the events."""
+        return self
+
+    def __next__(self) -> Stored:
+        """Wait for the next event; whoever interrupts that gives it back."""
+
+        async def step() -> Stored | None:
+            return await anext(self._events, None)
+
+        waiting = self._portal.start_task_soon(step)
+        try:
+            stored = waiting.result()
+        except BaseException:
+            waiting.cancel()
+            raise
+        if stored is None:
+            raise StopIteration
+        return stored
+
+    def close(self) -> None:
+        """End it; what a durable subscription was not done with is given back."""
+        self._portal.call(self._events.aclose)
+
+    def __enter__(self) -> Self:
+        """Begin now."""
+        self._portal.call(self._events.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.close()
 
 
 def _call(portal: BlockingPortal, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
