@@ -13,14 +13,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
 
+import anyio.to_thread
 import msgspec
 
 from jobledger.ledger.archive_chain import (
     chained,
     export_name,
     exports_in,
+    make_folder,
     newest_archived,
     open_archive,
+    sync_folder,
 )
 from jobledger.ledger.archive_survey import (
     Bound,
@@ -249,15 +252,20 @@ class Archiver:
 
     async def _export(self, first: int, through: int) -> Manifest:
         """Write the export, or find it written; it is on the disk when this returns."""
-        return await write_export(
+        previous = await self._previous(first)
+        await anyio.to_thread.run_sync(make_folder, self._folder)
+        manifest = await write_export(
             self._log,
             self._place(first, through),
             first=first,
             last=through,
-            previous=await self._previous(first),
+            previous=previous,
             clock=self._tools.clock,
             on_progress=self._progress("export"),
         )
+        # Also the one that is found: whoever renamed it into place may have been killed before this.
+        await anyio.to_thread.run_sync(sync_folder, self._folder)
+        return manifest
 
     async def _previous(self, first: int) -> Previous | None:
         """Return how the export of what was taken away before is named; it must lie in the same folder."""

@@ -5,6 +5,7 @@ Reads only. What is moved into it, and in which order, is `archive_run`'s busine
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,27 @@ from jobledger.ledger.subjects import Names
 def export_name(first: int, last: int) -> str:
     """Return what the export of a range is called in an archive."""
     return f"{first:020}-{last:020}"
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of an archive where it is missing, so that it is there after a power cut.
+
+    Raises: OSError.
+    """
+    folder = folder.absolute()
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        sync_folder(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when what was put into a folder, or renamed in it, is on the disk. Raises: OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 async def newest_archived(log: Log) -> Archived | None:
