@@ -9,6 +9,7 @@ import json
 import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,3 +224,19 @@ def test_what_is_asked_of_seals_must_make_sense(cli: Cli, tmp_path: Path) -> Non
     assert (code, "line 1 of" in err) == (2, True)
     code, _, err = cli("verify", "--seal-key", str(tmp_path / "none"))
     assert (code, "holds no public key" in err) == (2, True)
+
+
+def test_what_was_sealed_and_archived_is_compared_with_the_archive(cli: Cli, tmp_path: Path) -> None:
+    key, archive = str(tmp_path / "seal.pem"), str(tmp_path / "archive")
+    cli("keygen", key)
+    cli("seal", "--key", key)
+    cli.enqueue(2)
+    now = datetime.now(UTC).isoformat()
+    code, _, err = cli("archive", "--before", now, "--to", archive)
+    assert code == 0, err
+    code, out, _ = cli("verify", "--seal-key", f"{key}.pub")
+    assert code == 0
+    assert "seals: 0 of 0 agree with the events; 1 begin before what was read\n" in out
+    code, out, _ = cli("verify", "--seal-key", f"{key}.pub", "--archive", archive)
+    assert code == 0
+    assert "seals: 1 of 1 agree with the events, up to stream sequence 3\n" in out

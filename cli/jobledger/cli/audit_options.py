@@ -35,7 +35,9 @@ KeptReport = Annotated[
 Archives = Annotated[
     list[Path] | None,
     typer.Option(
-        "--archive", metavar="DIR", help="Export that holds the archived beginning; the oldest first."
+        "--archive",
+        metavar="DIR",
+        help="Folder of the archive that holds the ledger's beginning, or its exports, the oldest first.",
     ),
 ]
 WithProjection = Annotated[

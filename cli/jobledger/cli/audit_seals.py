@@ -18,7 +18,6 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.seal_options import TrustedKeyFiles
 from jobledger.cli.session import Target, opened, operator, run, until_closed, watch_signals
-from jobledger.cli.text import clock_time
 from jobledger.ledger import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.errors import WrongSequenceError
@@ -28,7 +27,7 @@ from jobledger.workers.reactors import host
 from jobledger.workers.sealer import EVENTS_DEFAULT, INTERVAL_S_DEFAULT, Sealer, SealingConfig
 
 _TRIES_MAX: Final = 5
-_KEY_SHOWN: Final = 16
+_KEY_SHOWN: Final = 12
 
 SealKey = Annotated[
     Path,
@@ -187,14 +186,14 @@ async def _seals(output: Output, target: Target, trusted: TrustedKeys | None, li
         output.say("no seals; make the first with `jobledger audit seal --key FILE`")
     else:
         output.table(
-            ("at", "from>", "to>", "key", "signature", "root"), [_row(each, trusted) for each in chosen]
+            ("at (UTC)!", "from>", "to>", "key", "signature", "root"), [_row(each, trusted) for each in chosen]
         )
 
 
 def _row(each: Seal, trusted: TrustedKeys | None) -> tuple[str, ...]:
     seal = each.seal
     return (
-        f"{seal.at:%Y-%m-%d} {clock_time(seal.at)}",
+        f"{seal.at:%Y-%m-%d %H:%M:%S}",
         f"{seal.from_sequence:,}",
         f"{seal.to_sequence:,}",
         seal.key[:_KEY_SHOWN],

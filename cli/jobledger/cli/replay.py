@@ -11,10 +11,12 @@ from typing import Annotated, Final
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.audit_options import Archives
 from jobledger.cli.errors import UsageError
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
+from jobledger.ledger.archive_chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.export import ExportLog, JoinedLog, import_export, read_manifest
 from jobledger.ledger.log import Log
@@ -44,14 +46,7 @@ def replay(
             help="Read this export and no server; repeat it for exports that follow each other, the oldest first.",
         ),
     ] = None,
-    archives: Annotated[
-        Folders,
-        typer.Option(
-            "--archive",
-            metavar="DIR",
-            help="Export that holds the ledger's archived beginning; the oldest first.",
-        ),
-    ] = None,
+    archives: Archives = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
@@ -109,7 +104,7 @@ async def _source(
     async with opened(target) as ledger:
         log: Log = ledger.log
         if archives:
-            log = JoinedLog([ExportLog(folder, log.names) for folder in archives], log)
+            log = await with_past(log, archives)
         yield log
 
 

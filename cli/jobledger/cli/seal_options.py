@@ -68,7 +68,8 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         return newest.seal.from_sequence
 
     async def witnesses(self, log: Log, begin: int, last: int | None) -> AsyncGenerator[SealWitness, None]:
-        """Yield the ledger's own seals, and those that were kept."""
+        """Yield the ledger's own seals, and those that were kept; what was archived can be compared with the archive alone."""
+        begin = max(begin, (await log.head()).first_sequence)
         own = await seals_as_witness(log, from_sequence=begin, through=last, trusted=self.trusted)
         if own is not None:
             yield own

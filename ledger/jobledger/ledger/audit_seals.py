@@ -53,10 +53,11 @@ class SealWitness:
 
     def _sentence(self) -> str:
         check = self._check
-        agreeing = f"{check.agreeing:,} of {self._count:,} agree with the events"
+        agreeing = f"{check.agreeing:,} of {self._count - check.before:,} agree with the events"
         through = f", up to stream sequence {check.sealed_through:,}" if check.agreeing else ""
         signed = "" if self._signed else "; no signature was checked, name the public key with --seal-key"
-        return agreeing + through + signed
+        before = f"; {check.before:,} begin before what was read" if check.before else ""
+        return agreeing + through + before + signed
 
 
 async def seals_as_witness(

@@ -194,6 +194,7 @@ class SealCheck:
         self._trusted = trusted
         self._problems = list(self._check_seals(seals, whole=whole))
         self._waiting = _apart(seals, from_sequence)
+        self.before = sum(each.seal.from_sequence < from_sequence for each in seals)  #: seals not compared
         self._current = next(self._waiting, None)
         self._tree = MerkleTree()
         self.agreeing = 0  #: seals that the events agree with
