@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import signal
@@ -13,10 +14,13 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from prometheus_client import parser
+from tests.support.history import History
 from tests.support.working import Connect, ended, until, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.commands import TakeOver
+from jobledger.ledger.job import JobState
 from jobledger.ledger.metrics_server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers.metrics import WORKER_METRICS, WorkerCollector, measured
@@ -68,7 +72,7 @@ def _values(text: str) -> dict[str, float]:
 async def test_a_worker_tells_what_it_alone_knows(connected: Connect) -> None:
     async with (
         connected(commit="group") as ledger,
-        working(ledger, wait_for, concurrency=3) as worker,
+        working(ledger, wait_for, concurrency=3, ack_wait_s=1.0) as worker,
         measured(ledger, worker) as collector,
     ):
         assert collector.health() == "the worker does not take work yet"
@@ -106,8 +110,24 @@ async def _check(ledger: Ledger, collector: WorkerCollector) -> None:
         assert found["jobledger_worker_redeliveries_total"] == 0
         assert found["jobledger_worker_lease_renewals_total"] >= 1
         assert found["jobledger_worker_fenced_total"] == found["jobledger_worker_lease_losses_total"] == 0
+        await _lose_a_claim(ledger)
+        while (found := await scrape())["jobledger_worker_redeliveries_total"] < 1:
+            pass
+        assert found["jobledger_worker_fenced_total"] == 1
         documented = {measure.name for measure in WORKER_METRICS}
         assert {name.removesuffix("_count").removesuffix("_sum") for name in found} == documented
+
+
+async def _lose_a_claim(ledger: Ledger) -> None:
+    """Let a job be taken over while it runs, by nobody: its outcome is refused, and it is delivered again."""
+    EVENTS["second"] = anyio.Event()
+    job = await ledger.enqueue(wait_for.options(id="taken"), released="second")
+    async with asyncio.timeout(LIMIT_S):
+        while (await job.state()) is not JobState.RUNNING:
+            await asyncio.sleep(0.005)
+    epoch = (await job.history())[-1].stream_sequence
+    await History(ledger.log).act(job.ref, TakeOver(worker="nobody", lease_s=2, lost_epoch=epoch))
+    EVENTS["second"].set()
 
 
 @pytest.mark.anyio
