@@ -94,7 +94,7 @@ SHOWN = {
         "billing normal: 1 queued, 2 done",
         "its oldest waits: True",
         "charge: 4 enqueued, 2 completed, 1 failed",
-        "half of 3 ran for at most 100 ms: ",
+        "half of 3 ran for at most 0.",
         " were started",
         "ValueError: 1 attempts failed, 1 jobs given up",
         "a worker made 3 attempts",
