@@ -161,7 +161,7 @@ class Locking(RuleBasedStateMachine):
     def check_the_whole_log(self) -> None:
         messages = self.run(self.collect())
         assert [each.stream_sequence for each in messages] == list(range(1, len(messages) + 1))
-        chains = LockChains(self.log.names, from_start=True)
+        chains = LockChains(self.log.names, from_start=True, memory_bytes_max=None)
         assert [broken for each in messages for broken in chains.feed(each, bytes.fromhex(each.hash))] == []
         for ref in REFS:
             events = [
@@ -195,7 +195,7 @@ def test_the_checker_sees_a_lock_that_was_taken_from_a_holder() -> None:
         await log.append([seal(view, second, log.names)])
         return [message async for batch in log.read_messages() for message in batch]
 
-    chains = LockChains(log.names, from_start=True)
+    chains = LockChains(log.names, from_start=True, memory_bytes_max=None)
     messages = asyncio.run(scenario())
     broken = [each for message in messages for each in chains.feed(message, bytes.fromhex(message.hash))]
     assert [rule_name for rule_name, _ in broken] == ["transition"]
