@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.pools import TASKS, Pools, is_gone
 from tests.support.working import Connect
 
 from jobledger.ledger import Ledger, connect
+from jobledger.workers.pool import (
+    PoolConfig,
+    ProcessPool,
+)
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -120,9 +125,14 @@ def command(tmp_path: Path, nats_server_binary: str) -> Iterator[Callable[..., P
 
 
 @pytest.fixture
-def connected(nats_server: EmbeddedServer) -> Connect:
+def environment() -> str:
+    """Return a name that nobody else has."""
+    return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def connected(nats_server: EmbeddedServer, environment: str) -> Connect:
     """Connect to the test's environment: small streams and short leases, unless told otherwise."""
-    environment = f"t_{secrets.token_hex(6)}"
 
     def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
         given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
@@ -135,4 +145,28 @@ def connected(nats_server: EmbeddedServer) -> Connect:
 async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
     """One client of the test's environment."""
     async with connected() as made:
+        yield made
+
+
+@pytest.fixture
+async def pools() -> AsyncIterator[Pools]:
+    made: list[ProcessPool] = []
+
+    def make(*modules: str, **config: Any) -> ProcessPool:
+        settings: dict[str, Any] = {"size": 1, **config}
+        made.append(ProcessPool(modules or (TASKS,), PoolConfig(**settings)))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pids = pool.pids
+        await pool.close()
+        assert [pid for pid in pids if not is_gone(pid)] == []
+        assert (pool.pids, pool._starting) == ([], set())
+
+
+@pytest.fixture(scope="module")
+async def pool(anyio_backend: object) -> AsyncIterator[ProcessPool]:
+    """A pool of one process, for tests that leave it as it was."""
+    async with ProcessPool([TASKS], PoolConfig(size=1)) as made:
         yield made
