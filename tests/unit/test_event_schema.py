@@ -149,3 +149,13 @@ def test_every_event_is_stored_where_its_address_says() -> None:
 def test_reactor_events_of_every_release_decode_and_encode_to_the_same_bytes(line: bytes) -> None:
     stored = Message(data=line, stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
     assert msgspec.json.encode(decode_reactor_event(stored)) == line
+
+
+def test_the_subjects_in_the_docs_are_the_addresses() -> None:
+    text = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(ledger\.[^`]+)` \|", text, flags=re.MULTILINE))
+    forms: set[str] = set()
+    for aggregate, tag, _ in described():
+        address = re.sub(r"\{(\w+)\}", r"<\1>", address_of(aggregate, tag))
+        forms.add(address if tag == "queued" else address.removesuffix(tag) + "<event>")
+    assert documented == forms
