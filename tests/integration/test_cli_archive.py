@@ -43,8 +43,11 @@ class Cli:
         self._capsys = capsys
 
     def __call__(self, *words: str) -> Answer:
+        return self.run("audit", *words)
+
+    def run(self, *words: str) -> Answer:
         self._capsys.readouterr()
-        code = run(["audit", *words, "--url", self.url, "--environment", self.environment])
+        code = run([*words, "--url", self.url, "--environment", self.environment])
         shown = self._capsys.readouterr()
         return Answer(code, shown.out, shown.err)
 
@@ -74,9 +77,21 @@ def cli(
 ) -> Cli:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     made = Cli(nats_server.url, capsys)
     made.with_ledger(tell)
     return made
+
+
+def test_a_carried_job_is_explained_and_its_story_told(cli: Cli) -> None:
+    assert cli("archive", "--before", now(), "--to", "archive").code == 0
+    assert "carried over, since events up to stream sequence 9" in " ".join(
+        cli("trail", "charge-4").out.split()
+    )
+    why = cli.run("jobs", "why", "charge-4")
+    assert why.code == 0
+    assert why.out.splitlines()[-1].split()[2] == "carried"
+    assert cli.run("jobs", "show", "charge-1").code == 3
 
 
 def now() -> str:
@@ -91,7 +106,9 @@ def normal(text: str) -> str:
 
 
 def shown_in_docs(command: str) -> str:
-    found = re.search(rf"^\$ jobledger {re.escape(command)}\n(.*?)(?=^\$|^```)", DOCS, flags=re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^\$ jobledger {re.escape(command)}\n(.*?)(?=^\$|^```)", DOCS, flags=re.MULTILINE | re.DOTALL
+    )
     assert found is not None, command
     return normal(found[1])
 

@@ -17,6 +17,7 @@ from jobledger.cli.session import load_tasks, operator, run
 from jobledger.cli.text import colored, moment
 from jobledger.ledger import Job, JobState, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.events import Carried
 from jobledger.ledger.why import explain, find_facts
 from jobledger.workers.process import settle
 from jobledger.workers.single import run_one
@@ -162,9 +163,10 @@ async def _why(which: OneJob) -> None:
     )
     output.say()
     output.say("the event that says so", style="bold")
-    for stored in history:
-        if stored.stream_sequence == found.event_sequence:
-            output.line(event_line(stored, with_job=False))
+    says_so = [stored for stored in history if stored.stream_sequence == found.event_sequence]
+    carried = [stored for stored in history if isinstance(stored.event, Carried)]
+    for stored in says_so or carried[-1:]:  # that one stands for those that are in an archive
+        output.line(event_line(stored, with_job=False))
 
 
 def _status(job: Job) -> dict[str, str]:
