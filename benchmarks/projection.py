@@ -1,11 +1,13 @@
 """How fast a projection follows and is rebuilt, in events a second.
 
     python benchmarks/projection.py [--jobs N] [--server]
+    python benchmarks/projection.py --events 1000000
 
 Two histories of N jobs, three events each (queued, started, completed with a small result): `drained` ends each
 job soon after it was queued, as a busy worker does; `backlog` queues all jobs before the first one starts. The
 source is a log in memory, so the numbers are the projection's own; `--server` reads one history through a
-nats-server as well. Prints one JSON object a line.
+nats-server as well. `--events N` writes N events to a nats-server on this machine and rebuilds, follows, verifies and
+compares them, each in a process of its own, so that its peak memory is told apart. Prints one JSON object a line.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -30,10 +33,12 @@ from jobledger.ledger.decisions import decide
 from jobledger.ledger.log import Entry, Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.subjects import JobRef
-from jobledger.projections import Projector, difference, rebuild
+from jobledger.ledger.subjects import JobRef, Names
+from jobledger.projections import Projector, difference, rebuild, verify
 
 IN_FLIGHT = 500
+IN_FLIGHT_APPENDS = 2_000
+STEPS = ("rebuild", "follow", "verify", "compare")
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -47,7 +52,17 @@ def schedule(jobs: int, lead: int) -> Iterator[tuple[int, str]]:
             yield number - lead, "complete"
 
 
-async def history(log: Log, jobs: int, lead: int) -> None:
+class Appendable(Protocol):
+    """What a history is written to."""
+
+    names: Names
+
+    async def append(self, entries: Sequence[Entry], /) -> int:
+        """Store entries, return the first one's sequence."""
+        ...
+
+
+async def history(log: Appendable, jobs: int, lead: int) -> None:
     """Append the events of `jobs` jobs, decided as real ones are."""
     chains: dict[int, Chain] = {}
     for tick, (number, step) in enumerate(schedule(jobs, lead)):
@@ -127,6 +142,75 @@ async def compare_on_server(jobs: int) -> None:
         await compare("drained, nats-server", ledger.log)
 
 
+class Pipelined:
+    """Appends of one writer, many in flight: the sequences are known before the server tells them."""
+
+    def __init__(self, log: Log) -> None:
+        self.names = log.names
+        self._log = log
+        self._next = 1
+        self._outcomes: list[tuple[int, Awaitable[int]]] = []
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Submit entries; every now and then wait until all are stored where they were expected."""
+        first, self._next = self._next, self._next + len(entries)
+        self._outcomes.append((first, self._log.submit(entries)))
+        if len(self._outcomes) >= IN_FLIGHT_APPENDS:
+            await self.settle()
+        return first
+
+    async def settle(self) -> None:
+        """Wait for all that is in flight."""
+        for first, outcome in self._outcomes:
+            assert await outcome == first, "nobody else writes to this ledger"
+        self._outcomes.clear()
+
+
+async def large(events: int) -> None:
+    """Measure a history on a nats-server, each step in a process of its own."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        server = await stack.enter_async_context(EmbeddedServer(Path(folder), port=0, durability="process"))
+        # Group commits would put appends of different jobs into another order.
+        async with connect(server.url, ledger_bytes_max=8 << 30, commit="pipeline") as ledger:
+            await measure("write to nats-server", events, lambda: fill(ledger.log, events))
+        for step in STEPS:
+            command = [sys.executable, __file__, "--step", step, "--url", server.url, "--folder", folder]
+            await anyio.run_process(command, stdout=None, stderr=None)
+
+
+async def fill(log: Log, events: int) -> None:
+    """Append so many events."""
+    pipelined = Pipelined(log)
+    await history(pipelined, -(-events // 3), IN_FLIGHT)
+    await pipelined.settle()
+
+
+async def take(step: str, url: str, folder: Path) -> None:
+    """Take one step of a large history."""
+    rebuilt, followed = folder / "rebuilt", folder / "followed"
+    async with connect(url) as ledger:
+        log = ledger.log
+        events = (await log.head()).last_sequence
+        if step == "rebuild":
+            await measure(step, events, lambda: rebuild(log, rebuilt))
+        elif step == "follow":
+            await measure(step, events, lambda: follow(log, followed))
+        elif step == "verify":
+            await measure(step, events, lambda: prove(log, followed))
+        else:
+            found = difference(followed, rebuilt)
+            size_mb = rebuilt.stat().st_size >> 20
+            print(msgspec.json.encode({"what": step, "difference": found, "file_mb": size_mb}).decode())
+
+
+async def prove(log: Log, path: Path) -> None:
+    """Verify a projection, or end."""
+    _, found = await verify(log, path)
+    if found is not None:
+        sys.exit(found.sentence)
+
+
 async def copy(log: Log, jobs: int) -> None:
     """Append a history made in memory, many events in flight."""
     source = MemoryLog(names=log.names)
@@ -149,7 +233,16 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how fast a projection is followed and rebuilt.")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--server", action="store_true", help="read through a nats-server as well")
+    parser.add_argument("--events", type=int, help="write so many to a nats-server, and measure on that")
+    for name in ("--step", "--url", "--folder"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.step is not None:
+        await take(chosen.step, chosen.url, Path(chosen.folder))
+        return
+    if chosen.events is not None:
+        await large(chosen.events)
+        return
     for name, lead in (("drained", IN_FLIGHT), ("backlog", chosen.jobs)):
         log = MemoryLog()
         await history(log, chosen.jobs, lead)
