@@ -14,6 +14,7 @@ import msgspec
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.events import (
     CancelRequested,
+    Carried,
     DeadLettered,
     ErrorInfo,
     Failed,
@@ -135,7 +136,8 @@ class _Teller:
                 attempt=_attempt(before, event),
                 worker=_worker(before, event),
                 error=event.error if isinstance(event, Failed | DeadLettered) else None,
-                lost=self._lost(before, after, at),
+                # What was known before it may be half a chain.
+                lost=None if isinstance(event, Carried) else self._lost(before, after, at),
                 waits_for=waits,
                 waited_s=None if waited is None else waited[0],
                 waited_for=None if waited is None else waited[1],

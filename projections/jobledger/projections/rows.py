@@ -107,7 +107,7 @@ def attempt_rows(job: Job, before: Job | None) -> list[Row]:
     known: Sequence[Attempt] = before.attempts if before is not None else ()
     first = 0
     # Untouched attempts are the same objects: `evolve` passes them on.
-    while first < len(known) and known[first] is job.attempts[first]:
+    while first < min(len(known), len(job.attempts)) and known[first] is job.attempts[first]:
         first += 1
     return [
         _attempt_row(job, attempt, place)
