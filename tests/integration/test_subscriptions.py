@@ -19,6 +19,7 @@ from tests.support.working import Connect, until
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.errors import (
     InvalidError,
+    LedgerError,
     MalformedEventError,
     ServerUnreachableError,
     SubscriptionMismatchError,
@@ -384,8 +385,11 @@ async def test_a_consumer_of_somebody_elses_making_is_not_used(ledger: Ledger) -
     stream = ledger.names.ledger_stream
     config = {"durable_name": "events_x", "ack_policy": "explicit"}
     await api(ledger.inbox, f"CONSUMER.CREATE.{stream}.events_x", {"stream_name": stream, "config": config})
-    with pytest.raises(Exception, match="not of jobledger's making"):
+    with pytest.raises(LedgerError, match="not of jobledger's making"):
         await rest(ledger, "x")
+    with pytest.raises(LedgerError, match="not of jobledger's making"):
+        await ledger.delete_subscription("x")
+    assert await ledger.subscriptions() == []
 
 
 # Live.

@@ -41,6 +41,7 @@ from jobledger.ledger.subscriptions import (
     check_begin,
     check_unchanged,
     find_subscription,
+    last_sequence,
     make_subscription,
 )
 
@@ -49,6 +50,7 @@ logger = logging.getLogger("jobledger.subscription")
 _EXPIRES_S: Final = 30.0
 _HEARTBEAT_S: Final = 2.0
 _SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
+_LOOKS_MAX: Final = 3
 _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _RETRY_S_MAX: Final = 30.0
@@ -325,31 +327,40 @@ class Subscription:
 
         Raises: as `__aenter__`.
         """
-        names, head = self._log.names, await self._log.head()
-        try:
-            found = await find_subscription(self._inbox, names, self.name)
-        except SubscriptionNotFoundError:
-            if self._created_at is not None:
-                raise self._gone("was deleted") from None
-            if not self.config.create:
-                raise
-            check_begin(self.config.start, head)
-            wait_s = self.config.ack_wait_s or ACK_WAIT_S_DEFAULT
-            found = await make_subscription(
-                self._inbox, names, self.name, self.config.filter, start=self.config.start, ack_wait_s=wait_s
-            )
+        found = await self._found()
         if self._created_at not in (None, found.created_at):
             raise self._gone("was deleted and made anew")
         check_unchanged(found, self.config.filter, self.config.ack_wait_s)
-        if found.delivered_sequence > head.last_sequence:
-            head = await self._log.head()  # others may have been given what was stored meanwhile
-        if found.delivered_sequence > head.last_sequence:
+        last = await last_sequence(self._inbox, self._log.names)
+        if found.delivered_sequence > last:
             raise SequenceGapError(
-                f"the ledger ends at stream sequence {head.last_sequence}, and subscription {self.name} was at "
+                f"the ledger ends at stream sequence {last}, and subscription {self.name} was at "
                 f"{found.delivered_sequence} before: it was rewound or replaced"
             )
         self._created_at, self._ack_wait_s = found.created_at, found.ack_wait_s
         self._acknowledged = found.acknowledged_sequence
+
+    async def _found(self) -> SubscriptionInfo:
+        tries = _LOOKS_MAX if self._created_at is not None else 1  # a cluster that starts may not know it yet
+        for left in reversed(range(tries)):
+            try:
+                return await find_subscription(self._inbox, self._log.names, self.name)
+            except SubscriptionNotFoundError:
+                if left:
+                    await asyncio.sleep(_RETRY_S)
+                elif self._created_at is not None:
+                    raise self._gone("was deleted") from None
+                elif not self.config.create:
+                    raise
+        check_begin(self.config.start, await self._log.head())
+        return await make_subscription(
+            self._inbox,
+            self._log.names,
+            self.name,
+            self.config.filter,
+            start=self.config.start,
+            ack_wait_s=self.config.ack_wait_s or ACK_WAIT_S_DEFAULT,
+        )
 
     def _gone(self, what: str) -> SubscriptionNotFoundError:
         message = (

@@ -107,6 +107,15 @@ async def find_subscription(inbox: Inbox, names: Names, name: str) -> Subscripti
     return _read(_checked(await api(inbox, call, {}), name))
 
 
+async def last_sequence(inbox: Inbox, names: Names) -> int:
+    """Return the ledger's last stream sequence; unlike `Log.head` it tells a server that is not ready from one that fails.
+
+    Raises: LedgerError, UnreachableError, JetStreamDisabledError.
+    """
+    answer = _checked(await api(inbox, f"STREAM.INFO.{names.ledger_stream}", {}), "")
+    return int(answer["state"]["last_seq"])
+
+
 async def make_subscription(
     inbox: Inbox, names: Names, name: str, wanted: EventFilter, *, start: Start, ack_wait_s: float
 ) -> SubscriptionInfo:
@@ -157,8 +166,14 @@ async def list_subscriptions(inbox: Inbox, names: Names) -> list[SubscriptionInf
     Raises: LedgerError, UnreachableError.
     """
     listed = await list_consumers(inbox, names.ledger_stream)
-    ours = [info for info in listed if str(info["name"]).startswith(SUBSCRIPTION_CONSUMER_PREFIX)]
+    ours = [info for info in listed if _is_ours(info)]
     return [_read(info) for info in sorted(ours, key=lambda info: str(info["name"]))]
+
+
+def _is_ours(info: dict[str, Any]) -> bool:
+    """Another's consumer may be called as ours are."""
+    metadata: dict[str, str] = info["config"].get("metadata") or {}
+    return str(info["name"]).startswith(SUBSCRIPTION_CONSUMER_PREFIX) and _FILTER_KEY in metadata
 
 
 async def delete_subscription(inbox: Inbox, names: Names, name: str) -> SubscriptionInfo:
