@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.lock_worlds import World, memory_world, server_world
 
 from jobledger.ledger.client import connect
 from jobledger.ledger.log import Log
@@ -47,4 +49,18 @@ def make_log(request: pytest.FixtureRequest) -> MakeLog:
 @pytest.fixture
 async def log(make_log: MakeLog) -> AsyncIterator[Log]:
     async with make_log() as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+def make_world(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[World]]:
+    if request.param == "memory":
+        return memory_world
+    server: EmbeddedServer = request.getfixturevalue("nats_server")
+    return functools.partial(server_world, server)
+
+
+@pytest.fixture
+async def world(make_world: Callable[[], AbstractAsyncContextManager[World]]) -> AsyncIterator[World]:
+    async with make_world() as made:
         yield made

@@ -1,22 +1,19 @@
-"""What an application does with jobs, on a real server: enqueue, enqueue_many, handles, reading."""
+"""Enqueueing one job and many, and handles that tell what becomes of them."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
+from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shout
+from tests.support.working import Connect
 
-from jobledger.ledger import Context, JobState, Ledger, Task, connect, task
-from jobledger.ledger.chain import load, seal
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Fail, Requeue
-from jobledger.ledger.decisions import decide
+from jobledger.ledger import JobState, Ledger
+from jobledger.ledger.commands import CancelJob, Claim, Discard, Fail, Requeue
 from jobledger.ledger.errors import (
     AmbiguousIdError,
     IllegalTransitionError,
@@ -27,62 +24,11 @@ from jobledger.ledger.errors import (
     JobFailedError,
     JobNotFoundError,
     ResultTimeoutError,
-    WrongSequenceError,
 )
 from jobledger.ledger.events import ErrorInfo
 from jobledger.ledger.subjects import JobRef
 
-if TYPE_CHECKING:
-    from jobledger.ledger.server import EmbeddedServer
-
 pytestmark = pytest.mark.anyio
-
-Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
-LIMIT_S = 10.0
-COMMITS = ["pipeline", "group", "auto"]
-
-
-@task
-async def add(a: int, b: int = 1) -> int:
-    return a + b
-
-
-@task(queue="mail", max_attempts=1)
-def shout(text: str) -> str:
-    return text.upper()
-
-
-@pytest.fixture
-def environment() -> str:
-    return f"t_{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def connected(nats_server: EmbeddedServer, environment: str) -> Connect:
-    """Connect once more to the environment of the test."""
-
-    def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        # Each ledger reserves its bytes at the server, which has 10 GB for all tests of the module.
-        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, **settings}
-        return connect(nats_server.url, environment=environment, **given)
-
-    return make
-
-
-@pytest.fixture
-async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
-    async with connected() as made:
-        yield made
-
-
-async def everything(ledger: Ledger) -> list[Stored]:
-    return [stored async for stored in ledger.events(follow=False)]
-
-
-async def finish(ledger: Ledger, ref: JobRef, value: object = None, *, worker: str = "w-1") -> None:
-    """Do as a worker does, without one."""
-    job = await ledger.execute(ref, Claim(worker=worker, lease_s=15.0), by=worker)
-    await ledger.execute(ref, Complete(epoch=job.claim_epoch, result=msgspec.Raw(msgspec.json.encode(value))))
 
 
 # Enqueueing.
@@ -408,143 +354,3 @@ async def test_a_job_that_does_not_exist(ledger: Ledger) -> None:
         await ledger.job("nothing")
     with pytest.raises(JobNotFoundError, match="nothing"):
         await ledger.execute(JobRef(queue="default", job_id="nothing"), CancelJob())
-
-
-# Appending, in every way of committing.
-
-
-def claims(ledger: Ledger, ref: JobRef, chain: Any, count: int) -> list[Any]:
-    """Claims by so many workers, all decided on the same view."""
-    return [
-        seal(
-            chain,
-            decide(chain.job, Claim(worker=f"w-{n}", lease_s=15.0), ledger.stamp(f"w-{n}")),
-            ledger.names,
-        )
-        for n in range(count)
-    ]
-
-
-@pytest.mark.parametrize("commit", COMMITS)
-async def test_nine_writers_of_one_turn_leave_one_winner(connected: Connect, commit: str) -> None:
-    async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
-        for _ in range(10):
-            job = await ledger.enqueue(add, 1)
-            chain = await load(ledger.log, job.ref)
-            futures = [ledger.log.submit(sealed.entries) for sealed in claims(ledger, job.ref, chain, 9)]
-            results = await asyncio.gather(*futures, return_exceptions=True)
-            assert sum(isinstance(result, int) for result in results) == 1
-            assert sum(isinstance(result, WrongSequenceError) for result in results) == 8
-            history = await job.history()
-            assert len(history) == 2
-            winner = next(n for n, result in enumerate(results) if isinstance(result, int))
-            assert (history[1].event.by, history[1].stream_sequence) == (f"w-{winner}", results[winner])
-
-
-@pytest.mark.parametrize("commit", COMMITS)
-async def test_nine_clients_racing_one_chain_leave_one_winner(connected: Connect, commit: str) -> None:
-    async with (
-        connected(commit=commit) as one,
-        connected(commit=commit) as two,
-        connected(commit=commit) as three,
-    ):
-        clients = (one, two, three)
-        for _ in range(20):
-            job = await one.enqueue(add, 1)
-            chain = await load(one.log, job.ref)
-            racing = claims(one, job.ref, chain, 9)
-            async with asyncio.timeout(LIMIT_S):
-                results = await asyncio.gather(
-                    *(clients[n % 3].log.append(sealed.entries) for n, sealed in enumerate(racing)),
-                    return_exceptions=True,
-                )
-            assert sum(isinstance(result, int) for result in results) == 1, results
-            assert len(await job.history()) == 2
-
-
-@pytest.mark.parametrize("commit", COMMITS)
-async def test_one_refused_member_does_not_fail_the_others(connected: Connect, commit: str) -> None:
-    async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
-        taken = await ledger.enqueue(add.options(id="taken"), 1)
-        jobs = await asyncio.gather(
-            *(ledger.enqueue(add.options(id="taken" if n % 10 == 5 else f"n-{n}"), n) for n in range(100))
-        )
-        assert [n for n, job in enumerate(jobs) if not job.created] == [*range(5, 100, 10)]
-        stored = await everything(ledger)
-        assert len(stored) == 91
-        by_sequence = {each.stream_sequence: each.event.job for each in stored}
-        assert all(by_sequence[job.sequence] == job.id for job in jobs)  # each got its own sequence
-        assert taken.sequence == 1
-
-
-@pytest.mark.parametrize("commit", COMMITS)
-async def test_several_events_are_stored_all_or_none(connected: Connect, commit: str) -> None:
-    async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
-        jobs = [await ledger.enqueue(shout, str(n)) for n in range(20)]
-        error = ErrorInfo(kind="exception", type="ValueError", message="no")
-        sealed: list[Any] = []
-        for job in jobs:
-            running = await ledger.execute(job.ref, Claim(worker="w", lease_s=15.0))
-            chain = await load(ledger.log, job.ref)
-            events = decide(chain.job, Fail(epoch=running.claim_epoch, error=error), ledger.stamp())
-            assert len(events) == 2
-            sealed.append(seal(chain, events, ledger.names))
-        for job in jobs[::2]:  # every other chain moves before the appends are sent
-            await ledger.execute(job.ref, CancelJob())
-        results = await asyncio.gather(
-            *(ledger.log.submit(each.entries) for each in sealed), return_exceptions=True
-        )
-        assert [isinstance(result, WrongSequenceError) for result in results] == [True, False] * 10
-        for n, job in enumerate(jobs):
-            types = [msgspec.json.decode(each.data)["type"] for each in await job.history()]
-            end = ["cancel_requested"] if n % 2 == 0 else ["failed", "dead_lettered"]
-            assert types == ["queued", "started", *end]
-            if n % 2:
-                assert (await job.history())[2].stream_sequence == results[n]
-
-
-# Reading.
-
-
-async def test_events_can_be_chosen_by_type_queue_sequence_and_time(ledger: Ledger) -> None:
-    first = await ledger.enqueue(add, 1)
-    second = await ledger.enqueue(shout, "x")
-    await finish(ledger, first.ref, 2)
-
-    async def chosen(**options: Any) -> list[int]:
-        return [stored.stream_sequence async for stored in ledger.events(follow=False, **options)]
-
-    assert await chosen() == [1, 2, 3, 4]
-    assert await chosen(types=["queued"]) == [1, 2]
-    assert await chosen(types=["queued"], queue="mail") == [2]
-    assert await chosen(queue="default") == [1, 3, 4]
-    assert await chosen(queue="nobody") == []
-    assert await chosen(from_sequence=3) == [3, 4]
-    assert await chosen(from_sequence=5) == []
-    third = (await first.history())[1]
-    assert await chosen(since=third.stored_at) == [3, 4]
-    assert await chosen(since=datetime.now(UTC) + timedelta(days=1)) == []
-    assert await chosen(since=third.stored_at.astimezone()) == [3, 4]
-    assert second.sequence == 2
-
-
-@pytest.mark.parametrize(
-    "options", [{"queue": "a.b"}, {"from_sequence": 0}, {"from_sequence": -1}, {"types": ["qeued"]}]
-)
-async def test_reading_with_a_wrong_option_is_refused(ledger: Ledger, options: dict[str, Any]) -> None:
-    await ledger.enqueue(add, 1)
-    with pytest.raises(InvalidError):
-        _ = [stored async for stored in ledger.events(follow=False, **options)]
-
-
-async def test_a_time_without_zone_is_refused(ledger: Ledger) -> None:
-    await ledger.enqueue(add, 1)
-    with pytest.raises(InvalidError, match="time zone"):
-        _ = [stored async for stored in ledger.events(follow=False, since=datetime(2026, 1, 1))]  # noqa: DTZ001
-
-
-async def test_a_task_called_directly_still_runs_here() -> None:
-    assert await add(1, b=2) == 3
-    assert shout("x") == "X"
-    assert isinstance(add, Task)
-    assert Context.__name__ == "Context"

@@ -1,19 +1,18 @@
-"""Workers on a real server: what tasks may do to them, the order of work, limits, stops, redeliveries."""
+"""What a worker makes of tasks and their outcomes, and which work it takes in which order."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import secrets
 import threading
 import time
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
+from tests.support.worker_tasks import BEGAN, RUNS, double, sleep, sleep_in_thread
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
 from jobledger.ledger import (
@@ -25,23 +24,13 @@ from jobledger.ledger import (
     Ledger,
     Retry,
     Task,
-    TaskRegistry,
     task,
 )
-from jobledger.ledger.commands import CancelJob, Claim, DeadLetter, Enqueue, Requeue
-from jobledger.ledger.errors import JobFailedError, LedgerFullError, ServerUnreachableError
-from jobledger.ledger.streams import api
+from jobledger.ledger.commands import CancelJob, Enqueue, Requeue
+from jobledger.ledger.errors import JobFailedError
 from jobledger.ledger.subjects import JobRef
-from jobledger.workers import Worker, WorkerConfig
-
-if TYPE_CHECKING:
-    from jobledger.ledger.codec import Stored
 
 pytestmark = pytest.mark.anyio
-
-RUNS: Counter[str] = Counter()
-FULL = asyncio.Event()
-BEGAN: list[str] = []
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +46,6 @@ AT_ONCE = Backoff(base_s=0)
 
 
 @task
-async def double(n: int) -> int:
-    RUNS[f"double-{n}"] += 1
-    return 2 * n
-
-
-@task
 def double_in_thread(n: int) -> int:
     assert threading.current_thread() is not threading.main_thread()
     return 2 * n
@@ -72,22 +55,6 @@ def double_in_thread(n: int) -> int:
 async def note(context: Context, name: str) -> None:
     RUNS[context.job_id] += 1
     BEGAN.append(name)
-
-
-@task
-async def sleep(context: Context, seconds: float) -> int:
-    RUNS[context.job_id] += 1
-    BEGAN.append(context.job_id)
-    await asyncio.sleep(seconds)
-    return context.attempt
-
-
-@task
-def sleep_in_thread(context: Context, seconds: float) -> int:
-    RUNS[context.job_id] += 1
-    BEGAN.append(context.job_id)
-    time.sleep(seconds)
-    return context.attempt
 
 
 class BrokenTextError(Exception):
@@ -427,256 +394,6 @@ async def test_many_jobs_on_two_workers_run_once_each(connected: Connect) -> Non
                 await asyncio.sleep(0.05)
         assert set(RUNS.values()) == {1}
         assert await finished() == 1_000
-
-
-# Deliveries that come again.
-
-
-@pytest.mark.parametrize("each", [sleep, sleep_in_thread], ids=["async", "sync"])
-async def test_jobs_longer_than_the_ack_wait_run_once(ledger: Ledger, each: Task[[float], int]) -> None:
-    async with working(ledger, each, ack_wait_s=1, grace_s=5.0):
-        jobs = [await ledger.enqueue(each, 2.5) for _ in range(10)]
-        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [1] * 10
-        assert set(RUNS.values()) == {1}
-        assert all([await types(job) == ["queued", "started", "completed"] for job in jobs])
-
-
-async def test_a_storm_of_redeliveries_runs_nothing_twice(ledger: Ledger) -> None:
-    # Nobody keeps the deliveries alive: each running job is delivered again every second.
-    worker = Worker(ledger, TaskRegistry([sleep]), WorkerConfig(ack_wait_s=1, grace_s=5.0, concurrency=50))
-    worker._intake.keep_alive = _for_ever  # type: ignore[method-assign]
-    running = asyncio.create_task(worker.run())
-    try:
-        jobs = [await ledger.enqueue(sleep, 3.0) for _ in range(20)]
-        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [1] * 20
-    finally:
-        worker.stop()
-        await running
-    assert set(RUNS.values()) == {1}
-
-
-async def _for_ever() -> None:
-    await asyncio.Event().wait()
-
-
-async def test_a_deleted_consumer_is_made_again_and_nothing_runs_again(ledger: Ledger) -> None:
-    async with working(ledger, double):
-        jobs = [await ledger.enqueue(double, n) for n in range(30)]
-        for job in jobs:
-            await ended(job)
-        names = ledger.names
-        consumer = names.consumer("default", "normal")
-        answer = await api(ledger.inbox, f"CONSUMER.DELETE.{names.ledger_stream}.{consumer}", {})
-        assert answer["success"]
-        late = await ledger.enqueue(double, 99)
-        assert await late.result(timeout_s=LIMIT_S) == 198
-        info = await api(ledger.inbox, f"CONSUMER.INFO.{names.ledger_stream}.{consumer}", {})
-        async with asyncio.timeout(LIMIT_S):  # what was done before is delivered again, and dropped
-            while info["num_pending"] or info["num_ack_pending"]:
-                await asyncio.sleep(0.02)
-                info = await api(ledger.inbox, f"CONSUMER.INFO.{names.ledger_stream}.{consumer}", {})
-    assert set(RUNS.values()) == {1}
-    assert len([1 async for _ in ledger.events(types=["started"], follow=False)]) == 31
-
-
-async def test_a_job_of_a_dead_worker_is_taken_over_when_its_lease_is_over(ledger: Ledger) -> None:
-    job = await ledger.enqueue(double, 3)
-    await ledger.execute(job.ref, Claim(worker="dead-1-00", lease_s=2.0))  # it has no lease and never will
-    async with working(ledger, double):
-        assert await job.result(timeout_s=LIMIT_S) == 6
-    assert [attempt.state for attempt in (await job.snapshot()).attempts] == ["lost", "completed"]
-
-
-async def test_the_last_attempt_of_a_dead_worker_makes_a_dead_letter(ledger: Ledger) -> None:
-    job = await ledger.enqueue(double.options(max_attempts=1), 3)
-    await ledger.execute(job.ref, Claim(worker="dead-1-00", lease_s=2.0))
-    async with working(ledger, double):
-        done = await ended(job)
-    assert (done.state, done.dead_reason, RUNS["double-3"]) == (JobState.DEAD_LETTERED, "exhausted", 0)
-    assert done.error is not None
-    assert done.error.kind == "lost"
-
-
-async def test_a_view_older_than_the_delivery_settles_nothing(
-    connected: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A replica that lags behind may answer the read: an ack on its word would strand the job."""
-    async with connected() as client, connected() as served:
-        job = await client.enqueue(double.options(max_attempts=1), 3)
-        read = served.log.read_chain
-        stale = await read(served.names.chain(job.ref))
-        await client.execute(job.ref, DeadLetter(reason="rejected"))
-        await client.execute(job.ref, Requeue())
-        answers = [stale, []]
-
-        async def lagging(chain: str) -> list[Stored]:
-            return answers.pop() if answers else await read(chain)
-
-        monkeypatch.setattr(served.log, "read_chain", lagging)
-        async with working(served, double):
-            assert await job.result(timeout_s=LIMIT_S) == 6
-        assert not answers
-
-
-# Leases.
-
-
-async def test_a_lease_bucket_that_does_not_answer_is_no_lease_that_is_over(ledger: Ledger) -> None:
-    assert await ledger.leases.find("nobody") is None
-    await api(ledger.inbox, f"STREAM.DELETE.KV_{ledger.names.workers_bucket}", {})
-    with pytest.raises(ServerUnreachableError):
-        await ledger.leases.find("nobody")
-
-
-async def test_a_live_lease_is_never_taken_over_however_often_the_job_is_delivered(
-    connected: Connect,
-) -> None:
-    async with connected() as one, connected() as two, working(one, sleep, ack_wait_s=1) as first:
-        job = await one.enqueue(sleep, 4.0)
-        await until(lambda: first.running == 1)
-        first._intake._held.clear()  # the broker hears nothing of it any more and delivers it to the other
-        async with working(two, sleep, ack_wait_s=1):
-            assert await job.result(timeout_s=LIMIT_S) == 1
-    assert RUNS[job.id] == 1
-
-
-async def test_a_lost_lease_stops_its_jobs_and_the_worker_goes_on_as_another(ledger: Ledger) -> None:
-    async with working(ledger, sleep, double) as worker:
-        before = worker.identity
-        job = await ledger.enqueue(sleep, 1.0)
-        await until(lambda: worker.running == 1)
-        # Somebody removed the key: the next renewal on its revision is refused.
-        answer = await api(ledger.inbox, f"STREAM.PURGE.KV_{ledger.names.workers_bucket}", {})
-        assert answer["success"]
-        await until(lambda: worker.identity != before)
-        assert await job.result(timeout_s=LIMIT_S) >= 1
-        assert await (await ledger.enqueue(double, 1)).result(timeout_s=LIMIT_S) == 2
-        assert (await ledger.leases.find(worker.identity)) is not None
-    snapshot = await job.snapshot()
-    assert [attempt.state for attempt in snapshot.attempts] in (["completed"], ["interrupted", "completed"])
-
-
-# The end of a worker.
-
-
-async def test_a_stopping_worker_lets_running_jobs_end_and_takes_no_more(ledger: Ledger) -> None:
-    async with working(ledger, sleep, concurrency=2) as worker:
-        jobs = [await ledger.enqueue(sleep, 0.5) for _ in range(2)]
-        await until(lambda: worker.running == 2)
-        waiting = await ledger.enqueue(sleep, 0)
-        worker.stop()
-    assert [await job.state() for job in jobs] == [JobState.COMPLETED] * 2
-    assert await waiting.state() is JobState.QUEUED
-    assert RUNS[waiting.id] == 0
-    async with working(ledger, sleep):
-        assert await waiting.result(timeout_s=3.0) == 1  # given back at once, not after the ack wait
-
-
-async def test_jobs_beyond_the_grace_are_given_back_with_their_attempt(connected: Connect) -> None:
-    async with connected() as one, connected() as two:
-        async with working(one, sleep, grace_s=0.3) as worker:
-            job = await one.enqueue(sleep.options(max_attempts=1), 1.5)
-            await until(lambda: worker.running == 1)
-            identity = worker.identity
-            worker.stop()
-        assert await types(job) == ["queued", "started", "interrupted", "queued"]
-        assert await one.leases.find(identity) is None
-        async with working(two, sleep):
-            assert await job.result(timeout_s=LIMIT_S) == 2
-        states = [attempt.state for attempt in (await job.snapshot()).attempts]
-        assert states == ["interrupted", "completed"]
-
-
-async def test_a_second_stop_does_not_wait_for_the_grace(ledger: Ledger) -> None:
-    loop = asyncio.get_running_loop()
-    async with working(ledger, sleep, grace_s=60.0) as worker:
-        job = await ledger.enqueue(sleep, 60.0)
-        await until(lambda: worker.running == 1)
-        worker.stop()
-        worker.stop()
-        stopped_at = loop.time()
-    assert loop.time() - stopped_at < 2.0
-    assert await types(job) == ["queued", "started", "interrupted", "queued"]
-
-
-@task
-async def stubborn() -> str:
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(60)
-    return "done all the same"
-
-
-async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Ledger) -> None:
-    async with working(ledger, stubborn, grace_s=0.0) as worker:
-        job = await ledger.enqueue(stubborn)
-        await until(lambda: worker.running == 1)
-        worker.stop()
-    assert await job.result(timeout_s=LIMIT_S) == "done all the same"
-    assert await types(job) == ["queued", "started", "completed"]
-
-
-# A full ledger.
-
-
-async def test_a_full_ledger_loses_no_job_once_there_is_room(
-    connected: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobledger.workers.delays._FULL_S", 0.1)
-    async with connected(ledger_bytes_max=1 << 16) as ledger:
-        jobs: list[JobHandle[int]] = []
-
-        async def fill() -> None:
-            while True:
-                jobs.append(await ledger.enqueue(double, len(jobs)))
-
-        with pytest.raises(LedgerFullError):
-            await fill()
-        assert (await ledger.log.head()).last_sequence == len(jobs) > 20
-        async with working(ledger, double):
-            await asyncio.sleep(0.5)
-            assert not RUNS
-            await _make_room(ledger)
-            assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [2 * n for n in range(len(jobs))]
-    assert set(RUNS.values()) == {1}
-
-
-async def _make_room(ledger: Ledger) -> None:
-    stream = ledger.names.ledger_stream
-    config = (await api(ledger.inbox, f"STREAM.INFO.{stream}", {}))["config"]
-    answer = await api(ledger.inbox, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 16 << 20})
-    assert "error" not in answer
-
-
-@task(queue="work")
-async def waits_for_the_ledger_to_be_full(context: Context) -> str:
-    RUNS[context.job_id] += 1
-    await FULL.wait()
-    return "y" * 4_000  # needs more room than is left
-
-
-async def _fill(ledger: Ledger) -> None:
-    for n in range(10_000):
-        await ledger.enqueue(double.options(queue="elsewhere"), n)
-
-
-async def test_an_outcome_is_kept_until_a_full_ledger_has_room(
-    connected: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    FULL.clear()
-    async with connected(ledger_bytes_max=1 << 16) as ledger:
-        job = await ledger.enqueue(waits_for_the_ledger_to_be_full)
-        async with working(ledger, waits_for_the_ledger_to_be_full) as worker:
-            await until(lambda: RUNS[job.id] == 1)
-            with pytest.raises(LedgerFullError):
-                await _fill(ledger)
-            FULL.set()
-            await until(lambda: "is held back" in caplog.text)
-            assert await job.state() is JobState.RUNNING
-            assert worker.running == 1
-            await _make_room(ledger)
-            assert len(await job.result(timeout_s=LIMIT_S)) == 4_000
-        assert RUNS[job.id] == 1
-        assert await types(job) == ["queued", "started", "completed"]
 
 
 async def test_payloads_never_reach_the_log(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,33 @@
+"""Tasks that tests enqueue without a worker, and what a worker would do."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.codec import Stored
+from jobledger.ledger.commands import Claim, Complete
+from jobledger.ledger.subjects import JobRef
+
+LIMIT_S = 10.0
+COMMITS = ["pipeline", "group", "auto"]
+
+
+@task
+async def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@task(queue="mail", max_attempts=1)
+def shout(text: str) -> str:
+    return text.upper()
+
+
+async def everything(ledger: Ledger) -> list[Stored]:
+    return [stored async for stored in ledger.events(follow=False)]
+
+
+async def finish(ledger: Ledger, ref: JobRef, value: object = None, *, worker: str = "w-1") -> None:
+    """Do as a worker does, without one."""
+    job = await ledger.execute(ref, Claim(worker=worker, lease_s=15.0), by=worker)
+    await ledger.execute(ref, Complete(epoch=job.claim_epoch, result=msgspec.Raw(msgspec.json.encode(value))))

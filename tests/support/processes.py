@@ -1,0 +1,27 @@
+"""Real worker processes in tests: what they said, what they left behind, and whether they are gone."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+LIMIT_S = 15.0
+
+
+async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    with anyio.fail_after(limit_s):
+        while not holds():
+            await anyio.sleep(0.01)
+
+
+def exists(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped by somebody else has ended."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return False
+    return subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,83 @@
+"""What tests of timers ask of a ledger and its jobs, and how long they wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger import (
+    JobHandle,
+    JobState,
+    Ledger,
+    task,
+)
+from jobledger.ledger.events import Queued, Scheduled
+from jobledger.ledger.streams import api
+from jobledger.workers.hosting import start_reactors
+
+LIMIT_S = 10.0
+
+
+@contextlib.asynccontextmanager
+async def reacting(ledger: Ledger) -> AsyncGenerator[None, None]:
+    """Only the reactors: what they dispatch stays queued."""
+    hosted = start_reactors(ledger)
+    try:
+        yield
+    finally:
+        for each in hosted:
+            each.cancel()
+        await asyncio.gather(*hosted, return_exceptions=True)
+
+
+async def until(holds: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
+    """Wait until an async question is answered with yes."""
+    async with asyncio.timeout(limit_s):
+        while not await holds():
+            await asyncio.sleep(0.01)
+
+
+async def types(job: JobHandle[Any]) -> list[str]:
+    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
+
+
+async def state(job: JobHandle[Any]) -> JobState:
+    return (await job.snapshot()).state
+
+
+async def is_queued(job: JobHandle[Any]) -> bool:
+    return await state(job) is JobState.QUEUED
+
+
+async def in_stream(ledger: Ledger) -> int:
+    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.timers_stream}", {})
+    return int(info["state"]["messages"]) if "error" not in info else 0
+
+
+async def lateness(ledger: Ledger) -> list[float]:
+    """Return how late each delayed job was dispatched, sorted; assert that none was early by either clock."""
+    due: dict[str, datetime] = {}
+    late: list[float] = []
+    async for stored in ledger.events(follow=False):
+        event = stored.event
+        if isinstance(event, Scheduled):
+            due[event.job] = event.run_at
+        elif isinstance(event, Queued) and event.job in due:
+            assert event.at >= due[event.job], f"{event.job} was early by its worker's clock"
+            assert stored.stored_at >= due[event.job], f"{event.job} was early by the server's clock"
+            late.append((stored.stored_at - due[event.job]).total_seconds())
+    return sorted(late)
+
+
+@task
+async def add(n: int) -> int:
+    return n + 1
+
+
+async def has_been_queued(job: JobHandle[Any]) -> bool:
+    return "queued" in await types(job)
