@@ -167,6 +167,14 @@ SHOWN = {
         "counted 4 endings, three at a time",
         "subscription notify was made for something else (types is completed, dead_lettered, not failed)",
     ],
+    "retention.py": [
+        "report-2025-01.pdf",
+        "4 events archived, 1 job carried on",
+        "no job 'january' is in the ledger",
+        "report-2025-02.pdf",
+        "from stream sequence 5: 1 job, sound: True",
+        "from stream sequence 1: 2 jobs, sound: True",
+    ],
     "supervised_workers.py": [
         "the supervisor keeps 2 processes",
         "1 + 2 = 3",
