@@ -450,6 +450,28 @@ async def test_acks_and_events_survive_a_server_killed_under_its_readers(
         await asyncio.gather(reading, return_exceptions=True)
 
 
+async def test_an_ack_that_could_not_be_sent_is_sent_after_the_reconnect(
+    server_factory: ServerFactory,
+) -> None:
+    server = server_factory()
+    await server.start()
+    async with (
+        connect(server.url, ledger_bytes_max=16 << 20) as ledger,
+        ledger.subscription("s", ack_wait_s=60) as sub,
+    ):
+        await enqueue(ledger, 1, 2)
+        first, second = await take(sub, 2)
+        await server.stop()
+        await until(lambda: not ledger.connection.is_connected)
+        await first.ack()
+        await second.nak()  # lost: comes again after its ack wait
+        assert list(sub._owed) == [1]
+        await server.start()
+        await ledger.connection.wait_connected(LIMIT_S)
+        await until_acknowledged(ledger, "s", 1)
+        assert not sub._owed
+
+
 async def test_a_connection_that_is_closed_ends_the_reader(connected: Connect) -> None:
     async with connected() as ledger, ledger.subscription("s") as sub:
         waiting = asyncio.create_task(anext(sub))
