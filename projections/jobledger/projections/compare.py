@@ -79,7 +79,11 @@ async def verify(
             raise DamagedProjectionError(path, said)
         head = await log.head()
         if head.first_sequence > position.begins_at:
-            raise PositionArchivedError(path, position.begins_at - 1, head.first_sequence)
+            what = (
+                f"the rows of the projection {path} begin at stream sequence {position.begins_at}, and the ledger at "
+                f"{head.first_sequence}: name the archive that holds what lies between, with --archive"
+            )
+            raise PositionArchivedError(path, position.stream_sequence, head.first_sequence, what)
         fresh = Path(folder) / "rebuilt.db"
         with Projector(log, fresh, config=_FRESH) as projector:
             await projector.catch_up(until=position.stream_sequence, progress=progress)

@@ -178,14 +178,15 @@ class PositionMismatchError(ProjectionError):
 
 
 class PositionArchivedError(ProjectionError):
-    """The events that follow the projection's position were moved to an archive before it read them."""
+    """The projection needs events that were moved to an archive: to go on, or to be compared."""
 
-    def __init__(self, path: Path, stream_sequence: int, first_sequence: int) -> None:
+    def __init__(self, path: Path, stream_sequence: int, first_sequence: int, what: str = "") -> None:
         self.path = path
         self.stream_sequence = stream_sequence
         self.first_sequence = first_sequence
         super().__init__(
-            f"the projection {path} stands at stream sequence {stream_sequence}, and the ledger begins at "
+            what
+            or f"the projection {path} stands at stream sequence {stream_sequence}, and the ledger begins at "
             f"{first_sequence}: what lies between was archived before it was read; run `jobledger projection "
             "rebuild`, with --archive for the past to be in it as well",
         )

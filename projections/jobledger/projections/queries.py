@@ -339,8 +339,8 @@ class Store:
     ) -> list[BucketRow]:
         """Return what happened in each span of `step_s` seconds (whole minutes), the oldest first, by queue and task.
 
-        Begins with the span that `since` lies in and ends before `until`; spans without events are left out. By
-        the server's time.
+        Begins with the span that `since` lies in and ends before `until`, by the server's time; spans without events
+        are left out. At most `limit` rows: go on from the last one's time where there are as many.
         """
         _check_limit(limit)
         values = {**bucket_values(since, until, step_s), "queue": queue, "task": task, "limit": limit}

@@ -113,7 +113,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     first_at: str
-    last_at: str  #: of the newest event that it appended
+    last_at: str  #: of the newest event about its attempts, but for their loss
     attempts: int
     completed: int
     failed: int
