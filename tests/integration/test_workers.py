@@ -302,9 +302,9 @@ async def test_a_task_unknown_here_is_run_by_a_worker_that_knows_it(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobledger.workers.delays._UNKNOWN_TASK_S", 0.05)
-    async with connected() as one, connected() as two, working(one, double):
+    async with connected() as one, connected() as two, working(one, double) as knows_it_not:
         job = await one.enqueue(fails_until, 1)
-        await asyncio.sleep(0.1)
+        await until(lambda: knows_it_not.counts().deliveries > 0)
         async with working(two, fails_until):
             assert await job.result(timeout_s=LIMIT_S) == 1
 
@@ -368,11 +368,11 @@ async def test_no_more_run_at_once_than_allowed(ledger: Ledger, each: Task[[floa
 
 async def test_a_busy_worker_keeps_nothing_from_an_idle_one(connected: Connect) -> None:
     async with connected() as one, connected() as two, working(one, sleep, note, concurrency=1) as first:
-        await asyncio.sleep(0.2)  # it waits at all three priorities
+        await until(lambda: all(lane.waiting for lane in first._intake._lanes))
         long = await one.enqueue(sleep, 3.0)
         await until(lambda: first.running == 1)
-        async with working(two, sleep, note, concurrency=1):
-            await asyncio.sleep(0.2)
+        async with working(two, sleep, note, concurrency=1) as second:
+            await until(lambda: all(lane.waiting for lane in second._intake._lanes))
             urgent = [await one.enqueue(note.options(priority=each), each) for each in ("high", "low")]
             for job in urgent:
                 await job.wait(timeout_s=2.0)
