@@ -54,7 +54,7 @@ async def test_difference_names_the_first_row_that_differs(tmp_path: Path) -> No
 
 
 TAMPERED = {
-    "jobs": ("UPDATE jobs SET status = 'completed' WHERE last_sequence > 40 AND status = 'queued'", True),
+    "jobs": ("UPDATE jobs SET status = 'held' WHERE last_sequence > 40", True),
     "attempts": ("UPDATE attempts SET duration_ms = 1.0 WHERE epoch > 30", True),
     "dead_letters": ("DELETE FROM dead_letters", True),
     "queues": ("UPDATE queues SET queued = queued + 1", False),
