@@ -30,6 +30,7 @@ from jobledger.ledger.archive_survey import (
     FindUnread,
     LiveHolders,
     Survey,
+    SurveyingWitness,
     Unread,
     bound,
     survey,
@@ -115,8 +116,11 @@ def tools_of(ledger: Ledger, *, by: str, on_progress: OnProgress) -> Tools:
     async def find_unread(through: int) -> list[Unread]:
         return await unread(ledger.log, ledger.inbox, through)
 
+    streams: list[str] = []  # the timers' one, once it was looked for
+
     async def set_timer(timer: Timer) -> None:
-        await timers.ensure()
+        if not streams:
+            streams.append(await timers.ensure())
         await timers.set(timer, ledger.clock.now())
 
     return Tools(
@@ -289,12 +293,14 @@ class Archiver:
         """Prove the export without the server; only then it may take the place of what it holds."""
         manifest = export.manifest
         first, last = manifest.first_sequence, manifest.last_sequence
+        found = SurveyingWitness()
         report = await verify(
             export,
             from_sequence=first,
             to_sequence=last,
             options=_AS_HISTORY,
             is_part=True,
+            witnesses=[found],
             on_progress=self._progress("check"),
         )
         if not report.sound and not force:
@@ -304,6 +310,11 @@ class Archiver:
                 f"{report.violations_count:,} in all); look at it with `jobledger audit verify`, or archive it as "
                 "it is with --force"
             )
+        if found.survey.events != manifest.count:
+            raise ArchiveRefusedError(
+                f"{manifest.count - found.survey.events:,} events of {export.folder} cannot be read, so nobody can tell "
+                "which jobs live: see what `jobledger audit verify` says of it"
+            )
         head = await self._log.get(last)
         proved = (report.digest, report.head_hash, report.events)
         if proved != (manifest.digest, manifest.head_hash, manifest.count) or (
@@ -312,7 +323,7 @@ class Archiver:
             raise ArchiveRefusedError(
                 f"{export.folder} does not hold what the ledger holds: delete it, run again"
             )
-        return await survey(export, first, last)
+        return found.survey
 
     async def _carry(self, refs: Sequence[JobRef], through: int) -> None:
         for start in range(0, len(refs), _AT_ONCE):

@@ -6,12 +6,13 @@ Source: ADR 011.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from jobledger.ledger.audit_checker import Checker
 from jobledger.ledger.audit_rules import lean
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.events import Carried, Fenced
@@ -139,6 +140,21 @@ class Survey:
     def work_items(self) -> int:
         """How many jobs need a fresh work item, as far as the prefix tells."""
         return sum(job.state in (JobState.QUEUED, JobState.RUNNING) for job in self.jobs.values())
+
+
+class SurveyingWitness:
+    """Surveys what a check reads, in the same pass."""
+
+    def __init__(self) -> None:
+        self.survey = Survey()
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read; what cannot be read is left out."""
+        for message in batch:
+            self.survey.feed(message)
+
+    async def finish(self, checker: Checker) -> None:
+        """Have nothing to say."""
 
 
 async def survey(log: Log, first: int, through: int, on_progress: Progress | None = None) -> Survey:
