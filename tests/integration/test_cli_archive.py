@@ -156,6 +156,31 @@ def test_the_archive_may_not_be_elsewhere_and_what_is_wrong_is_one_sentence(cli:
     assert "manifest.json" in damaged.err
 
 
+def test_projections_go_on_after_an_archive_and_are_proven_with_it(cli: Cli) -> None:
+    for name in ("followed", "late"):
+        assert cli.run("projection", "rebuild", "--projection", name).code == 0
+    cli.with_ledger(tell_more)
+    assert cli.run("jobs", "list", "--projection", "followed").code == 0
+    assert cli("archive", "--before", now(), "--to", "archive").code == 0
+    assert cli.run("jobs", "list", "--projection", "followed").code == 0
+    late = cli.run("jobs", "list", "--projection", "late")
+    assert (late.code, "jobledger projection rebuild" in late.err) == (4, True)
+    verify = ("projection", "verify", "--projection", "followed")
+    alone = cli.run(*verify)
+    assert (alone.code, "--archive" in alone.err) == (4, True)
+    assert cli.run(*verify, "--archive", "archive").code == 0
+    whole = objects(
+        cli.run("projection", "rebuild", "--projection", "late", "--archive", "archive", "--json")
+    )
+    assert whole["begins_at"] == 1
+    fresh = objects(cli.run("projection", "rebuild", "--projection", "fresh", "--json"))
+    assert fresh["begins_at"] == 11
+    assert cli.run("projection", "verify", "--projection", "fresh").code == 0
+    assert cli.run("projection", "verify", "--projection", "late", "--archive", "archive").code == 0
+    status = objects(cli.run("projection", "status", "--projection", "nowhere", "--json"))
+    assert (status["begins_at"], status["lag_events"]) == (11, status["head"] - 10)
+
+
 async def tell_more(ledger: Ledger) -> None:
     await ledger.enqueue(charge.options(id="charge-9"), 9)
 
