@@ -29,6 +29,7 @@ from jobledger.ledger.events import EVENT_TYPES, ErrorInfo, Priority, event_type
 from jobledger.ledger.export import ExportLog, JoinedLog, write_export
 from jobledger.ledger.job import Job, evolve
 from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
 from jobledger.ledger.subjects import JobRef
 from jobledger.projections import (
     HISTOGRAM_BOUNDS_S,
@@ -381,6 +382,17 @@ async def archived_history(tmp_path: Path) -> tuple[MemoryLog, int, ExportLog]:
         except RefusedError:
             continue
         await log.append(seal(chain, carried, log.names).entries)
+    archived = Archived(
+        reactor=ARCHIVE,
+        at=clock.now(),
+        by="archive",
+        through_sequence=through,
+        manifest_sha256="a" * 64,
+        head_hash="b" * 64,
+        digest="c" * 64,
+        count=through,
+    )
+    await log.append([seal_reactor_event(archived, None, log.names)])
     await log.purge(through)
     return log, through, ExportLog(tmp_path / "export", log.names)
 

@@ -96,6 +96,7 @@ class ExportLog(_ReadOnly):
             first_sequence=self.manifest.first_sequence,
             last_sequence=self.manifest.last_sequence,
             stored_bytes=sum(entry.bytes for entry in self.manifest.files),
+            is_part=self.manifest.first_sequence > 1,
         )
 
     async def get(self, stream_sequence: int) -> Message | None:
@@ -257,6 +258,7 @@ class JoinedLog(_ReadOnly):
             first_sequence=exported[0].first_sequence,
             last_sequence=max(live.last_sequence, self.archived_through),
             stored_bytes=live.stored_bytes + sum(each.stored_bytes for each in exported),
+            is_part=exported[0].is_part,
         )
 
     async def get(self, stream_sequence: int) -> Message | None:

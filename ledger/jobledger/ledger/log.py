@@ -41,6 +41,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int  #: of the oldest event held, or of the next one; 1 unless a prefix was archived
     last_sequence: int  #: 0 when nothing was ever stored
     stored_bytes: int
+    is_part: bool = (
+        False  #: begins later by intent, as an export of a range does: nothing is missing before it
+    )
 
 
 def start_of(head: Head, from_sequence: int) -> int:

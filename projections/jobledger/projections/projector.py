@@ -18,6 +18,7 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from jobledger.ledger.archive_chain import newest_archived
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
@@ -150,6 +151,7 @@ class Projector:
         """Apply everything up to the head as it is now, or up to `until` if that is less, to the file given by `adopt`."""
         head = await self._log.head()
         target = head.last_sequence if until is None else min(until, head.last_sequence)
+        await self._check_beginning(self._known_position(), head)
         return await self._bring_to(target, self._begun(self._known_position(), head), progress)
 
     async def _bring_to(self, target: int, start: Position, progress: ProgressCallback | None) -> Position:
@@ -264,7 +266,7 @@ class Projector:
     async def prepare(self) -> Position:
         """Open the file (an older schema is rebuilt first) and check that ledger and file share their past.
 
-        Raises: PositionMismatchError, PositionArchivedError and the errors of opening.
+        Raises: PositionMismatchError, PositionArchivedError, EventGapError and the errors of opening.
         """
         try:
             self._open()
@@ -278,9 +280,23 @@ class Projector:
         if position.environment != environment:
             what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
             raise PositionMismatchError(self.path, sequence, what)
-        position = self._begun(position, await self._log.head())
+        head = await self._log.head()
+        await self._check_beginning(position, head)
+        position = self._begun(position, head)
         await self._prove(position)
         return position
+
+    async def _check_beginning(self, position: Position, head: Head) -> None:
+        """Where the ledger begins later and the rows go on from there, what came before must have been archived.
+
+        Raises: EventGapError when it was lost.
+        """
+        if head.first_sequence <= max(1, position.stream_sequence) or head.is_part:
+            return
+        archived = await newest_archived(self._log)
+        through = archived.through_sequence if archived is not None else 0
+        if through < head.first_sequence - 1:
+            raise EventGapError(through + 1, head.first_sequence)
 
     def _begun(self, position: Position, head: Head) -> Position:
         """Let a file that holds nothing yet begin where the ledger does, which may have archived its first events.
