@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +24,7 @@ import anyio.to_thread
 import pytest
 import typer.main
 
-from jobledger.cli.main import app
+from jobledger.cli.main import app, run
 from jobledger.ledger import Ledger, Task, TaskRegistry, connect
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
@@ -241,8 +243,10 @@ def _pattern(shown: str) -> str:
 class Terminal:
     """Runs the commands of a page in one folder; what serves until it is stopped goes on in the background."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, *, here: bool = False) -> None:
+        """`here` runs what ends by itself in this process, which spares a page of many commands their starts."""
         self._folder = folder
+        self._here = here
         self._port = port
         self._serving: list[subprocess.Popen[bytes]] = []
         self._environment = {
@@ -291,8 +295,15 @@ class Terminal:
 
     def _call(self, step: Step) -> None:
         environment = self._environment | {"JOBLEDGER_URL": f"nats://127.0.0.1:{self._port}"}
+        code, printed = (self._called_here if self._here else self._called)(step.command, environment)
+        # An error is shown as the sentence it ends with.
+        refused = "\njobledger: " in f"\n{step.shown}"
+        assert (code != 0) == refused, f"{step.command}: exit code {code}\n{printed}"
+        assert re.fullmatch(_pattern(step.shown), _normal(printed)), f"{step.command} printed\n{printed}"
+
+    def _called(self, command: str, environment: dict[str, str]) -> tuple[int, str]:
         ran = subprocess.run(
-            ["/bin/sh", "-c", step.command],
+            ["/bin/sh", "-c", command],
             cwd=self._folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -302,12 +313,24 @@ class Terminal:
             check=False,
             timeout=_COMMAND_LIMIT_S,
         )
-        # An error is shown as the sentence it ends with.
-        refused = "\njobledger: " in f"\n{step.shown}"
-        assert (ran.returncode != 0) == refused, f"{step.command}: exit code {ran.returncode}\n{ran.stdout}"
-        assert re.fullmatch(_pattern(step.shown), _normal(ran.stdout)), (
-            f"{step.command} printed\n{ran.stdout}"
-        )
+        return ran.returncode, ran.stdout
+
+    def _called_here(self, command: str, environment: dict[str, str]) -> tuple[int, str]:
+        program, *words = shlex.split(command)
+        assert program == "jobledger"
+        printed = io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.chdir(self._folder),
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            for name in [name for name in os.environ if name.startswith("JOBLEDGER_")]:
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "path", [str(self._folder), *sys.path])
+            return run(words), printed.getvalue()
 
     def _serve(self, command: str, step: Step) -> None:
         output = self._folder / f"output-{len(self._serving)}"
@@ -358,7 +381,7 @@ def test_console_blocks_print_what_they_show(
         (tmp_path / name).write_text(block.text, encoding="utf-8")
     steps = _steps(page)
     assert steps
-    terminal = Terminal(tmp_path, free_port)
+    terminal = Terminal(tmp_path, free_port, here=page.name == "looking-back.md")
     try:
         for step in steps:
             terminal.run(step)
