@@ -222,6 +222,25 @@ async def test_a_delivery_as_a_block_is_settled_by_how_the_block_ends(ledger: Le
     assert await rest(ledger, "s") == []
 
 
+async def test_a_delay_lasts_when_its_reader_leaves(ledger: Ledger) -> None:
+    await enqueue(ledger, 1, 2)
+    loop = asyncio.get_running_loop()
+    used = ledger.subscription("s")
+    async with used as sub:
+        first, second = await take(sub, 2)
+        at = loop.time()
+        await second.ack()
+        await first.nak(0.4)
+    async with ledger.subscription("s") as sub:
+        (again,) = await take(sub, 1)
+        assert 0.39 < loop.time() - at < 5
+        await again.ack()
+    with pytest.raises(InvalidError, match="was opened before: make another one"):
+        await used.open()
+    with pytest.raises(InvalidError, match="is read inside its block"):
+        await anext(ledger.subscription("s"))
+
+
 async def test_readers_of_one_name_share_its_events(connected: Connect) -> None:
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
 

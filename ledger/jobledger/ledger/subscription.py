@@ -157,7 +157,7 @@ class Subscription:
         self._held: dict[int, _Held] = {}  # by stream sequence, handed to the handler or not yet
         self._queue: deque[int] = deque()  # of these, those that were not handed over yet
         self._owed: dict[int, str] = {}  # acks that could not be sent: stream sequence -> ack subject
-        self._last_settled = ""  # its ack subject
+        self._last_acked = ""  # its ack subject
         self._arrived = asyncio.Event()  # for who iterates
         self._wake = asyncio.Event()  # for who pulls
         self._served = False  # pulled before: what is pulled from must be looked for again
@@ -188,6 +188,8 @@ class Subscription:
 
     async def open(self) -> None:
         """Begin; see `__aenter__`."""
+        if self._is_closed or self._tasks:
+            raise InvalidInputError(f"subscription {self.name} was opened before: make another one")
         await self._look()
         self._tasks = [
             self._loop.create_task(self._run(), name=f"subscription {self.name}"),
@@ -217,8 +219,8 @@ class Subscription:
                 self.settle(sequence, b"-NAK")
         if last is not None:
             await self._tell_for_sure(self._held.pop(last).delivery.reply, b"-NAK")
-        elif self._last_settled:
-            await self._tell_for_sure(self._last_settled, b"+WPI")  # means nothing for what is settled
+        elif self._last_acked:
+            await self._tell_for_sure(self._last_acked, b"+WPI")  # means nothing for what is acknowledged
         self._arrived.set()
 
     async def info(self) -> SubscriptionInfo:
@@ -274,7 +276,8 @@ class Subscription:
         if held is None:
             return  # it was on hand for too long, and others have it by now
         self._wake.set()
-        self._last_settled = held.delivery.reply
+        if word == b"+ACK":
+            self._last_acked = held.delivery.reply
         if not self._tell(held.delivery.reply, word) and word == b"+ACK":
             self._owed[sequence] = held.delivery.reply
 
