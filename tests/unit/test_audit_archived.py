@@ -65,8 +65,8 @@ def test_a_beginning_that_nobody_archived_is_missing() -> None:
     story = rich()
     gone = 10
     report = check(story.messages[gone:], from_sequence=gone + 1, prefix_archived=True)
-    assert found(report)[-1] == (1, "", "sequence")
-    assert report.violations[-1].sentence == (
+    assert found(report)[0] == (1, "", "sequence")
+    assert report.violations[0].sentence == (
         "the prefix is missing: the ledger begins at 11, and no `archived` event says where 1 to 10 are"
     )
     assert check(story.messages[gone:], from_sequence=gone + 1).sound, "a range promises less"

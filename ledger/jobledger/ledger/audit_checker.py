@@ -327,7 +327,10 @@ class Checker:
             sentence = f"stream sequence {through + 1} to {gone} are missing: the ledger begins at {gone + 1} and was archived through {through}"
         else:
             return  # more than is gone: the run that archived it has not come to its end
-        self.note("", "sequence", sentence, stream_sequence=through + 1)
+        missing = Violation(stream_sequence=through + 1, job="", rule="sequence", sentence=sentence)
+        self._broken["sequence"] += 1
+        # It comes first in the ledger, and explains what else was found.
+        self._violations = [missing, *self._violations][: self._options.violations_max]
 
     def _miss_before(self) -> None:
         """Say why the event at the earlier report's end was not met."""
