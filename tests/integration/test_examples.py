@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -201,19 +202,24 @@ def test_every_example_is_run() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) -> None:
     roots = os.pathsep.join(str(ROOT / part) for part in ("ledger", "projections", "workers", "cli"))
-    ran = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-W", "error", str(example), *ARGUMENTS.get(example.name, [])],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": roots},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=18,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == ""
+        start_new_session=True,
+    ) as program:
+        try:
+            printed, errors = program.communicate(timeout=40)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)  # with the server and the workers that it started
+            raise
+    assert program.returncode == 0, errors
+    assert errors == ""
     at = 0
     for words in SHOWN[example.name]:
-        found = ran.stdout.find(words, at)
-        assert found >= 0, f"{words!r} is missing, or too early, in\n{ran.stdout}"
+        found = printed.find(words, at)
+        assert found >= 0, f"{words!r} is missing, or too early, in\n{printed}"
         at = found + len(words)
