@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jobledger.ledger.codec import Message, Stored, digest
 from jobledger.ledger.events import Completed, Started
 from jobledger.ledger.server import EmbeddedServer
 
+DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.anyio
 
 Event = tuple[str, bytes]  #: subject and bytes of one event
@@ -137,3 +139,27 @@ async def _write_anew(url: str, stream: str, events: list[Event]) -> None:
             await jetstream.publish(subject, data)
     finally:
         await raw.close()
+
+
+async def test_the_documented_example_is_what_the_command_prints(
+    ledger: Ledger,
+    nats_server: EmbeddedServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every event of these ledgers is the same each time, byte for byte, and so are their hashes."""
+    monkeypatch.setenv("COLUMNS", "120")
+    await store_in(ledger, history(random.Random(5), 3))
+    code, shown = await _verify(nats_server.url, capsys)
+    assert (code, shown in DOCS) == (0, True), shown
+    messages = [each async for batch in ledger.log.read_messages() for each in batch]
+    rewritten, _, _ = forged(messages)
+    await _write_anew(nats_server.url, ledger.names.ledger_stream, rewritten)
+    code, shown = await _verify(nats_server.url, capsys)
+    assert (code, shown in DOCS) == (4, True), shown
+
+
+async def _verify(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = await anyio.to_thread.run_sync(run, ["audit", "verify", "--url", url])
+    shown = capsys.readouterr()
+    return code, re.sub(r"in [0-9.]+ s", "in 0.01 s", shown.out + shown.err)
