@@ -136,11 +136,15 @@ def moment(time_us: int) -> datetime:
 
 
 def cell_values(cell: Cell) -> tuple[int, ...]:
-    """Return a cell as its columns hold it: the counters, then per histogram cumulative counts, count and sum."""
+    """Return a cell as its columns hold it: the counters, then per histogram cumulative counts, count and sum.
+
+    Values of several cells add up, one by one.
+    """
     values = list(cell.counts)
     for durations_us in (cell.waits_us, cell.runs_us, cell.totals_us):
-        # A clock that was set back makes a duration negative.
-        bounded = sorted(min(max(each, 0), _DURATION_US_MAX) for each in durations_us)
+        bounded = sorted(durations_us)
+        if bounded and (bounded[0] < 0 or bounded[-1] > _DURATION_US_MAX):  # by a clock that was set
+            bounded = [min(max(each, 0), _DURATION_US_MAX) for each in bounded]
         values += (bisect_right(bounded, bound) for bound in _BOUNDS_US)
         values += (len(bounded), sum(bounded))
     return tuple(values)
@@ -156,13 +160,6 @@ class Cell:
         self.waits_us: list[int] = []
         self.runs_us: list[int] = []
         self.totals_us: list[int] = []
-
-    def merge(self, other: Cell) -> None:
-        """Add another minute."""
-        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
-        self.waits_us += other.waits_us
-        self.runs_us += other.runs_us
-        self.totals_us += other.totals_us
 
 
 class Tally:

@@ -12,7 +12,7 @@ from typing import Final
 from jobledger.ledger.job import JobState
 from jobledger.projections import schema
 from jobledger.projections.rows import Row, time_text
-from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Cell, Tally, cell_values, moment
+from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Tally, cell_values, moment
 
 _STATES: Final = tuple(JobState)
 
@@ -20,9 +20,9 @@ _STATES: Final = tuple(JobState)
 def add_tally(connection: sqlite3.Connection, tally: Tally) -> None:
     """Add what a transaction's events came to."""
     connection.executemany(schema.ADD_QUEUE, _queue_rows(tally))
-    buckets = [(*key, *cell_values(cell)) for key, cell in tally.cells.items()]
-    connection.executemany(schema.ADD_BUCKET, buckets)
-    connection.executemany(schema.ADD_TOTALS, _total_rows(tally))
+    buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
+    connection.executemany(schema.ADD_BUCKET, ((*key, *values) for key, values in buckets.items()))
+    connection.executemany(schema.ADD_TOTALS, _total_rows(buckets))
     connection.executemany(schema.ADD_WORKER, _worker_rows(tally))
     for (queue, task), kinds in tally.failures.items():
         connection.executemany(schema.ADD_FAILURES, _failure_rows(connection, queue, task, kinds))
@@ -33,12 +33,12 @@ def _queue_rows(tally: Tally) -> Iterator[Row]:
         yield (*key, *(gauge.get(state, 0) for state in _STATES))
 
 
-def _total_rows(tally: Tally) -> Iterator[Row]:
-    sums: dict[tuple[str, str], Cell] = {}
-    for (_, queue, task), cell in tally.cells.items():
-        sums.setdefault((queue, task), Cell()).merge(cell)
-    for key, cell in sums.items():
-        yield (*key, *cell_values(cell))
+def _total_rows(buckets: dict[tuple[int, str, str], tuple[int, ...]]) -> Iterator[Row]:
+    minutes: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for (_, queue, task), values in buckets.items():
+        minutes.setdefault((queue, task), []).append(values)
+    for key, found in minutes.items():
+        yield (*key, *map(sum, zip(*found, strict=True)))
 
 
 def _worker_rows(tally: Tally) -> Iterator[Row]:
