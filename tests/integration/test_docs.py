@@ -214,6 +214,7 @@ def _steps(page: Path) -> list[Step]:
 _VOLATILE = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
     (re.compile(r"\b[A-Za-z0-9_-]+-\d+-[0-9a-f]{8}\b"), "WORKER"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b"), "MOMENT"),
     (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "TIME"),
     (re.compile(r"127\.0\.0\.1:\d+"), "ADDRESS"),
     (re.compile(r"[^\S\n]+"), " "),
