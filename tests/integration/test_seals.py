@@ -202,6 +202,26 @@ def test_a_tail_that_was_cut_off_is_found_by_a_seal_kept_elsewhere(
     assert (code, "rule `se" in err) == (4, True)
 
 
+def test_a_seal_that_was_not_published_is_published_by_the_next_run(cli: Cli, tmp_path: Path) -> None:
+    key, kept = str(tmp_path / "seal.pem"), tmp_path / "seals.jsonl"
+    cli("keygen", key)
+    for _ in range(2):  # the machine fell after sealing, and on the way of writing
+        cli("seal", "--key", key, "--publish", str(kept))
+        cli.enqueue(2)
+    first, second = kept.read_text().splitlines(keepends=True)
+    kept.write_text(first + second[:80])
+    assert cli("seal", "--key", key, "--publish", str(kept))[0] == 0
+    assert [each.seal.to_sequence for each in read_published(kept)] == [3, 6, 9]
+    # A check that ends early leaves out what was sealed after that, and cries no wolf.
+    code, out, err = cli("verify", "--seal", str(kept), "--to", "7")
+    assert code == 0, err
+    assert "published seals: 2 of 2 agree" in out
+    code, _, err = cli("verify", "--seal", str(kept), "--since-seal", "--to", "2")
+    assert (code, "where the newest seal begins" in err) == (2, True)
+    code, _, err = cli("seal", "--key", key, "--publish", str(tmp_path))
+    assert (code, "Is a directory" in err) == (2, True)
+
+
 def test_a_seal_by_another_key_is_a_violation(cli: Cli, tmp_path: Path) -> None:
     key, other = str(tmp_path / "seal.pem"), str(tmp_path / "other.pem")
     cli("keygen", key)

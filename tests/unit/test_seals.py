@@ -274,6 +274,37 @@ async def test_published_seals_are_read_back(signer: Signer, tmp_path: Path) -> 
         read_published(tmp_path / "none")
 
 
+async def test_a_published_file_shows_every_forgery_and_outlives_what_broke_off(
+    signer: Signer, trusted: TrustedKeys, tmp_path: Path
+) -> None:
+    log, seals = await sealed_ledger(signer)
+    events = [(m.stream_sequence, m.data) for m in await stored(log)]
+    path = tmp_path / "seals.jsonl"
+    # The ledger was made anew, and sealed again up to the very same sequence.
+    other = with_seal(seals[1], msgspec.structs.replace(seals[1].seal, merkle_root="00" * 32))
+    for order in ((other, seals[1]), (seals[1], other)):
+        path.write_text("".join(f"{each.line()}\n" for each in (seals[0], *order)))
+        kept = read_published(path)
+        assert len(kept) == 3
+        assert any("overlap" in each for each in problems(kept, events, None, whole=False)[1])
+    # More than a day of them, one a minute.
+    path.write_text(f"{seals[0].line()}\n" * 3_000 + f"{seals[1].line()}\r\n")
+    assert read_published(path) == seals[:2]
+    # A full disk broke a line off, and it was written again.
+    torn = f"{seals[0].line()}\n{seals[1].line()[:50]}"
+    path.write_text(f"{torn}\n{seals[1].line()}\n")
+    assert read_published(path) == seals[:2]
+    path.write_text(torn)
+    with pytest.raises(InvalidInputError, match="line 2"):
+        read_published(path)
+    assert read_published(path, begun=False) == seals[:1]
+    assert read_published(tmp_path / "none", begun=False) == []
+    # A time that cannot be told in UTC is one that nobody signed.
+    odd = datetime.fromisoformat("0001-01-01T00:00:00+14:00")
+    altered = with_seal(seals[0], msgspec.structs.replace(seals[0].seal, at=odd))
+    assert "signature" in problems([altered], events, trusted)[1][0]
+
+
 def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     public, key_id = make_keys(path)
@@ -283,6 +314,8 @@ def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None
     assert key_id in read_trusted([public])
     with pytest.raises(ConfigurationError, match="exists and is left as it is"):
         make_keys(path)
+    with pytest.raises(ConfigurationError, match="name a file"):
+        make_keys(Path())
     path.chmod(0o644)
     with pytest.raises(ConfigurationError, match="can be read by others: run `chmod 600"):
         read_signer(path)
@@ -337,6 +370,19 @@ async def test_a_ledger_without_seals_has_nothing_to_compare(trusted: TrustedKey
     assert witness is not None
     report = await verify(log, witnesses=[witness])
     assert report.compared[0].sentence == "0 of 0 agree with the events"
+    # Whoever named a key relies on seals: their absence is no proof of anything.
+    assert report.broken == {"seal": 1}
+    assert "its seals were removed" in report.violations[0].sentence
+    part = await seals_as_witness(log, trusted=trusted, is_part=True)
+    assert part is not None
+    assert (await verify(log, witnesses=[part])).sound
+    assert (await verify(MemoryLog(), witnesses=[await missing(trusted)])).sound
+
+
+async def missing(trusted: TrustedKeys) -> SealWitness:
+    witness = await seals_as_witness(MemoryLog(), trusted=trusted)
+    assert witness is not None
+    return witness
 
 
 async def test_what_stands_among_the_seals_and_is_none_is_named(signer: Signer) -> None:

@@ -23,7 +23,7 @@ async def verify_offline(
         export = ExportLog(path)
         manifest = export.manifest
         # Seals are about every event, so a selection has none that could be looked at.
-        found = seals.witnesses(export, manifest.first_sequence, None)
+        found = seals.witnesses(export, manifest.first_sequence, None, is_part=True)
         witnesses = [each async for each in found] if manifest.complete or seals.kept else []
         with output.progress("checking the export") as progress:
             return await verify_export(

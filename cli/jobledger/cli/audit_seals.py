@@ -5,10 +5,10 @@ The key is this command's alone: no worker holds it, so the code of tasks cannot
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final
 
 import anyio
 import typer
@@ -22,7 +22,15 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.errors import WrongSequenceError
 from jobledger.ledger.seal_keys import Signer, TrustedKeys, make_keys, read_signer, read_trusted
-from jobledger.ledger.seals import Seal, newest_seal, read_seals, seal_next, signed_text
+from jobledger.ledger.seals import (
+    Seal,
+    each_seal,
+    newest_seal,
+    read_published,
+    read_seals,
+    seal_next,
+    signed_text,
+)
 from jobledger.workers.reactors import host
 from jobledger.workers.sealer import EVENTS_DEFAULT, INTERVAL_S_DEFAULT, Sealer, SealingConfig
 
@@ -88,33 +96,73 @@ def seal(
         raise UsageError(f"--publish {publish}: there is no folder {publish.absolute().parent}")
     signer = read_signer(key)
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-
-    def tell(made: Seal) -> None:
-        if publish is not None:
-            _append(publish, made.line())
-        _show_made(output, made)
-
+    publisher = _Publisher(publish, signer) if publish is not None else None
     if follow:
-        run(lambda: _follow(output, target, signer, config, tell))
+        run(lambda: _follow(output, target, signer, config, publisher))
     else:
-        run(lambda: _seal(output, target, signer, tell))
+        run(lambda: _seal(output, target, signer, publisher))
 
 
-def _append(path: Path, line: str) -> None:
-    """Add a line that is on the disk when this returns."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+class _Publisher:
+    """Adds seals to a file; those that could not be added, here or by an earlier run, go before the next."""
+
+    def __init__(self, path: Path, signer: Signer) -> None:
+        self._path = path
+        self._signer = signer
+        self._waiting: list[Seal] = []
+
+    async def begin(self, ledger: Ledger) -> None:
+        """Publish what the ledger has after the newest seal in the file, if it is of our key.
+
+        Raises: OSError, ConfigurationError, InvalidInputError, and as `each_seal`.
+        """
+        published = read_published(self._path, begun=False)
+        reached = max((each.stream_sequence for each in published), default=0)
+        async with contextlib.aclosing(each_seal(ledger.log)) as found:
+            async for each in found:
+                if each.stream_sequence > reached and self._is_ours(each):
+                    self._waiting.append(each)
+        self._write()
+
+    def _is_ours(self, each: Seal) -> bool:
+        return each.seal.signature == self._signer.sign(signed_text(each.seal, each.environment))
+
+    def add(self, made: Seal) -> None:
+        """Publish a seal. Raises: OSError; it is then tried again with the next."""
+        self._waiting.append(made)
+        self._write()
+
+    def _write(self) -> None:
+        """Add lines that are on the disk when this returns."""
+        if not self._waiting:
+            return
+        with self._path.open("ab+") as file:
+            if _is_broken_off(file):
+                file.write(b"\n")
+            file.write("".join(f"{each.line()}\n" for each in self._waiting).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._waiting.clear()
 
 
-async def _seal(output: Output, target: Target, signer: Signer, tell: Callable[[Seal], None]) -> None:
+def _is_broken_off(file: BinaryIO) -> bool:
+    if not file.seekable() or not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
+
+
+async def _seal(output: Output, target: Target, signer: Signer, publisher: _Publisher | None) -> None:
     made = 0
     async with opened(target) as ledger:
+        if publisher is not None:
+            await publisher.begin(ledger)
         with output.progress("sealing") as progress:
             last = (await ledger.log.head()).last_sequence
             while (found := await _seal_once(ledger, signer)) is not None:
-                tell(found)
+                if publisher is not None:
+                    publisher.add(found)
+                _show_made(output, found)
                 made += 1
                 progress(min(found.seal.to_sequence, last), last)
                 if found.seal.to_sequence >= last:
@@ -139,9 +187,19 @@ async def _follow(
     target: Target,
     signer: Signer,
     config: SealingConfig,
-    tell: Callable[[Seal], None],
+    publisher: _Publisher | None,
 ) -> None:
+    def tell(made: Seal) -> None:
+        if publisher is not None:
+            try:
+                publisher.add(made)
+            except OSError as error:  # sealing goes on: what is not sealed cannot be proven later
+                output.note(f"a seal could not be published, the next one brings it along: {error.strerror}")
+        _show_made(output, made)
+
     async with opened(target) as ledger, anyio.create_task_group() as group:
+        if publisher is not None:
+            await publisher.begin(ledger)
         await group.start(watch_signals, group.cancel_scope.cancel)
         group.start_soon(until_closed, ledger)
         newest = await newest_seal(ledger.log)
@@ -186,7 +244,8 @@ async def _seals(output: Output, target: Target, trusted: TrustedKeys | None, li
         output.say("no seals; make the first with `jobledger audit seal --key FILE`")
     else:
         output.table(
-            ("at (UTC)!", "from>", "to>", "key", "signature", "root"), [_row(each, trusted) for each in chosen]
+            ("at (UTC)!", "from>", "to>", "key", "signature", "root"),
+            [_row(each, trusted) for each in chosen],
         )
 
 

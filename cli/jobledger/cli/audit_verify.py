@@ -129,6 +129,8 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
         if asked.archives:
             log = await with_past(log, asked.archives)
         begin = await asked.seals.begin(log, asked.begin)
+        if asked.last is not None and asked.last < begin:
+            raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
         witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin)]
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
         expected = Expected(now=ledger.clock.now() if asked.last is None else None)

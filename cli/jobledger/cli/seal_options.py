@@ -67,14 +67,22 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
             )
         return newest.seal.from_sequence
 
-    async def witnesses(self, log: Log, begin: int, last: int | None) -> AsyncGenerator[SealWitness, None]:
-        """Yield the ledger's own seals, and those that were kept; what was archived can be compared with the archive alone."""
+    async def witnesses(
+        self, log: Log, begin: int, last: int | None, *, is_part: bool = False
+    ) -> AsyncGenerator[SealWitness, None]:
+        """Yield the ledger's own seals, and those that were kept; what was archived can be compared with the archive alone.
+
+        Seals over what comes after `last` are left out. `is_part`: as for `audit.verify`.
+        """
         begin = max(begin, (await log.head()).first_sequence)
-        own = await seals_as_witness(log, from_sequence=begin, through=last, trusted=self.trusted)
+        own = await seals_as_witness(
+            log, from_sequence=begin, through=last, trusted=self.trusted, is_part=is_part
+        )
         if own is not None:
             yield own
-        if self.kept:
-            yield SealWitness(self.kept, log.names, from_sequence=begin, trusted=self.trusted, published=True)
+        kept = [each for each in self.kept if last is None or each.seal.to_sequence <= last]
+        if kept:
+            yield SealWitness(kept, log.names, from_sequence=begin, trusted=self.trusted, published=True)
 
 
 def seals_asked(

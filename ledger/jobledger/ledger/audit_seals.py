@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 from jobledger.ledger.audit_checker import Checker
 from jobledger.ledger.codec import Message
@@ -12,6 +13,8 @@ from jobledger.ledger.log import Log
 from jobledger.ledger.seal_keys import TrustedKeys
 from jobledger.ledger.seals import Seal, SealCheck, each_seal
 from jobledger.ledger.subjects import Names
+
+_MISSING: Final = "the ledger has no seal, and a key was named whose seals count: it was never sealed, or its seals were removed"
 
 
 class SealWitness:
@@ -26,8 +29,9 @@ class SealWitness:
         trusted: TrustedKeys | None = None,
         published: bool = False,
         problem: CorruptLedgerError | None = None,
+        is_missing: bool = False,
     ) -> None:
-        """`problem` is what kept the seals from being read to the end."""
+        """`problem` is what kept the seals from being read to the end; `is_missing`: there should be some."""
         self._check = SealCheck(
             seals, names, from_sequence=from_sequence, trusted=trusted, whole=not published
         )
@@ -37,6 +41,8 @@ class SealWitness:
         self._found = list(self._check.problems())
         if problem is not None:
             self._found.append((problem.stream_sequence, str(problem)))
+        if is_missing:
+            self._found.append((0, _MISSING))
 
     def feed(self, batch: Sequence[Message]) -> None:
         """Take what was read; see `audit.Witness`."""
@@ -61,20 +67,36 @@ class SealWitness:
 
 
 async def seals_as_witness(
-    log: Log, *, from_sequence: int = 1, through: int | None = None, trusted: TrustedKeys | None = None
+    log: Log,
+    *,
+    from_sequence: int = 1,
+    through: int | None = None,
+    trusted: TrustedKeys | None = None,
+    is_part: bool = False,
 ) -> SealWitness | None:
     """Return the seals in a ledger as a witness; None where it has none and no key says that it should.
+
+    `is_part`: the log is a part of a ledger by intent, which may lie between two seals.
 
     Raises: UnreachableError.
     """
     seals: list[Seal] = []
-    problem = None
+    problem, has_any = None, False
     try:
         async for seal in each_seal(log):
+            has_any = True
             if through is None or seal.stream_sequence <= through:
-                seals.append(seal)  # noqa: PERF401 - what was read before an error counts
+                seals.append(seal)  # what was read before an error counts
     except CorruptLedgerError as error:
         problem = error
     if not seals and problem is None and trusted is None:
         return None
-    return SealWitness(seals, log.names, from_sequence=from_sequence, trusted=trusted, problem=problem)
+    is_missing = not (has_any or is_part or problem) and (await log.head()).last_sequence > 0
+    return SealWitness(
+        seals,
+        log.names,
+        from_sequence=from_sequence,
+        trusted=trusted,
+        problem=problem,
+        is_missing=is_missing,
+    )

@@ -62,6 +62,8 @@ def make_keys(path: Path) -> tuple[Path, str]:
     Raises: ConfigurationError, OSError.
     """
     private_key, serialization = _library()
+    if not path.name:
+        raise ConfigurationError(f"{str(path)!r} is a folder: name a file for the key")
     public_path = path.with_name(path.name + ".pub")
     for each in (path, public_path):
         if each.exists():
@@ -91,12 +93,14 @@ def read_signer(path: Path) -> Signer:
     Raises: ConfigurationError for a file that cannot be read, holds something else, or that others may read.
     """
     private_key, serialization = _library()
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra
+
     data = _read(path)
     if path.stat().st_mode & 0o077:
         raise ConfigurationError(f"the key {path} can be read by others: run `chmod 600 {path}`")
     try:
         key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError) as error:  # TypeError: it wants a password
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it wants a password
         raise ConfigurationError(f"{path} holds no private key in PEM without a password") from error
     if not isinstance(key, private_key):
         raise ConfigurationError(f"{path} holds a key of another kind: seals are signed with Ed25519")
@@ -108,17 +112,16 @@ def read_trusted(paths: Iterable[Path]) -> TrustedKeys:
 
     Raises: ConfigurationError for a file that cannot be read or holds something else.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415 - an extra
-        Ed25519PublicKey,
-    )
+    _, serialization = _library()  # first: it says what to install
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
 
-    _, serialization = _library()
     found: dict[str, Ed25519PublicKey] = {}
     for path in paths:
         try:
             key = serialization.load_pem_public_key(_read(path))
-        except ValueError as error:
-            raise ConfigurationError(f"{path} holds no public key in PEM") from error
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ConfigurationError(f"{path} holds no public key in PEM that can be used here") from error
         if not isinstance(key, Ed25519PublicKey):
             raise ConfigurationError(f"{path} holds a key of another kind: seals are signed with Ed25519")
         found[_key_id(key)] = key

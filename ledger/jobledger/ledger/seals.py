@@ -27,7 +27,8 @@ from jobledger.ledger.subjects import Names, aggregate_of
 
 #: More events than this are sealed in several ranges, so that each can be checked alone.
 SEAL_EVENTS_MAX: Final = 100_000
-_PUBLISHED_BYTES_MAX: Final = 1 << 20
+_PUBLISHED_BYTES_MAX: Final = 64 << 20  # a hundred thousand of them: two months, one a minute
+_RETRIES_LOOKED_AT: Final = 10
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,11 +53,18 @@ def signed_text(seal: SealRecorded, environment: str) -> bytes:
         seal.merkle_root,
         seal.head_hash,
         seal.previous_root,
-        seal.at.astimezone(UTC).isoformat(timespec="microseconds"),
+        _written(seal.at),
         seal.by,
         seal.key,
     )
     return "".join(f"{each}\n" for each in said).encode()
+
+
+def _written(at: datetime) -> str:
+    try:
+        return at.astimezone(UTC).isoformat(timespec="microseconds")
+    except OverflowError:  # a time that no sealer writes: the signature will not fit it
+        return at.isoformat()
 
 
 async def newest_seal(log: Log) -> Seal | None:
@@ -289,28 +297,47 @@ def _name(each: Seal) -> str:
     return f"the seal over {each.seal.from_sequence} to {each.seal.to_sequence}"
 
 
-def read_published(path: Path) -> list[Seal]:
+def read_published(path: Path, *, begun: bool = True) -> list[Seal]:
     """Read published seals, one a line, the oldest first; of equal ones one is kept.
+
+    A line that broke off and was written again after it is passed over. `begun` False is for who goes on writing: the
+    file may be missing or empty, and its last line broken off.
 
     Raises: ConfigurationError for a file that cannot be read or has none, InvalidInputError for what is no seal.
     """
-    try:
-        with path.open("rb") as file:
-            lines = file.read(_PUBLISHED_BYTES_MAX).splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"the seals in {path} cannot be read: {error.strerror}") from error
-    found: dict[int, Seal] = {}
+    lines = _published_lines(path, begun=begun)
+    found: dict[str, Seal] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             seal = msgspec.json.decode(line, type=Seal)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            if any(each.startswith(line) for each in lines[number : number + _RETRIES_LOOKED_AT]):
+                continue
+            if not begun and number == len(lines):
+                continue
             raise InvalidInputError(f"line {number} of {path} is not a published seal: {error}") from error
-        found[seal.seal.to_sequence] = seal
-    if not found:
+        found[seal.line()] = seal  # not by its range: two that differ over the same one tell of a forgery
+    if begun and not found:
         raise ConfigurationError(f"{path} holds no seal: write some with `jobledger audit seals --json`")
-    return [found[key] for key in sorted(found)]
+    return sorted(found.values(), key=lambda each: (each.seal.to_sequence, each.stream_sequence))
+
+
+def _published_lines(path: Path, *, begun: bool) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_PUBLISHED_BYTES_MAX + 1)
+    except OSError as error:
+        if not begun and isinstance(error, FileNotFoundError):
+            return []
+        raise ConfigurationError(f"the seals in {path} cannot be read: {error.strerror}") from error
+    if len(data) > _PUBLISHED_BYTES_MAX:
+        raise ConfigurationError(
+            f"{path} holds more than {_PUBLISHED_BYTES_MAX >> 20} MiB: give its newest lines alone, in a file of "
+            "their own, since each seal vouches for those before it"
+        )
+    return data.splitlines()
 
 
 def newest_of(seals: Iterable[Seal]) -> Seal:
