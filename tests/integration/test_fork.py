@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -194,6 +195,41 @@ def test_the_timeout_is_kept_without_the_debugger(fork: Fork) -> None:
     assert code == 1
     assert "failed: TimeoutError: the attempt was stopped after its timeout of 0.2" in out
     assert fork(job_id, "--pdb")[0] == 0
+
+
+def test_a_task_that_swallows_cancellation_holds_nobody_up(
+    fork: Fork, nats_server: EmbeddedServer, command: Callable[..., Any]
+) -> None:
+    async def enqueue(ledger: Ledger) -> list[str]:
+        orders = (count.options(timeout_s=limit) for limit in (0.2, 60))
+        return [(await ledger.enqueue(order, "four", fail=False)).id for order in orders]
+
+    limited, long = fork.with_ledger(enqueue)
+    fork.write_app(
+        """import asyncio
+    print("began", file=__import__("sys").stderr, flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass"""
+    )
+    where = [
+        "--app",
+        fork.app,
+        "--queue",
+        "fork",
+        "--url",
+        nats_server.url,
+        "--environment",
+        fork.environment,
+    ]
+    short = command("jobs", "fork", limited, *where)
+    endless = command("jobs", "fork", long, *where)
+    endless.said("began")
+    assert endless.end(signal.SIGINT) == 130
+    assert short.end() == 1
+    assert "swallows cancellation" in short.errors
 
 
 async def _take_over(ledger: Ledger) -> Any:

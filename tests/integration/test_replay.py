@@ -158,6 +158,23 @@ def test_what_cannot_be_replayed_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert code != 0
     assert "none" in err
     assert not (tmp_path / "file.db").exists()
+    # A part of the past is none: jobs would be told without what they were before.
+    cli("audit", "export", str(tmp_path / "first"), "--to", "3")
+    cli("audit", "export", str(tmp_path / "second"), "--from", "4")
+    cli("audit", "export", str(tmp_path / "queue"), "--queue", "replayed")
+    first, second, queue = (["--from", str(tmp_path / each)] for each in ("first", "second", "queue"))
+    for words, why in (
+        (second, "in the middle of jobs"),
+        ([*second, *first], "the oldest first"),
+        ([*first, *first], "the oldest first"),
+        (queue, "holds a selection"),
+    ):
+        code, _, err = cli("replay", *words, "--into", target)
+        assert (code, why in err) == (2, True), err
+    assert not (tmp_path / "file.db").exists()
+    assert cli("replay", *first, *second, "--into", str(tmp_path / "both.db"))[0] == 0
+    cli("replay", "--into", str(tmp_path / "live.db"))
+    assert difference(tmp_path / "live.db", tmp_path / "both.db") is None
     (tmp_path / "file.db").write_text("mine")
     code, _, err = cli("replay", "--into", target)
     assert (code, "there is such a file" in err) == (2, True)

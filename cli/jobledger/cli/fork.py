@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import pdb  # noqa: T100 - what --pdb is for
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
+import anyio
 import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.errors import JobNotCompletedError
+from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
 from jobledger.cli.events import event_detail
 from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.output import Output
-from jobledger.cli.session import load_tasks, run
+from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
 from jobledger.cli.text import plain_lines, shortened
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.codec import Stored
@@ -24,6 +27,8 @@ from jobledger.workers import fork as forks
 from jobledger.workers.process import settle
 
 _VALUE_SHOWN_MAX: Final = 300
+_SWALLOWED_S: Final = 1.0
+_OVERTIME_S: Final = 3.0
 
 
 def fork(
@@ -61,7 +66,14 @@ def fork(
     names = Names(environment)
     settle()
     # The connection is closed: a debugger may hold the attempt for as long as it likes.
-    ran = run(lambda: forks.run(material, tasks.get(material.task), names, limited=not debugger))
+    task = tasks.get(material.task)
+    ran = run(
+        lambda: (
+            forks.run(material, task, names, limited=False)
+            if debugger
+            else _bounded(lambda: forks.run(material, task, names), material.timeout_s, as_json=as_json)
+        )
+    )
     if as_json:
         which.output.object(_body(material, ran))
     else:
@@ -73,6 +85,37 @@ def fork(
         raise JobNotCompletedError(
             f"attempt {material.attempt} did not complete here: the job would be {ended}"
         )
+
+
+async def _bounded(
+    attempt: Callable[[], Awaitable[forks.Ran]], timeout_s: float | None, *, as_json: bool
+) -> forks.Ran:
+    """Run the attempt, which Ctrl-C and its timeout end even when the task swallows its cancellation.
+
+    Raises: StoppedBySignalError.
+    """
+    loop, ran = asyncio.get_running_loop(), None
+
+    def stop() -> None:
+        group.cancel_scope.cancel()
+        loop.call_later(_SWALLOWED_S, exit_at_once, INTERRUPTED)
+
+    def give_up() -> None:
+        sentence = (
+            f"the task goes on although its timeout of {timeout_s:g} s is over: it swallows cancellation"
+        )
+        exit_at_once(report(JobNotCompletedError(sentence), as_json=as_json))
+
+    over = loop.call_later(timeout_s + _OVERTIME_S, give_up) if timeout_s is not None else None
+    async with anyio.create_task_group() as group:
+        await group.start(watch_signals, stop)
+        ran = await attempt()
+        group.cancel_scope.cancel()
+    if over is not None:
+        over.cancel()
+    if ran is None:
+        raise StoppedBySignalError
+    return ran
 
 
 async def _fetch(which: OneJob, attempt: int | None, tasks: TaskRegistry) -> forks.Material:

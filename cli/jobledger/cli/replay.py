@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from jobledger.ledger.archive_chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.export import ExportLog, JoinedLog, import_export, read_manifest
 from jobledger.ledger.log import Log
+from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 from jobledger.ledger.subjects import Names
 from jobledger.projections import Store, moment_of, rebuild, refuse_archived
 
@@ -99,13 +101,55 @@ async def _source(
 ) -> AsyncGenerator[Log, None]:
     if exports:
         logs = [ExportLog(folder, Names(read_manifest(folder).environment)) for folder in exports]
-        yield JoinedLog(logs[:-1], logs[-1])
+        _refuse_parts(logs)
+        joined = JoinedLog(logs[:-1], logs[-1])
+        await _refuse_middle(joined)
+        yield joined
         return
     async with opened(target) as ledger:
         log: Log = ledger.log
         if archives:
             log = await with_past(log, archives)
         yield log
+
+
+def _refuse_parts(logs: Sequence[ExportLog]) -> None:
+    """Refuse exports that lack events which the tables need.
+
+    Raises: UsageError.
+    """
+    for log in logs:
+        if not log.manifest.complete:
+            raise UsageError(
+                f"--from {log.folder}: it holds a selection of the events, and the tables need all"
+            )
+    for before, after in itertools.pairwise(logs):
+        end, begin = before.manifest.last_sequence, after.manifest.first_sequence
+        if begin != end + 1:
+            raise UsageError(
+                f"--from {after.folder}: it begins at stream sequence {begin}, and the one before it ends at {end}: "
+                "name exports that follow each other, the oldest first"
+            )
+
+
+async def _refuse_middle(log: Log) -> None:
+    """Refuse events that begin in the middle of jobs: an archive carries over what lives, an export of a range does not.
+
+    Raises: UsageError.
+    """
+    first = (await log.head()).first_sequence
+    if first == 1:
+        return
+    async with contextlib.aclosing(log.read_messages(subject=log.names.reactor_chain(ARCHIVE))) as batches:
+        async for batch in batches:
+            for message in batch:
+                event = decode_reactor_event(message)
+                if isinstance(event, Archived) and event.through_sequence == first - 1:
+                    return
+    raise UsageError(
+        f"--from: the first export begins at stream sequence {first}, in the middle of jobs: "
+        "name those before it too, the oldest first"
+    )
 
 
 async def _sequence(log: Log, end: int | datetime | None) -> int | None:

@@ -65,6 +65,12 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the job's task."""
         return self.before[0].event.task
 
+    @property
+    def timeout_s(self) -> float | None:
+        """How long the attempt may take; None for as long as it likes."""
+        job = fold(self.before).job
+        return None if job is None else job.timeout_s
+
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an attempt that was run again."""
