@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import anyio
@@ -104,7 +104,7 @@ def mother(server: EmbeddedServer, environment: str, path: Path) -> Iterator[Mot
 
 
 @contextlib.asynccontextmanager
-async def traffic(ledger: Ledger, chance: random.Random) -> AsyncIterator[None]:
+async def traffic(ledger: Ledger, chance: random.Random) -> AsyncGenerator[None, None]:
     """Append what happens to jobs, as fast as one writer can."""
     clock = SteppedClock()
 

@@ -114,7 +114,7 @@ async def project_on_a_full_disk(log, path):
     await project(log, path)
     tell("end")
 
-log = anyio.run(lambda: memory_history(seed=5, jobs=200, steps=1_800))
+log = anyio.run(lambda: memory_history(seed=5, jobs=300, steps=1_800))
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
@@ -179,7 +179,7 @@ async def test_projector_killed_at_any_moment_50_times_goes_on_where_it_was(
     tmp_path: Path, mother: Mother
 ) -> None:
     """Every fifth is killed while it makes the file anew: then the old one is as it was."""
-    log = await memory_history(seed=5, jobs=200, steps=1_800)
+    log = await memory_history(seed=5, jobs=300, steps=1_800)
     path, chance = tmp_path / "p", random.Random(11)
     before = 0
     for number in range(50):
@@ -208,7 +208,7 @@ async def test_full_disk_while_committing_skips_no_event(tmp_path: Path, mother:
     refused = [int(each.split()[1]) for each in told if each.startswith("refused")]
     assert len(refused) >= 3, told
     assert refused[0] >= 100
-    await assert_true(await memory_history(seed=5, jobs=200, steps=1_800), path)
+    await assert_true(await memory_history(seed=5, jobs=300, steps=1_800), path)
 
 
 @pytest.mark.parametrize("kind", ["IMMEDIATE", "EXCLUSIVE"])

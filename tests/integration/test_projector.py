@@ -222,6 +222,6 @@ async def test_projection_of_a_real_ledger(nats_server: EmbeddedServer, tmp_path
 
 async def test_the_histories_have_every_kind_of_event() -> None:
     """Else the tests above would prove less than they say."""
-    log = await memory_history(seed=5, jobs=200, steps=1_800)
+    log = await memory_history(seed=5, jobs=300, steps=1_800)
     seen = {event_type(stored.event) async for batch in log.read() for stored in batch}
     assert seen == set(EVENT_TYPES)
