@@ -59,7 +59,8 @@ def _members(value: Any, schema: Schema, root: Schema, at: str) -> Iterator[str]
             if inner is not None:
                 yield from violations(member, inner, root, f"{at}.{name}")
     if isinstance(value, list) and "items" in schema:
-        for number, member in enumerate(cast("list[Any]", value)):
+        members: list[Any] = value
+        for number, member in enumerate(members):
             yield from violations(member, schema["items"], root, f"{at}[{number}]")
 
 

@@ -108,7 +108,8 @@ def _references(value: Any) -> Iterator[str]:
             else:
                 yield from _references(member)
     elif isinstance(value, list):
-        for member in cast("list[Any]", value):
+        members: list[Any] = value
+        for member in members:
             yield from _references(member)
 
 
