@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import secrets
 import socket
 import sqlite3
 import subprocess
@@ -13,11 +12,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from tests.support.command_line import Answer, CommandLine
 
-from jobledger.cli.main import run
 from jobledger.ledger import sync
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import SCHEMA_VERSION
@@ -43,35 +41,20 @@ async def nested(value: list) -> None: ...
 LIMIT_S = 10.0
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Cli:
+class Cli(CommandLine):
     """The command line with a server, an environment of its own and a module of tasks."""
 
     def __init__(self, url: str, folder: Path, app: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.url = url
-        self.environment = f"t_{secrets.token_hex(6)}"
+        super().__init__(url, capsys)
         self.app = app
         self.projection = folder / "projection.db"
-        self._capsys = capsys
 
     def __call__(self, *words: str) -> Answer:
-        self._capsys.readouterr()
-        code = run(words)
-        shown = self._capsys.readouterr()
-        return Answer(code, shown.out, shown.err)
+        return self.run(*words)
 
     def there(self, *words: str) -> Answer:
         """Run a command on this test's ledger."""
-        where = ["--url", self.url, "--environment", self.environment]
+        where = [*self.where]
         if words[0] in {"jobs", "projection", "doctor"}:
             where += ["--projection", str(self.projection)]
         if words[0] == "enqueue":

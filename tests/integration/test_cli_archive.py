@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
+from tests.support.command_line import Answer, CommandLine
 
-from jobledger.cli.main import run
-from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger import Ledger, task
 from jobledger.ledger.commands import Claim, Complete
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-T = TypeVar("T")
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
@@ -28,35 +24,14 @@ DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8
 async def charge(cents: int) -> None: ...
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Cli:
+class Cli(CommandLine):
     """`jobledger audit` on an environment of the test's own, in the test's folder."""
 
-    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.url = url
-        self.environment = f"t_{secrets.token_hex(6)}"
-        self._capsys = capsys
-
     def __call__(self, *words: str) -> Answer:
-        return self.run("audit", *words)
+        return self.there("audit", *words)
 
-    def run(self, *words: str) -> Answer:
-        self._capsys.readouterr()
-        code = run([*words, "--url", self.url, "--environment", self.environment])
-        shown = self._capsys.readouterr()
-        return Answer(code, shown.out, shown.err)
-
-    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
-        async def call() -> T:
-            async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
-                return await function(ledger)
-
-        return anyio.run(call)
+    def there(self, *words: str) -> Answer:
+        return self.run(*words, *self.where)
 
 
 async def tell(ledger: Ledger) -> None:
@@ -88,10 +63,10 @@ def test_a_carried_job_is_explained_and_its_story_told(cli: Cli) -> None:
     assert "carried over, since events up to stream sequence 9" in " ".join(
         cli("trail", "charge-4").out.split()
     )
-    why = cli.run("jobs", "why", "charge-4")
+    why = cli.there("jobs", "why", "charge-4")
     assert why.code == 0
     assert why.out.splitlines()[-1].split()[2] == "carried"
-    assert cli.run("jobs", "show", "charge-1").code == 3
+    assert cli.there("jobs", "show", "charge-1").code == 3
 
 
 def now() -> str:
@@ -158,26 +133,26 @@ def test_the_archive_may_not_be_elsewhere_and_what_is_wrong_is_one_sentence(cli:
 
 def test_projections_go_on_after_an_archive_and_are_proven_with_it(cli: Cli) -> None:
     for name in ("followed", "late"):
-        assert cli.run("projection", "rebuild", "--projection", name).code == 0
+        assert cli.there("projection", "rebuild", "--projection", name).code == 0
     cli.with_ledger(tell_more)
-    assert cli.run("jobs", "list", "--projection", "followed").code == 0
+    assert cli.there("jobs", "list", "--projection", "followed").code == 0
     assert cli("archive", "--before", now(), "--to", "archive").code == 0
-    assert cli.run("jobs", "list", "--projection", "followed").code == 0
-    late = cli.run("jobs", "list", "--projection", "late")
+    assert cli.there("jobs", "list", "--projection", "followed").code == 0
+    late = cli.there("jobs", "list", "--projection", "late")
     assert (late.code, "jobledger projection rebuild" in late.err) == (4, True)
     verify = ("projection", "verify", "--projection", "followed")
-    alone = cli.run(*verify)
+    alone = cli.there(*verify)
     assert (alone.code, "--archive" in alone.err) == (4, True)
-    assert cli.run(*verify, "--archive", "archive").code == 0
+    assert cli.there(*verify, "--archive", "archive").code == 0
     whole = objects(
-        cli.run("projection", "rebuild", "--projection", "late", "--archive", "archive", "--json")
+        cli.there("projection", "rebuild", "--projection", "late", "--archive", "archive", "--json")
     )
     assert whole["begins_at"] == 1
-    fresh = objects(cli.run("projection", "rebuild", "--projection", "fresh", "--json"))
+    fresh = objects(cli.there("projection", "rebuild", "--projection", "fresh", "--json"))
     assert fresh["begins_at"] == 11
-    assert cli.run("projection", "verify", "--projection", "fresh").code == 0
-    assert cli.run("projection", "verify", "--projection", "late", "--archive", "archive").code == 0
-    status = objects(cli.run("projection", "status", "--projection", "nowhere", "--json"))
+    assert cli.there("projection", "verify", "--projection", "fresh").code == 0
+    assert cli.there("projection", "verify", "--projection", "late", "--archive", "archive").code == 0
+    status = objects(cli.there("projection", "status", "--projection", "nowhere", "--json"))
     assert (status["begins_at"], status["lag_events"]) == (11, status["head"] - 10)
 
 

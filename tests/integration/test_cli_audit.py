@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 import sqlite3
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
-import anyio
 import nats
 import pytest
+from tests.support.command_line import Answer, CommandLine
 from tests.support.working import LIMIT_S, working
 
 from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
+from jobledger.ledger import Backoff, Context, Ledger, Retry, task
 from jobledger.ledger.chain import load
 from jobledger.ledger.codec import digest, encode
 from jobledger.ledger.commands import Claim, DeadLetter, TakeOver
@@ -29,7 +27,6 @@ from jobledger.projections import Projector
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-T = TypeVar("T")
 WIDTH = 80
 
 
@@ -40,40 +37,16 @@ async def double(ctx: Context, number: int) -> int | Retry:
     return 2 * number
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Cli:
+class Cli(CommandLine):
     """`jobledger audit` on an environment of the test's own."""
 
     def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.url = url
-        self.environment = f"t_{secrets.token_hex(6)}"
+        super().__init__(url, capsys)
         self._projection = folder / "projection.db"
-        self._capsys = capsys
 
     def __call__(self, *words: str) -> Answer:
-        where = ["--url", self.url, "--environment", self.environment]
-        if words[0] == "trail":
-            where += ["--projection", str(self._projection)]
-        self._capsys.readouterr()
-        code = run(["audit", *words, *where])
-        shown = self._capsys.readouterr()
-        return Answer(code, shown.out, shown.err)
-
-    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
-        async def call() -> T:
-            async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
-                return await function(ledger)
-
-        return anyio.run(call)
+        projection = ["--projection", str(self._projection)] if words[0] == "trail" else []
+        return self.run("audit", *words, *self.where, *projection)
 
     def work(self, *numbers: int) -> list[str]:
         """Enqueue, and let a worker run until every job is final; return the ids."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import secrets
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
+from tests.support.command_line import Answer, CommandLine
 from tests.support.working import LIMIT_S, working
 
-from jobledger.cli.main import run
-from jobledger.ledger import Job, JobState, Ledger, connect, sync, task
+from jobledger.ledger import Job, JobState, Ledger, sync, task
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.commands import DeadLetter
 from jobledger.ledger.errors import IllegalTransitionError, InvalidInputError, UnknownTaskError
@@ -25,7 +22,6 @@ from jobledger.ledger.tasks import TaskRegistry
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-T = TypeVar("T")
 
 TASKS = """
 from jobledger.ledger import task
@@ -48,40 +44,17 @@ async def charge(customer: str, cents: int) -> str:
 async def send(text: str) -> None: ...
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Cli:
+class Cli(CommandLine):
     """`jobledger dlq` on an environment of the test's own, in which some jobs are dead letters."""
 
     def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.url = url
-        self.environment = f"t_{secrets.token_hex(6)}"
+        super().__init__(url, capsys)
         self.app = folder / "tasks_of_test_dlq.py"
         self.app.write_text(TASKS, encoding="utf-8")
         self._projection = folder / "projection.db"
-        self._capsys = capsys
 
     def __call__(self, *words: str) -> Answer:
-        where = ["--url", self.url, "--environment", self.environment, "--projection", str(self._projection)]
-        self._capsys.readouterr()
-        code = run(["dlq", *words, *where])
-        shown = self._capsys.readouterr()
-        return Answer(code, shown.out, shown.err)
-
-    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
-        async def call() -> T:
-            async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
-                return await function(ledger)
-
-        return anyio.run(call)
+        return self.run("dlq", *words, *self.where, "--projection", str(self._projection))
 
     def make(self, job_id: str, error: str = "no money", *, cents: int = -1, queue: str = "billing") -> None:
         async def make(ledger: Ledger) -> None:

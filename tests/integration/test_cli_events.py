@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
-import anyio
 import pytest
+from tests.support.command_line import Answer, CommandLine
 from tests.support.working import ended, working
 
-from jobledger.cli.main import run
-from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger import Ledger, task
 from jobledger.ledger.asyncapi import asyncapi_document
 from jobledger.ledger.event_schema import all_events_schema
 from jobledger.ledger.reactor_events import Archived, seal_reactor_event
@@ -22,7 +19,6 @@ from jobledger.ledger.reactor_events import Archived, seal_reactor_event
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-T = TypeVar("T")
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 _VOLATILE = (
     (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "TIME"),
@@ -36,35 +32,11 @@ _VOLATILE = (
 async def charge(cents: int) -> None: ...
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Cli:
+class Cli(CommandLine):
     """`jobledger events` on an environment of the test's own."""
 
-    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.where = ["--url", url, "--environment", f"t_{secrets.token_hex(6)}"]
-        self._capsys = capsys
-
     def __call__(self, *words: str, server: bool = True) -> Answer:
-        self._capsys.readouterr()
-        code = run(["events", *words, *(self.where if server else [])])
-        shown = self._capsys.readouterr()
-        return Answer(code, shown.out, shown.err)
-
-    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
-        async def call() -> T:
-            async with connect(self.where[1], environment=self.where[3], ledger_bytes_max=16 << 20) as ledger:
-                return await function(ledger)
-
-        return anyio.run(call)
+        return self.run("events", *words, *(self.where if server else ()))
 
     def story(self) -> None:
         """A job that completed, one that waits, and a subscription that has seen the first."""

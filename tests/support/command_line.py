@@ -1,0 +1,52 @@
+"""The command line, run in the test's own process on an environment of the test's own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import pytest
+
+from jobledger.cli.main import run
+from jobledger.ledger import Ledger, connect
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class CommandLine:
+    """Runs commands, and functions on the ledger that they see."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.environment = f"t_{secrets.token_hex(6)}"
+        self.where = ("--url", url, "--environment", self.environment)
+        self._capsys = capsys
+
+    def run(self, *words: str) -> Answer:
+        """Run a command as it stands; what was printed before it is dropped."""
+        self._capsys.readouterr()
+        code = run(words)
+        shown = self._capsys.readouterr()
+        return Answer(code, shown.out, shown.err)
+
+    def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
+        """Call with a client; the first call makes the streams, small ones."""
+
+        async def call() -> T:
+            async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
+                return await function(ledger)
+
+        return anyio.run(call)
