@@ -6,6 +6,7 @@ JOBLEDGER_SIM_SEED only that schedule runs here; JOBLEDGER_SIM_COUNT and JOBLEDG
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -51,6 +52,15 @@ def test_a_seed_is_one_schedule_step_for_step() -> None:
     assert first.trace == again.trace
     assert first.trace_hash == again.trace_hash
     assert first.trace_hash != other.trace_hash
+
+
+def test_a_schedule_makes_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would close it, and the garbage collector would tell a later test so."""
+    made: list[object] = []
+    policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
+    monkeypatch.setattr(policy, "new_event_loop", lambda: made.append(policy))
+    assert run_seeds(range(20)).schedules == 20
+    assert made == []
 
 
 def test_a_replay_in_another_process_is_the_same_schedule() -> None:

@@ -231,10 +231,13 @@ class Process:
 
     def dissolve(self) -> None:
         """Close what was never finished, so that little is left for the garbage collector."""
+        # What asks for a loop while it is closed must find this one: asyncio would make one that nobody closes.
+        events._set_running_loop(cast("asyncio.AbstractEventLoop", self))
         for task in self._tasks:
             if not task.done():
                 with contextlib.suppress(BaseException):  # some do not want to be closed, and nobody cares
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+        events._set_running_loop(None)
         self._tasks.clear()
         self._ready.clear()
         self.on_death.clear()
