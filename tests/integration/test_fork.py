@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import pytest
+from tests.support.archiving import NEW, OLD_JOBS, World
 from tests.support.working import LIMIT_S, working
 
 from jobledger.cli.main import run
@@ -20,7 +21,8 @@ from jobledger.ledger import Backoff, Context, Ledger, Snooze, connect, task
 from jobledger.ledger.chain import load, transact
 from jobledger.ledger.commands import Claim, TakeOver
 from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.subjects import Names
+from jobledger.ledger.events import event_type
+from jobledger.ledger.subjects import JobRef, Names
 from jobledger.workers import fork as forks
 
 if TYPE_CHECKING:
@@ -251,6 +253,24 @@ def test_an_attempt_that_took_over_runs_again_as_such(fork: Fork) -> None:
 
     ran = anyio.run(again)
     assert [attempt.state for attempt in ran.job.attempts] == ["lost", "completed"]
+
+
+@pytest.mark.anyio
+async def test_attempts_that_were_archived_are_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    job = await world.enqueue("carried", *OLD_JOBS["retrying"])
+    world.clock.at = NEW
+    await world.enqueue("newer")
+    await world.archive()
+    chain = world.log.names.chain(JobRef(queue=job.queue, job_id=job.id))
+    history = await world.log.read_chain(chain)
+    assert event_type(history[0].event) == "carried"
+    nobody: Any = None  # asked for large values alone
+    for attempt in (None, 1):
+        with pytest.raises(InvalidInputError, match=r"attempt 1 .* was archived.* --attempt 2, the next one"):
+            await forks.fetch(nobody, history, attempt)
+    material = await forks.fetch(nobody, history, 2)
+    assert (material.attempt, material.recorded) == (2, ())
 
 
 def test_an_attempt_before_the_first_is_none(fork: Fork) -> None:

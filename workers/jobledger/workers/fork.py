@@ -85,18 +85,30 @@ async def fetch(ledger: Ledger, history: Sequence[Stored], attempt: int | None =
 
     The attempt after the newest one is the one that would run next.
 
-    Raises: InvalidInputError when there is no such attempt, PayloadMissingError, UnreachableError.
+    Raises: InvalidInputError when there is no such attempt, or it was archived; PayloadMissingError, UnreachableError.
     """
-    event = history[0].event
-    starts = [index for index, stored in enumerate(history) if isinstance(stored.event, Started)]
-    chosen = attempt if attempt is not None else max(1, len(starts))
-    if not 1 <= chosen <= len(starts) + 1:
-        had = f"{len(starts)} attempt{'' if len(starts) == 1 else 's'}"
+    event, now = history[0].event, fold(history).job
+    assert now is not None, "a job that is there has events"
+    starts = {
+        stored.event.attempt: index
+        for index, stored in enumerate(history)
+        if isinstance(stored.event, Started)
+    }
+    count = len(now.attempts)
+    chosen = attempt if attempt is not None else max(1, count)
+    if not 1 <= chosen <= count + 1:
+        had = f"{count} attempt{'' if count == 1 else 's'}"
         raise InvalidInputError(
-            f"job {event.job} has had {had}: give --attempt 1 to {len(starts) + 1}, the last being the next one"
+            f"job {event.job} has had {had}: give --attempt 1 to {count + 1}, the last being the next one"
         )
-    begin = starts[chosen - 1] if chosen <= len(starts) else len(history)
-    end = starts[chosen] if chosen < len(starts) else len(history)
+    if chosen <= count and chosen not in starts:
+        first = min(starts, default=count + 1)
+        raise InvalidInputError(
+            f"attempt {chosen} of job {event.job} was archived, with what it ran on: the first that the ledger has is "
+            f"--attempt {first}{'' if starts else ', the next one'}"
+        )
+    begin = starts.get(chosen, len(history))
+    end = min((index for index in starts.values() if index > begin), default=len(history))
     before = tuple(history[:begin])
     job = fold(before).job
     assert job is not None, "an attempt has events before it"
