@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -175,21 +175,6 @@ def test_fold_and_data_give_the_job_back_and_folding_goes_on_from_them(order: Qu
 
 def test_the_kept_fold_does_not_repeat_the_input() -> None:
     assert b"user_id" not in rows.fold_bytes(rows.without_input(fold(queued())))
-
-
-TIMES = {
-    "whole second": (datetime(2025, 1, 1, tzinfo=UTC), "2025-01-01T00:00:00.000000Z"),
-    "foreign zone": (
-        datetime(2025, 1, 1, 1, tzinfo=timezone(timedelta(hours=2))),
-        "2024-12-31T23:00:00.000000Z",
-    ),
-    "without zone": (datetime(2025, 1, 1), "2025-01-01T00:00:00.000000Z"),  # noqa: DTZ001 - what a foreign appender may write
-}
-
-
-@pytest.mark.parametrize(("time", "text"), TIMES.values(), ids=TIMES.keys())
-def test_times_are_sortable_text_in_utc(time: datetime, text: str) -> None:
-    assert rows.time_text(time) == text
 
 
 def test_the_exported_names_are_sorted_and_there() -> None:

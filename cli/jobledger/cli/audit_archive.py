@@ -14,9 +14,10 @@ from jobledger.cli import options
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, operator, run
-from jobledger.cli.text import iso, size
+from jobledger.cli.text import size
 from jobledger.ledger.archive import Archiver, Done, OnProgress, Plan, Step, tools_of
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.times import time_text
 
 #: What takes its time, and what a person is told meanwhile.
 _STEPS: Final[dict[Step, str]] = {
@@ -101,7 +102,7 @@ def _tell_plan(output: Output, plan: Plan) -> None:
             [
                 ("goes", f"stream sequence {plan.first_sequence:,} to {plan.through_sequence:,}"),
                 ("events", f"{plan.events:,} ({size(plan.bytes)})"),
-                ("stored until", iso(plan.stored_until) if plan.stored_until is not None else None),
+                ("stored until", time_text(plan.stored_until) if plan.stored_until is not None else None),
                 ("jobs that are over", plan.jobs_archived),
                 ("jobs carried on", f"{plan.jobs_carried:,}, {plan.work_items:,} with a fresh work item"),
             ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import shutil
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from jobledger.ledger.connection import SERVER_VERSION_SAFE, Connection
 from jobledger.ledger.errors import LedgerError, StreamMismatchError
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.streams import StreamSpec, api, ensure_streams, list_consumers
+from jobledger.ledger.times import server_time
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -143,8 +143,7 @@ async def check_clock(inbox: Inbox, stream: str) -> Check:
         return Check(
             check="clock", status="warn", found="the server does not tell its time", advice="compare by hand"
         )
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    there = datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}").replace(tzinfo=UTC).timestamp()
+    there = server_time(text).timestamp()
     apart_s = there - middle
     found = f"the server is {duration(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} this machine"
     if abs(apart_s) < _CLOCK_WARN_S:

@@ -16,10 +16,10 @@ from jobledger.cli.events import parse_time
 from jobledger.cli.one_job import find_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import caught_up, projection_path
-from jobledger.cli.text import iso
 from jobledger.ledger import Ledger
 from jobledger.ledger.events import DeadReason
 from jobledger.ledger.subjects import JobRef, check_token
+from jobledger.ledger.times import time_text
 from jobledger.projections import DeadLetterFilter, DeadLetterRow, Store
 
 _SPAN: Final = re.compile(r"(?P<count>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[smhdw])", flags=re.ASCII)
@@ -69,8 +69,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             task=self.task,
             reason=self.reason,
             fingerprint=self.fingerprint,
-            since=iso(self.since) if self.since is not None else None,
-            until=iso(now - self.older_than) if self.older_than is not None else None,
+            since=time_text(self.since) if self.since is not None else None,
+            until=time_text(now - self.older_than) if self.older_than is not None else None,
         )
 
 

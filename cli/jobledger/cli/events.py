@@ -15,7 +15,7 @@ from jobledger.cli import events_schema, options, subscriptions
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
-from jobledger.cli.text import clock_time, colored, iso, plain, shortened
+from jobledger.cli.text import clock_time, colored, plain, shortened
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.event_stream import read_from
@@ -54,6 +54,7 @@ from jobledger.ledger.reactor_events import (
 )
 from jobledger.ledger.subjects import Names, aggregate_of
 from jobledger.ledger.subscription_filter import EventFilter, Start, chosen_filter
+from jobledger.ledger.times import time_text
 
 app = typer.Typer(
     help="Read the ledger's events; see what they look like, and who reads them.", no_args_is_help=True
@@ -206,7 +207,7 @@ def parse_time(option: str, text: str, before: str = "") -> datetime:
 
 def event_json(stored: Message) -> str:
     """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time."""
-    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{iso(stored.stored_at)}",'
+    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
     data = stored.data.strip()
     if b"\n" in data or b"\r" in data:  # written by somebody else's encoder
         data = msgspec.json.format(data, indent=-1)
@@ -288,7 +289,7 @@ def event_detail(stored: Stored) -> str:  # noqa: PLR0911 - one flat match over 
             edited = ", new input" if cause == "requeued" and _has_input(stored.event) else ""
             return f"{cause}, attempt {attempt} is next{edited}{f': {reason}' if reason else ''}"
         case Scheduled(run_at=run_at):
-            return f"due at {iso(run_at)}"
+            return f"due at {time_text(run_at)}"
         case Started(attempt=attempt, worker=worker):
             return f"attempt {attempt} on {worker}"
         case Completed(attempt=attempt):

@@ -16,10 +16,11 @@ from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.past import Asked, asked, events_until, said, viewed
 from jobledger.cli.session import Target, opened, run
-from jobledger.cli.text import age, colored, iso, shortened
+from jobledger.cli.text import age, colored, shortened
 from jobledger.ledger.chain import fold
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.subjects import check_token
+from jobledger.ledger.times import time_text
 from jobledger.projections import JobRow
 
 app = typer.Typer(help="List, show, explain, cancel, retry and run jobs.", no_args_is_help=True)
@@ -52,7 +53,7 @@ def list_jobs(
         "state": state,
         "queue": queue,
         "task": task,
-        "since": iso(parse_time("--since", since)) if since is not None else None,
+        "since": time_text(parse_time("--since", since)) if since is not None else None,
     }
     past = asked(at, sequence)
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)

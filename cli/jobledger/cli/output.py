@@ -20,7 +20,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from jobledger.cli.text import iso, json_safe, plain
+from jobledger.cli.text import json_safe, plain
+from jobledger.ledger.times import time_text
 
 _PROGRESS_AFTER_S: Final = 1.0
 _LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on
@@ -204,7 +205,7 @@ def _cell(value: Cell) -> Text:
 def _utc(value: Any) -> Any:
     """Write the times in nested plain values as all our JSON does."""
     if isinstance(value, datetime):
-        return iso(value)
+        return time_text(value)
     if isinstance(value, dict):
         return {name: _utc(item) for name, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -13,9 +13,9 @@ from jobledger.cli.errors import JobNotYetError, UsageError
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import caught_up, projection_path
-from jobledger.cli.text import iso
 from jobledger.ledger import Ledger
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.times import time_text
 from jobledger.projections import Moment, Store, as_of, moment_of, refuse_archived
 
 
@@ -46,7 +46,7 @@ def asked(at: str | None, sequence: int | None) -> Asked | None:
 def said(then: Moment) -> str:
     """Return a moment in words."""
     place = f"stream sequence {then.stream_sequence:,}" if then.stream_sequence else "before the first event"
-    return f"as of {place}" if then.at is None else f"as of {iso(then.at)} ({place})"
+    return f"as of {place}" if then.at is None else f"as of {time_text(then.at)} ({place})"
 
 
 @contextlib.asynccontextmanager
@@ -81,6 +81,6 @@ def events_until(history: Sequence[Stored], then: Moment) -> list[Stored]:
         first = history[0]
         raise JobNotYetError(
             f"job {first.event.job} was not there yet {said(then)}: it came at stream sequence "
-            f"{first.stream_sequence}, {iso(first.stored_at)}"
+            f"{first.stream_sequence}, {time_text(first.stored_at)}"
         )
     return found

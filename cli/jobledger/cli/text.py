@@ -76,11 +76,6 @@ def colored(word: str) -> Text:
     return Text(plain(word).replace("_", " "), style=_STYLES.get(word, ""))
 
 
-def iso(at: datetime) -> str:
-    """Return a time as JSON shows it: `2025-01-31T08:00:00.000000Z`."""
-    return at.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
-
-
 def clock_time(at: datetime) -> str:
     """Return the time of day, UTC, to the millisecond: for lines that follow each other."""
     return at.astimezone(UTC).isoformat(timespec="milliseconds")[11:23]

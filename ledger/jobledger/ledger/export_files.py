@@ -10,7 +10,7 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -20,6 +20,7 @@ import msgspec
 from jobledger.ledger.codec import Message, read_message
 from jobledger.ledger.errors import CorruptLedgerError, ExportDamagedError
 from jobledger.ledger.export_manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.times import time_text
 
 #: A file is full when it holds so much.
 FILE_BYTES_MAX: Final = 64 << 20
@@ -131,16 +132,11 @@ _place_decoder: msgspec.json.Decoder[_Place] = msgspec.json.Decoder(_Place)
 _encode = msgspec.json.Encoder().encode
 
 
-def iso(at: datetime) -> str:
-    """Return a time as an export has it: `2025-01-31T08:00:00.000000Z`."""
-    return at.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
-
-
 def encode_line(message: Message) -> bytes:
     """Return an event's line with its line end; the stored bytes stand in it as they are wherever JSON can hold them."""
     head = b'{"stream_sequence":%d,"stored_at":"%s","subject":%s,' % (
         message.stream_sequence,
-        iso(message.stored_at).encode(),
+        time_text(message.stored_at).encode(),
         _encode(message.subject),
     )
     line = b'%s"data":%s}\n' % (head, message.data)

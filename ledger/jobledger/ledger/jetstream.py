@@ -33,6 +33,7 @@ from jobledger.ledger.meter import AppendMeter
 from jobledger.ledger.publisher import REPLY_TIMEOUT_S, WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import Names
+from jobledger.ledger.times import server_time
 from jobledger.ledger.writer import Commit, Writer
 
 _FULL: Final = frozenset({10023, 10047, 10077})
@@ -403,15 +404,9 @@ def _raise_final(error: AppendRefusedError) -> None:
 def _message(data: bytes, headers: bytes) -> Message:
     try:
         sequence = int(header(headers, b"Nats-Sequence"))
-        stored_at = datetime.fromisoformat(_microseconds(header(headers, b"Nats-Time-Stamp").decode()))
+        stored_at = server_time(header(headers, b"Nats-Time-Stamp").decode())
     except ValueError as error:
         message = "the server answered a direct get without sequence or time"
         raise MalformedEventError(message) from error
     subject = header(headers, b"Nats-Subject").decode(errors="replace")
     return read_message(subject, data, sequence, stored_at)
-
-
-def _microseconds(text: str) -> str:
-    """Cut Go's nanoseconds (and restore the zeros it leaves out) to what datetime can hold."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    return f"{whole}.{fraction[:6]:0<6}+00:00"

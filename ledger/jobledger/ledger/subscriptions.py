@@ -25,6 +25,7 @@ from jobledger.ledger.log import Head
 from jobledger.ledger.streams import api, list_consumers
 from jobledger.ledger.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
 from jobledger.ledger.subscription_filter import EventFilter, Start
+from jobledger.ledger.times import server_time
 
 ACK_WAIT_S_DEFAULT: Final = 30.0
 #: Of one subscription, in all its processes; events that wait for the end of a nak's delay count, too.
@@ -237,9 +238,8 @@ def _time(text: str | None) -> datetime | None:
     """Read the server's time, nanoseconds cut to microseconds; None where it says that there was none."""
     if not text:
         return None
-    whole, _, fraction = text.rstrip("Z").partition(".")
     try:
-        found = datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")
+        found = server_time(text)
     except ValueError as error:
         raise ServerUnreachableError(f"the server told a time that is none: {text[:60]!r}") from error
     return found if found > _NEVER else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import anyio
@@ -15,6 +15,7 @@ from jobledger.ledger.errors import CorruptLedgerError, LedgerError, ServerUnrea
 from jobledger.ledger.events import PRIORITIES
 from jobledger.ledger.inbox import ReplyTimeoutError
 from jobledger.ledger.streams import api
+from jobledger.ledger.times import server_time
 
 #: For all questions together; a scrape waits no longer.
 FACTS_S: Final = 4.0
@@ -132,9 +133,8 @@ async def _lag_s(ledger: Ledger, position: int, head: int, now: str) -> float | 
 
 
 def _time(text: str) -> datetime | None:
-    """Read the server's time, which has nanoseconds."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
+    """Read the server's time; None where it tells none."""
     try:
-        return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}").replace(tzinfo=UTC)
+        return server_time(text)
     except ValueError:
         return None

@@ -23,6 +23,7 @@ from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Head, Log, jobs_among
+from jobledger.ledger.times import time_text
 from jobledger.projections import files, schema
 from jobledger.projections.errors import (
     EventGapError,
@@ -33,7 +34,6 @@ from jobledger.projections.errors import (
     ProjectionTimeoutError,
 )
 from jobledger.projections.layout import JOBS, Layout, Rows
-from jobledger.projections.rows import time_text
 from jobledger.projections.snapshots import Snapshots
 
 #: Called after every commit with the events done and the events wanted, both counted from the call's start.

@@ -6,7 +6,7 @@ Times become ISO-8601 text in UTC with all six digits of microseconds, so that t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -14,13 +14,12 @@ import msgspec
 from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
 from jobledger.ledger.fingerprint import job_fingerprint
 from jobledger.ledger.job import Attempt, Job, JobState
+from jobledger.ledger.times import as_utc, time_text
 
 Value = str | int | float | bytes | None
 Row = tuple[Value, ...]
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_TIME_CHARACTERS: Final = len("2025-01-31T08:00:00.000000Z")
-_plain: Final = msgspec.to_builtins
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
 
@@ -128,7 +127,9 @@ def _attempt_row(job: Job, attempt: Attempt, place: int) -> Row:
         time_text(attempt.started_at),
         attempt.state,
         _optional_time_text(finished_at),
-        (_utc(finished_at) - _utc(attempt.started_at)) / _MILLISECOND if finished_at is not None else None,
+        (as_utc(finished_at) - as_utc(attempt.started_at)) / _MILLISECOND
+        if finished_at is not None
+        else None,
         error.message if error is not None else None,
         error.type if error is not None else None,
     )
@@ -152,24 +153,8 @@ def dead_letter_row(job: Job) -> Row:
     )
 
 
-def time_text(at: datetime) -> str:
-    """Return `2025-01-31T08:00:00.000000Z`."""
-    # Four times as fast as isoformat, and the same but for what has no microseconds.
-    text: str = _plain(at)
-    if len(text) == _TIME_CHARACTERS and at.tzinfo is UTC:
-        return text
-    return _utc(at).isoformat(timespec="microseconds")[:-6] + "Z"
-
-
 def _optional_time_text(at: datetime | None) -> str | None:
     return None if at is None else time_text(at)
-
-
-def _utc(at: datetime) -> datetime:
-    """Take a foreign appender's zone away; a time without one counts as UTC."""
-    if at.tzinfo is UTC:
-        return at
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
 def _value_text(value: msgspec.Raw, ref: PayloadRef | None) -> str | None:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.job import JobState
+from jobledger.ledger.times import time_text
 from jobledger.projections import schema
 from jobledger.projections.errors import ProjectionConfigError
-from jobledger.projections.rows import time_text
 from jobledger.projections.stats import (
     COUNTERS,
     HISTOGRAM_BOUNDS_S,

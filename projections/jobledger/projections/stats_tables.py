@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from jobledger.ledger.job import JobState
+from jobledger.ledger.times import time_text
 from jobledger.projections import schema
-from jobledger.projections.rows import Row, time_text
+from jobledger.projections.rows import Row
 from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Tally, cell_values, moment
 
 _STATES: Final = tuple(JobState)

@@ -1,0 +1,37 @@
+"""Times as text: ours to write, the server's to read. All of it UTC, to the microsecond."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+_CHARACTERS: Final = len("2025-01-31T08:00:00.000000Z")
+_plain: Final = msgspec.to_builtins
+
+
+def as_utc(at: datetime) -> datetime:
+    """Take a foreign appender's zone away; a time without one counts as UTC."""
+    if at.tzinfo is UTC:
+        return at
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+def time_text(at: datetime) -> str:
+    """Return `2025-01-31T08:00:00.000000Z`, always of this length, so that text order is time order."""
+    # Four times as fast as isoformat, and the same but for what has no microseconds.
+    text: str = _plain(at)
+    if len(text) == _CHARACTERS and at.tzinfo is UTC:
+        return text
+    return as_utc(at).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def server_time(text: str) -> datetime:
+    """Read a time as nats-server writes it: nanoseconds, which are cut, without their last zeros.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")
