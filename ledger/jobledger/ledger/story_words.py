@@ -5,7 +5,7 @@ Pure. Texts of users are cut, and made safe to show by whoever shows them.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, assert_never
 
 from jobledger.ledger.events import (
@@ -31,6 +31,7 @@ from jobledger.ledger.events import (
     Started,
 )
 from jobledger.ledger.job import Job, JobState
+from jobledger.ledger.times import as_utc
 
 _WORDS_MAX: Final = 300
 _MINUTE_S: Final = 60
@@ -120,7 +121,7 @@ def _punctual(before: Job, at: datetime) -> str:
     """Say how far from its moment a timed wait ended."""
     if before.due_at is None:
         return ""
-    late_s = (at - _aware(before.due_at)).total_seconds()
+    late_s = (at - as_utc(before.due_at)).total_seconds()
     return f", {span(abs(late_s))} {'after' if late_s >= 0 else 'before'} its time"
 
 
@@ -135,7 +136,7 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
             return f"its limits ({_cut(', '.join(after.limits)) or 'none named'}) to admit it"
         case JobState.RETRY_WAIT:
             if after.due_at is None or (
-                isinstance(event, Failed) and _aware(after.due_at) <= _aware(event.at)
+                isinstance(event, Failed) and as_utc(after.due_at) <= as_utc(event.at)
             ):
                 return None  # the next event of the batch decides
             return _backoff(after.due_at, event) if isinstance(event, Failed) else _time(after, event)
@@ -168,18 +169,11 @@ def _backoff(due_at: datetime, event: JobEvent) -> str:
 
 def _seconds_to(due_at: datetime, event: JobEvent) -> float:
     """Return how far a moment lies ahead by the appender's clock, which set it."""
-    return max(0.0, (_aware(due_at) - _aware(event.at)).total_seconds())
-
-
-def _aware(at: datetime) -> datetime:
-    """Count a time without a zone, which only a forged event has, as UTC: a story is told of those too."""
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return max(0.0, (as_utc(due_at) - as_utc(event.at)).total_seconds())
 
 
 def _utc(at: datetime) -> str:
-    return (
-        _aware(at).astimezone(UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"
-    )
+    return as_utc(at).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"
 
 
 def _error(error: ErrorInfo) -> str:
