@@ -16,7 +16,8 @@ from jobledger.cli import (
 )
 
 app = typer.Typer(
-    help="Prove the ledger sound, tell stories of its jobs, seal, export and archive it.", no_args_is_help=True
+    help="Prove the ledger sound, tell stories of its jobs, seal, export and archive it.",
+    no_args_is_help=True,
 )
 app.command("verify")(audit_verify.verify)
 app.command("trail")(audit_trail.trail)
