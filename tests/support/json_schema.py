@@ -6,7 +6,7 @@ Small on purpose, so that the tests need no further dependency.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -59,7 +59,7 @@ def _members(value: Any, schema: Schema, root: Schema, at: str) -> Iterator[str]
             if inner is not None:
                 yield from violations(member, inner, root, f"{at}.{name}")
     if isinstance(value, list) and "items" in schema:
-        members: list[Any] = value
+        members = cast("Sequence[Any]", value)
         for number, member in enumerate(members):
             yield from violations(member, schema["items"], root, f"{at}[{number}]")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -108,7 +108,7 @@ def _references(value: Any) -> Iterator[str]:
             else:
                 yield from _references(member)
     elif isinstance(value, list):
-        members: list[Any] = value
+        members = cast("Sequence[Any]", value)
         for member in members:
             yield from _references(member)
 
