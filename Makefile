@@ -70,9 +70,9 @@ faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 COUNT ?= 100000
-FIRST ?= 6000
+FIRST ?= 2000
 
-simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 6000)
+simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 2000)
 	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 

@@ -262,6 +262,7 @@ def test_a_projection_follows_until_it_is_stopped(start: Start, nats_server: Emb
     assert follower.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(120)
 def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
     demo = start("demo", "--files", "300", "--json")

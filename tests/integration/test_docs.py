@@ -331,7 +331,11 @@ class Terminal:
             for name, value in environment.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "path", [str(self._folder), *sys.path])
-            return run(words), printed.getvalue()
+            code = run(words)
+        for name, module in list(sys.modules.items()):  # another page has a module of the same name
+            if str(getattr(module, "__file__", None)).startswith(str(self._folder)):
+                del sys.modules[name]
+        return code, printed.getvalue()
 
     def _serve(self, command: str, step: Step) -> None:
         output = self._folder / f"output-{len(self._serving)}"
@@ -382,7 +386,7 @@ def test_console_blocks_print_what_they_show(
         (tmp_path / name).write_text(block.text, encoding="utf-8")
     steps = _steps(page)
     assert steps
-    terminal = Terminal(tmp_path, free_port, here=page.name == "looking-back.md")
+    terminal = Terminal(tmp_path, free_port, here=page.name in {"start.md", "looking-back.md"})
     try:
         for step in steps:
             terminal.run(step)
