@@ -24,7 +24,7 @@ import anyio.to_thread
 import pytest
 import typer.main
 
-from jobledger.cli.main import app, run
+from jobledger.cli.main import program, run
 from jobledger.ledger import Ledger, Task, TaskRegistry, connect
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
@@ -111,7 +111,7 @@ def _commands(page: Path) -> Iterator[str]:
 
 def _unknown(command_line: str) -> str | None:
     """Return what the command line tool does not know of a command, None when it knows all."""
-    found: Any = typer.main.get_command(app)
+    found: Any = typer.main.get_command(program())
     words = command_line.split()[1:]
     while words and hasattr(found, "commands") and not words[0].startswith("-"):
         word = words.pop(0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from jobledger.cli.main import app
+from jobledger.cli.main import program
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 
@@ -23,7 +23,7 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield from _commands(member, (*path, name))
 
 
-COMMANDS = dict(_commands(typer.main.get_command(app), ("jobledger",)))
+COMMANDS = dict(_commands(typer.main.get_command(program()), ("jobledger",)))
 
 
 def _options(command: Any) -> set[str]:

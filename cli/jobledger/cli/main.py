@@ -13,26 +13,7 @@ from typing import Annotated, Final, TextIO
 
 import typer
 
-from jobledger.cli import (
-    audit,
-    demo,
-    dlq,
-    dlq_acts,
-    doctor,
-    enqueue,
-    events,
-    job_acts,
-    jobs,
-    metrics,
-    projection,
-    queues,
-    replay,
-    server,
-    timers,
-    up,
-    worker,
-    workers,
-)
+from jobledger.cli.commands import add_commands
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.session import exit_at_once, set_up_logs
 from jobledger.ledger.version import version
@@ -41,32 +22,6 @@ from jobledger.ledger.version import version
 _SWITCHES: Final = ("--verbose", "--debug")
 _IDLE_THREADS_END_S: Final = 0.1
 
-app = typer.Typer(
-    name="jobledger",
-    help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("up")(up.up)
-app.command("server")(server.server)
-app.command("worker")(worker.worker)
-app.command("enqueue")(enqueue.enqueue)
-app.add_typer(job_acts.add_to(jobs.app), name="jobs")
-app.add_typer(queues.app, name="queues")
-app.add_typer(dlq_acts.add_to(dlq.app), name="dlq")
-app.add_typer(events.app, name="events")
-app.add_typer(audit.app, name="audit")
-app.add_typer(projection.app, name="projection")
-app.add_typer(timers.app, name="timers")
-app.add_typer(workers.app, name="workers")
-app.command("replay")(replay.replay)
-app.command("metrics")(metrics.metrics)
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's callbacks
     if wanted:
@@ -74,7 +29,6 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's 
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     *,
     verbose: Annotated[
@@ -94,6 +48,22 @@ def _root(
     ] = False,
 ) -> None:
     set_up_logs(verbose=verbose, debug=debug)
+
+
+def program(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line with the command that these words name, with all of them where they name none."""
+    app = typer.Typer(
+        name="jobledger",
+        help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
+        epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
+        callback=_root,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    add_commands(app, words)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -122,7 +92,9 @@ def run(arguments: Sequence[str]) -> int:
         _tolerate_any_text(stream)
     words = _switches_first(arguments)
     try:
-        code = typer.main.get_command(app).main(args=words, prog_name="jobledger", standalone_mode=False)
+        code = typer.main.get_command(program(words)).main(
+            args=words, prog_name="jobledger", standalone_mode=False
+        )
         sys.stdout.flush()
     except SystemExit as error:  # typer's own answer to a reader who went away
         return (
