@@ -1,6 +1,6 @@
 """The archive: a folder of exports, each naming the one before it, and the event in the ledger that names the newest.
 
-Reads only. What is moved into it, and in which order, is `archive_run`'s business. Source: ADR 011.
+Reads only. What is moved into it, and in which order, is `archive`'s business. Source: ADR 011.
 """
 
 from __future__ import annotations
