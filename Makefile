@@ -46,10 +46,10 @@ lint: install ## ruff: rules and format
 	@$(BIN)/ruff format --quiet --check .
 
 types: install ## mypy and pyright, both strict
-	@echo "types: mypy"
-	@$(BIN)/mypy --no-error-summary $(CHECKED)
-	@echo "types: pyright"
-	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@echo "types: mypy and pyright, at once"
+	@$(BIN)/mypy --no-error-summary $(CHECKED) & mypy=$$!; \
+		$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
+		wait $$mypy && exit $$pyright
 
 imports: install ## the direction of imports between and inside the packages
 	@echo "imports: import-linter"
