@@ -30,6 +30,7 @@ from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = typer.main.get_command(program())
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = ROOT / "README.md"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -111,7 +112,7 @@ def _commands(page: Path) -> Iterator[str]:
 
 def _unknown(command_line: str) -> str | None:
     """Return what the command line tool does not know of a command, None when it knows all."""
-    found: Any = typer.main.get_command(program())
+    found: Any = PROGRAM
     words = command_line.split()[1:]
     while words and hasattr(found, "commands") and not words[0].startswith("-"):
         word = words.pop(0)
