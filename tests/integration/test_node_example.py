@@ -24,7 +24,7 @@ from jobledger.ledger.streams import api
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node"
-INSTALLED_BY = ("package.json", "package-lock.json", ".npmrc")
+INSTALLED_BY = ("package.json", "npm-shrinkwrap.json", ".npmrc")
 LIMIT_S = 20.0
 INSTALL_LIMIT_S = 50.0
 
@@ -211,7 +211,7 @@ async def test_a_server_that_is_not_there_and_wrong_words_have_codes_of_their_ow
 def test_the_packages_are_pinned_by_version_and_hash_and_by_no_address() -> None:
     package = json.loads((EXAMPLE / "package.json").read_text(encoding="utf-8"))
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in package["dependencies"].values())
-    lock = (EXAMPLE / "package-lock.json").read_text(encoding="utf-8")
+    lock = (EXAMPLE / "npm-shrinkwrap.json").read_text(encoding="utf-8")
     assert "resolved" not in lock
     assert "://" not in lock
     packages = json.loads(lock)["packages"]
