@@ -24,14 +24,14 @@ from jobledger.ledger.export_manifest import (
     read_manifest,
 )
 from jobledger.ledger.export_reader import check_file, event_file
-from jobledger.ledger.log import Entry, Head, Log, jobs_among, only_jobs, readable
+from jobledger.ledger.log import Entry, Head, JobReading, Log, jobs_among, readable
 from jobledger.ledger.subjects import Names, filter_pattern
 
 _READ_BATCH: Final = 256
 _Fits = Callable[[str], object]
 
 
-class _ReadOnly:
+class _ReadOnly(JobReading):
     """Refuses what would change something."""
 
     async def append(self, entries: Sequence[Entry]) -> int:
@@ -129,21 +129,6 @@ class ExportLog(_ReadOnly):
             async for batch in batches:
                 found.update(wanted.intersection(message.subject for message in batch))
         return found
-
-    def read(
-        self,
-        *,
-        from_sequence: int = 1,
-        from_time: datetime | None = None,
-        subject: str | None = None,
-        follow: bool = False,
-    ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches of job events in stream order; see `Log.read`, but that an export cannot be followed."""
-        return only_jobs(
-            self.read_messages(
-                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
-            )
-        )
 
     async def read_messages(
         self,
@@ -289,21 +274,6 @@ class JoinedLog(_ReadOnly):
         for export in self._archives:
             found |= await export.present(subjects)
         return found
-
-    def read(
-        self,
-        *,
-        from_sequence: int = 1,
-        from_time: datetime | None = None,
-        subject: str | None = None,
-        follow: bool = False,
-    ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches of job events in stream order; see `Log.read`."""
-        return only_jobs(
-            self.read_messages(
-                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
-            )
-        )
 
     async def read_messages(
         self,

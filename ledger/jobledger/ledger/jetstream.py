@@ -28,7 +28,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, only_jobs, start_of
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, JobReading, start_of
 from jobledger.ledger.meter import AppendMeter
 from jobledger.ledger.publisher import REPLY_TIMEOUT_S, WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
 from jobledger.ledger.streams import api
@@ -94,7 +94,7 @@ class _Metered(_Submitted):
             self.meter.failures += 1
 
 
-class JetStreamLog:
+class JetStreamLog(JobReading):
     """The ledger's stream behind the Log protocol."""
 
     def __init__(
@@ -335,21 +335,6 @@ class JetStreamLog:
         if "error" in answer:
             message = f"the server refused to purge the ledger: {answer['error'].get('description', '?')}"
             raise RefusedError(message)
-
-    def read(
-        self,
-        *,
-        from_sequence: int = 1,
-        from_time: datetime | None = None,
-        subject: str | None = None,
-        follow: bool = False,
-    ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches of job events in stream order; see `Log.read`."""
-        return only_jobs(
-            self.read_messages(
-                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
-            )
-        )
 
     async def read_messages(
         self,

@@ -5,6 +5,7 @@ Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memor
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -95,6 +96,36 @@ async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenera
             jobs = jobs_among(batch)
             if jobs:
                 yield jobs
+
+
+class JobReading(abc.ABC):
+    """The part of a `Log` that follows from the rest: job events are what is read, without what is about others."""
+
+    @abc.abstractmethod
+    def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything; see `Log.read_messages`."""
+
+    def read(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Stored], None]:
+        """Yield batches of job events in stream order; see `Log.read`."""
+        return only_jobs(
+            self.read_messages(
+                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
+            )
+        )
 
 
 class Log(Protocol):

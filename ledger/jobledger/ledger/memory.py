@@ -20,7 +20,7 @@ from jobledger.ledger.errors import (
     SequenceGapError,
     WrongSequenceError,
 )
-from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, jobs_among, only_jobs, readable, start_of
+from jobledger.ledger.log import BATCH_MESSAGES_MAX, Entry, Head, JobReading, jobs_among, readable, start_of
 from jobledger.ledger.subjects import Names, filter_pattern
 
 _READ_BATCH: Final = 256
@@ -36,7 +36,7 @@ class _Kept(NamedTuple):
     stored_at: datetime
 
 
-class MemoryLog:
+class MemoryLog(JobReading):
     """An in-process Log; `stored_bytes_max` makes it refuse when full, as the server does."""
 
     def __init__(
@@ -155,21 +155,6 @@ class MemoryLog:
         self._purged = max(self._purged, end)
         for chain, indexes in list(self._chains.items()):
             self._chains[chain] = [index for index in indexes if index >= self._purged]
-
-    def read(
-        self,
-        *,
-        from_sequence: int = 1,
-        from_time: datetime | None = None,
-        subject: str | None = None,
-        follow: bool = False,
-    ) -> AsyncGenerator[list[Stored], None]:
-        """Yield batches of job events in stream order; see `Log.read`."""
-        return only_jobs(
-            self.read_messages(
-                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
-            )
-        )
 
     async def read_messages(
         self,
