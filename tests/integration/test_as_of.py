@@ -52,12 +52,7 @@ OFTEN = SnapshotConfig(every_events=20, time_share_max=1e9)
 def stopped_at(log: MemoryLog, length: int) -> MemoryLog:
     """Return a log that never had more than its first events."""
     stopped = MemoryLog(names=log.names)
-    stopped.__dict__.update(log.__dict__)
-    stopped.__dict__["_kept"] = log.__dict__["_kept"][:length]
-    stopped.__dict__["_chains"] = {
-        chain: [index for index in indexes if index < length]
-        for chain, indexes in log.__dict__["_chains"].items()
-    }
+    stopped.copy_from(log, through=length)
     return stopped
 
 

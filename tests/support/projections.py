@@ -44,7 +44,7 @@ class Cut(MemoryLog):
 
     def __init__(self, whole: MemoryLog, *, without: int) -> None:
         super().__init__(names=whole.names)
-        self.__dict__.update(whole.__dict__)
+        self.copy_from(whole)
         self._without = without
 
     async def read_messages(

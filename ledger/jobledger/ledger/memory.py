@@ -55,6 +55,24 @@ class MemoryLog(JobReading):
         self._chains: dict[str, list[int]] = {}  # exact chain filter -> indexes
         self._arrived = asyncio.Event()
 
+    def copy_from(self, other: MemoryLog, *, through: int | None = None) -> None:
+        """Hold what `other` held when it ended at stream sequence `through` (now, if None), and go on alone.
+
+        What this log held before is forgotten. Both may be appended to afterwards without the other's seeing it.
+        """
+        end = len(other._kept) if through is None else min(through, len(other._kept))
+        self._kept = other._kept[:end]
+        self._purged = min(other._purged, end)
+        self._chains = {
+            chain: [index for index in indexes if index < end] for chain, indexes in other._chains.items()
+        }
+        self._stored_bytes = sum(len(kept.data) for kept in self._kept)
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+
     async def append(self, entries: Sequence[Entry]) -> int:
         """Store the entries as one; see `Log.append`."""
         return self._store(entries)
@@ -67,8 +85,7 @@ class MemoryLog(JobReading):
             self._chains.setdefault(entry.chain, []).append(len(self._kept))
             self._kept.append(_Kept(entry.subject, entry.data, now))
             self._stored_bytes += len(entry.data)
-        self._arrived.set()
-        self._arrived = asyncio.Event()
+        self._wake_readers()
         return first
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
