@@ -273,7 +273,7 @@ async def _order(ledger: Ledger, name: str, text: str, **more: Any) -> JobHandle
         input=msgspec.Raw(text.encode()),
         **more,
     )
-    return await ledger._begin(command)
+    return await ledger._enqueuer.begin(command)
 
 
 @pytest.mark.parametrize("text", ['{"n": "one"}', "{}", '{"n": 1, "m": 2}', "[]", "null", '{"n": 1e400}'])

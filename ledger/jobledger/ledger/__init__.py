@@ -1,9 +1,10 @@
 """The ledger: events, the fold, the log, the client. It knows nothing of workers, projections or the CLI."""
 
 from jobledger.ledger.backoff import Backoff
-from jobledger.ledger.client import BulkResult, Ledger, connect
+from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.context import Context
+from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.errors import AttemptStoppedError, LedgerError
 from jobledger.ledger.event_stream import EventStream
 from jobledger.ledger.handle import JobHandle

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    Callable,
-    Generator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
-import msgspec
-import uuid_utils
-
-from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, load, seal, transact
+from jobledger.ledger.chain import load, transact
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.commands import CancelJob, Command, Discard, Enqueue, Stamp
+from jobledger.ledger.commands import CancelJob, Command, Discard, Stamp
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connection import Connection, open_connection
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
-from jobledger.ledger.decisions import decide, retry_command
-from jobledger.ledger.errors import (
-    AmbiguousIdError,
-    InvalidError,
-    InvalidInputError,
-    JobNotFoundError,
-    WrongSequenceError,
-)
+from jobledger.ledger.decisions import retry_command
+from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, Sources
 from jobledger.ledger.held_lock import HeldLock
@@ -46,7 +28,7 @@ from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.leases import JetStreamLeases
 from jobledger.ledger.lock_hints import NatsLockHints
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
-from jobledger.ledger.options import Options
+from jobledger.ledger.log import Log
 from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher
 from jobledger.ledger.streams import RESULTS_LIFE_S, ensure_streams, specifications
@@ -55,23 +37,12 @@ from jobledger.ledger.subscription import Subscription
 from jobledger.ledger.subscription_options import SubscriptionOptions
 from jobledger.ledger.subscriptions import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.tasks import Task, TaskWithOptions
-from jobledger.ledger.tracing import UNTRACED, Tracing
-
-if TYPE_CHECKING:
-    from jobledger.ledger.log import Log
+from jobledger.ledger.tracing import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOCK_STEP: Final = timedelta(seconds=1)
-
-
-class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `enqueue_many` did."""
-
-    created: int
-    existing: int  #: ids that were in the queue already
-    last_sequence: int  #: highest stream sequence among the created; 0 when none was
 
 
 class Ledger:
@@ -103,6 +74,9 @@ class Ledger:
         self.identity = new_identity()  #: who this client is in the events it appends
         self.tracing = Tracing() if config.tracing else None
         self._stamped_at = datetime.min.replace(tzinfo=UTC)
+        self._enqueuer = Enqueuer(
+            self._sources, inputs=inputs, config=config, clock=clock, tracing=self.tracing, stamp=self.stamp
+        )
         self.locks = Locks(self.log, leases, NatsLockHints(connection, self.names), clock, self.stamp)
 
     @property
@@ -132,53 +106,7 @@ class Ledger:
 
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
-        plain, options = _unpack(task)
-        text = plain.signature.encode(args, kwargs)
-        command = await self._order(plain, options, text, notify=self.hints.inbox)
-        with self._enqueuing(plain, options.queue, command.ref.job_id):
-            return await self._begin(command)
-
-    def _enqueuing(
-        self, task: Task[Any, Any], queue: str, job_id: str = ""
-    ) -> contextlib.AbstractContextManager[object]:
-        return UNTRACED if self.tracing is None else self.tracing.enqueuing(task.name, queue, job_id)
-
-    async def _order(self, task: Task[Any, Any], options: Options, text: bytes, *, notify: str) -> Enqueue:
-        value, reference = await self.inputs.put(text, what=f"input of task {task.name}")
-        return Enqueue(
-            ref=JobRef(queue=options.queue, job_id=options.id or new_job_id()),
-            task=task.name,
-            input=value,
-            input_ref=reference,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            timeout_s=options.timeout_s,
-            run_at=self._due(options),
-            notify=notify,
-        )
-
-    def _due(self, options: Options) -> datetime | None:
-        """Return when the job may run first; None: at once."""
-        if options.delay_s is None:
-            return options.run_at
-        try:
-            return self.clock.now() + timedelta(seconds=options.delay_s)
-        except OverflowError as error:
-            raise InvalidInputError(f"delay_s {options.delay_s:g} ends after the year 9999") from error
-
-    async def _begin(self, command: Enqueue) -> JobHandle[Any]:
-        sealed = self._seal_first(command)
-        try:
-            sequence = await self.log.append(sealed.entries)
-        except WrongSequenceError:
-            existing = await self.log.read_chain(self.names.chain(command.ref))
-            # A replica that lags may answer that it has nothing yet.
-            sequence = existing[0].stream_sequence if existing else 0
-            return JobHandle(self._sources, command.ref, created=False, sequence=sequence)
-        return JobHandle(self._sources, command.ref, created=True, sequence=sequence)
-
-    def _seal_first(self, command: Enqueue) -> Sealed:
-        return seal(EMPTY_CHAIN, decide(None, command, self.stamp()), self.names)
+        return await self._enqueuer.one(task, *args, **kwargs)
 
     async def enqueue_many(
         self,
@@ -195,39 +123,7 @@ class Ledger:
 
         Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger.
         """
-        plain, options = _unpack(task)
-        if options.id is not None:
-            message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
-            raise InvalidInputError(message)
-        bulk = _Bulk(self.log, self.config.enqueue_in_flight_max, on_progress)
-        with self._enqueuing(plain, options.queue):
-            try:
-                async with contextlib.aclosing(_numbered(inputs)) as numbered:
-                    async for number, values in numbered:
-                        command = await self._bulk_order(plain, options, values, number, ids)
-                        await bulk.add(self._seal_first(command).entries)
-            except BaseException:
-                await bulk.abandon()  # the error under way is the one that counts
-                raise
-            await bulk.drain()
-        return bulk.result()
-
-    async def _bulk_order(
-        self,
-        task: Task[Any, Any],
-        options: Options,
-        values: Mapping[str, Any],
-        number: int,
-        ids: Callable[[Mapping[str, Any]], str] | None,
-    ) -> Enqueue:
-        try:
-            text = task.signature.encode((), values)
-            if ids is not None:
-                options = msgspec.structs.replace(options, id=check_token("job id", ids(values)))
-            return await self._order(task, options, text, notify="")
-        except InvalidError as error:
-            error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
-            raise
+        return await self._enqueuer.many(task, inputs, ids=ids, on_progress=on_progress)
 
     async def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
         """Return a handle of a job that exists.
@@ -329,90 +225,6 @@ class Ledger:
     async def delete_subscription(self, name: str) -> SubscriptionInfo:
         """Forget a subscription and its position; return it as it was. Raises: SubscriptionNotFoundError."""
         return await delete_subscription(self.inbox, self.names, name)
-
-
-class _Bulk:
-    """Appends on their way, in order, at most so many; lost races among them are jobs that exist."""
-
-    def __init__(self, log: Log, in_flight_max: int, on_progress: Callable[[int], None] | None) -> None:
-        self._log = log
-        self._in_flight_max = in_flight_max
-        self._on_progress = on_progress
-        self._waiting: deque[asyncio.Future[int]] = deque()
-        self._created = 0
-        self._existing = 0
-        self._last_sequence = 0
-
-    async def add(self, entries: Sequence[Any]) -> None:
-        """Submit one job's first event, after making room."""
-        if len(self._waiting) >= self._in_flight_max:
-            await self._settle(self._in_flight_max // 2)
-        self._waiting.append(self._log.submit(entries))
-
-    async def _settle(self, count: int) -> None:
-        for _ in range(min(count, len(self._waiting))):
-            try:
-                sequence = await self._waiting.popleft()
-            except WrongSequenceError:
-                self._existing += 1
-            else:
-                self._created += 1
-                self._last_sequence = max(self._last_sequence, sequence)
-        if self._on_progress is not None:
-            self._on_progress(self._created + self._existing)
-
-    async def drain(self) -> None:
-        """Wait for the rest."""
-        try:
-            await self._settle(len(self._waiting))
-        except BaseException:
-            await self.abandon()
-            raise
-
-    async def abandon(self) -> None:
-        """Wait until nothing is in flight, whatever comes of it; cancel nothing, since what was sent may be stored."""
-        rest = list(self._waiting)
-        self._waiting.clear()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-    def result(self) -> BulkResult:
-        """Return the counts."""
-        return BulkResult(created=self._created, existing=self._existing, last_sequence=self._last_sequence)
-
-
-async def _numbered(
-    inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
-) -> AsyncGenerator[tuple[int, Mapping[str, Any]], None]:
-    """Count the inputs; a generator among them is closed with this one, so that its own `finally` runs in time."""
-    number = 0
-    try:
-        if isinstance(inputs, AsyncIterable):
-            async for values in inputs:
-                yield number, values
-                number += 1
-        else:
-            for values in inputs:
-                yield number, values
-                number += 1
-    finally:
-        if isinstance(inputs, AsyncGenerator):
-            await inputs.aclose()
-        elif isinstance(inputs, Generator):
-            inputs.close()
-
-
-def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
-    if isinstance(task, TaskWithOptions):
-        return task.task, task.chosen
-    try:
-        return task, task.defaults
-    except AttributeError as error:
-        raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
-
-
-def new_job_id() -> str:
-    """Return a UUIDv7: sortable by time of creation."""
-    return str(uuid_utils.uuid7())
 
 
 @contextlib.asynccontextmanager

@@ -6,24 +6,34 @@ Everything is kept: a new input is a new fact in the `queued` event, and the one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
 import msgspec
 
 from jobledger.ledger.chain import TRANSACT_TRIES_MAX, Chain, commit, load
-from jobledger.ledger.commands import Discard, Requeue
+from jobledger.ledger.commands import Discard, Requeue, Stamp
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, WrongSequenceError
 from jobledger.ledger.events import PRIORITIES, Priority
 from jobledger.ledger.job import Job
 from jobledger.ledger.json_text import encode_value
+from jobledger.ledger.log import Log
+from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 
-if TYPE_CHECKING:
-    from jobledger.ledger.client import Ledger
-
 _ATTEMPTS_MAX: Final = 1_000
+
+
+class Client(Protocol):
+    """What requeueing and discarding need of a ledger's client."""
+
+    log: Log
+    inputs: Payloads
+
+    def stamp(self, by: str = "") -> Stamp:
+        """Return who and when."""
+        ...
 
 
 class Changes(TypedDict, total=False):
@@ -74,73 +84,73 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     input_text: bytes | None  #: JSON text of the new input; None where it stays as it is
 
 
-async def plan_requeue(ledger: Ledger, ref: JobRef, how: Requeuing) -> Requeued:
+async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> Requeued:
     """Return what `requeue` would do now; nothing is written anywhere.
 
     Raises: as `requeue`.
     """
-    chain = await load(ledger.log, ref)
-    job = _refuse(ledger, chain, ref, how)
-    text = await _new_input(ledger, job, how)
+    chain = await load(client.log, ref)
+    job = _refuse(client, chain, ref, how)
+    text = await _new_input(client, job, how)
     if text is not None:
-        ledger.inputs.fits_inline(text, what=_what(job))
+        client.inputs.fits_inline(text, what=_what(job))
     return Requeued(job=job, input_text=text)
 
 
-async def requeue(ledger: Ledger, ref: JobRef, how: Requeuing, *, by: str = "") -> Requeued:
+async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") -> Requeued:
     """Give a dead letter new attempts, perhaps with another input, on the view that both were decided on.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
     PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, UnreachableError.
     """
     for _ in range(TRANSACT_TRIES_MAX):
-        chain = await load(ledger.log, ref)
-        job = _refuse(ledger, chain, ref, how)
-        text = await _new_input(ledger, job, how)
+        chain = await load(client.log, ref)
+        job = _refuse(client, chain, ref, how)
+        text = await _new_input(client, job, how)
         command = how.command
         if text is not None:
-            value, reference = await ledger.inputs.put(text, what=_what(job))
+            value, reference = await client.inputs.put(text, what=_what(job))
             command = msgspec.structs.replace(command, input=value, input_ref=reference)
         try:
-            after = await commit(ledger.log, chain, decide(job, command, ledger.stamp(by)))
+            after = await commit(client.log, chain, decide(job, command, client.stamp(by)))
         except WrongSequenceError:
             continue
         assert after.job is not None, "an append leaves a job"
         return Requeued(job=after.job, input_text=text)
-    raise WrongSequenceError(ledger.log.names.chain(ref), 0)
+    raise WrongSequenceError(client.log.names.chain(ref), 0)
 
 
-async def plan_discard(ledger: Ledger, ref: JobRef) -> Job:
+async def plan_discard(client: Client, ref: JobRef) -> Job:
     """Return the job that could be discarded now; nothing is written.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter.
     """
-    job = (await load(ledger.log, ref)).job
+    job = (await load(client.log, ref)).job
     if job is None:
         raise JobNotFoundError(ref.job_id)
-    decide(job, Discard(), ledger.stamp())
+    decide(job, Discard(), client.stamp())
     return job
 
 
-def _refuse(ledger: Ledger, chain: Chain, ref: JobRef, how: Requeuing) -> Job:
+def _refuse(client: Client, chain: Chain, ref: JobRef, how: Requeuing) -> Job:
     """Return the job; refuse what can be refused before its input is looked at."""
     if chain.job is None:
         raise JobNotFoundError(ref.job_id)
-    decide(chain.job, how.command, ledger.stamp())
+    decide(chain.job, how.command, client.stamp())
     return chain.job
 
 
-async def _new_input(ledger: Ledger, job: Job, how: Requeuing) -> bytes | None:
+async def _new_input(client: Client, job: Job, how: Requeuing) -> bytes | None:
     if how.input is None and how.edit is None:
         return None
-    values = how.input if how.input is not None else await _edited(ledger, job, how.edit or {})
+    values = how.input if how.input is not None else await _edited(client, job, how.edit or {})
     if how.tasks is not None:
         return how.tasks.get(job.task).signature.encode((), values)
     return encode_value(dict(values), what=_what(job))
 
 
-async def _edited(ledger: Ledger, job: Job, edit: Mapping[str, Any]) -> dict[str, Any]:
-    old = await ledger.inputs.get(job.input, job.input_ref)
+async def _edited(client: Client, job: Job, edit: Mapping[str, Any]) -> dict[str, Any]:
+    old = await client.inputs.get(job.input, job.input_ref)
     values: Any = {}
     if old:
         try:

@@ -14,9 +14,9 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.ledger import client, event_stream, handle
-from jobledger.ledger.client import BulkResult
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.dead_letters import Changes
+from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.job import Job, JobState

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.leases import WorkerInfo
 from jobledger.ledger.streams import api
-
-if TYPE_CHECKING:
-    from jobledger.ledger.client import Ledger
 
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 

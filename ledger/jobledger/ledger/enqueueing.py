@@ -1,0 +1,247 @@
+"""Adding jobs, one or a stream of them: input checked and put away, first event decided, appended.
+
+`Ledger.enqueue` and `Ledger.enqueue_many` are the verbs; what they do is here. What becomes of the job then is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+import uuid_utils
+
+from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, seal
+from jobledger.ledger.clock import Clock
+from jobledger.ledger.commands import Enqueue, Stamp
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.errors import InvalidError, InvalidInputError, WrongSequenceError
+from jobledger.ledger.handle import JobHandle, Sources
+from jobledger.ledger.log import Log
+from jobledger.ledger.options import Options
+from jobledger.ledger.payloads import Payloads
+from jobledger.ledger.subjects import JobRef, check_token
+from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.ledger.tracing import UNTRACED, Tracing
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `enqueue_many` did."""
+
+    created: int
+    existing: int  #: ids that were in the queue already
+    last_sequence: int  #: highest stream sequence among the created; 0 when none was
+
+
+class Enqueuer:
+    """Adds jobs for one client."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        inputs: Payloads,
+        config: LedgerConfig,
+        clock: Clock,
+        tracing: Tracing | None,
+        stamp: Callable[[], Stamp],
+    ) -> None:
+        """`sources` hold the log appended to and are what handles read from; `stamp` says who and when."""
+        self._sources = sources
+        self._log = sources.log
+        self._inputs = inputs
+        self._config = config
+        self._clock = clock
+        self._tracing = tracing
+        self._stamp = stamp
+
+    async def one(
+        self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[R]:
+        """Add one job; see `Ledger.enqueue`."""
+        plain, options = _unpack(task)
+        text = plain.signature.encode(args, kwargs)
+        command = await self._order(plain, options, text, notify=self._sources.hints.inbox)
+        with self._enqueuing(plain, options.queue, command.ref.job_id):
+            return await self.begin(command)
+
+    async def many(
+        self,
+        task: Task[..., Any] | TaskWithOptions[..., Any],
+        inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        ids: Callable[[Mapping[str, Any]], str] | None,
+        on_progress: Callable[[int], None] | None,
+    ) -> BulkResult:
+        """Add a job for each input; see `Ledger.enqueue_many`."""
+        plain, options = _unpack(task)
+        if options.id is not None:
+            message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
+            raise InvalidInputError(message)
+        bulk = _Bulk(self._log, self._config.enqueue_in_flight_max, on_progress)
+        with self._enqueuing(plain, options.queue):
+            try:
+                async with contextlib.aclosing(_numbered(inputs)) as numbered:
+                    async for number, values in numbered:
+                        command = await self._bulk_order(plain, options, values, number, ids)
+                        await bulk.add(self._seal_first(command).entries)
+            except BaseException:
+                await bulk.abandon()  # the error under way is the one that counts
+                raise
+            await bulk.drain()
+        return bulk.result()
+
+    def _enqueuing(
+        self, task: Task[Any, Any], queue: str, job_id: str = ""
+    ) -> contextlib.AbstractContextManager[object]:
+        return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
+
+    async def _order(self, task: Task[Any, Any], options: Options, text: bytes, *, notify: str) -> Enqueue:
+        value, reference = await self._inputs.put(text, what=f"input of task {task.name}")
+        return Enqueue(
+            ref=JobRef(queue=options.queue, job_id=options.id or new_job_id()),
+            task=task.name,
+            input=value,
+            input_ref=reference,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            run_at=self._due(options),
+            notify=notify,
+        )
+
+    def _due(self, options: Options) -> datetime | None:
+        """Return when the job may run first; None: at once."""
+        if options.delay_s is None:
+            return options.run_at
+        try:
+            return self._clock.now() + timedelta(seconds=options.delay_s)
+        except OverflowError as error:
+            raise InvalidInputError(f"delay_s {options.delay_s:g} ends after the year 9999") from error
+
+    async def begin(self, command: Enqueue) -> JobHandle[Any]:
+        """Append the first event of a job; one that exists stays as it is.
+
+        Raises: LedgerFullError, UnreachableError.
+        """
+        sealed = self._seal_first(command)
+        try:
+            sequence = await self._log.append(sealed.entries)
+        except WrongSequenceError:
+            existing = await self._log.read_chain(self._log.names.chain(command.ref))
+            # A replica that lags may answer that it has nothing yet.
+            sequence = existing[0].stream_sequence if existing else 0
+            return JobHandle(self._sources, command.ref, created=False, sequence=sequence)
+        return JobHandle(self._sources, command.ref, created=True, sequence=sequence)
+
+    def _seal_first(self, command: Enqueue) -> Sealed:
+        return seal(EMPTY_CHAIN, decide(None, command, self._stamp()), self._log.names)
+
+    async def _bulk_order(
+        self,
+        task: Task[Any, Any],
+        options: Options,
+        values: Mapping[str, Any],
+        number: int,
+        ids: Callable[[Mapping[str, Any]], str] | None,
+    ) -> Enqueue:
+        try:
+            text = task.signature.encode((), values)
+            if ids is not None:
+                options = msgspec.structs.replace(options, id=check_token("job id", ids(values)))
+            return await self._order(task, options, text, notify="")
+        except InvalidError as error:
+            error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
+            raise
+
+
+class _Bulk:
+    """Appends on their way, in order, at most so many; lost races among them are jobs that exist."""
+
+    def __init__(self, log: Log, in_flight_max: int, on_progress: Callable[[int], None] | None) -> None:
+        self._log = log
+        self._in_flight_max = in_flight_max
+        self._on_progress = on_progress
+        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._created = 0
+        self._existing = 0
+        self._last_sequence = 0
+
+    async def add(self, entries: Sequence[Any]) -> None:
+        """Submit one job's first event, after making room."""
+        if len(self._waiting) >= self._in_flight_max:
+            await self._settle(self._in_flight_max // 2)
+        self._waiting.append(self._log.submit(entries))
+
+    async def _settle(self, count: int) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            try:
+                sequence = await self._waiting.popleft()
+            except WrongSequenceError:
+                self._existing += 1
+            else:
+                self._created += 1
+                self._last_sequence = max(self._last_sequence, sequence)
+        if self._on_progress is not None:
+            self._on_progress(self._created + self._existing)
+
+    async def drain(self) -> None:
+        """Wait for the rest."""
+        try:
+            await self._settle(len(self._waiting))
+        except BaseException:
+            await self.abandon()
+            raise
+
+    async def abandon(self) -> None:
+        """Wait until nothing is in flight, whatever comes of it; cancel nothing, since what was sent may be stored."""
+        rest = list(self._waiting)
+        self._waiting.clear()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    def result(self) -> BulkResult:
+        """Return the counts."""
+        return BulkResult(created=self._created, existing=self._existing, last_sequence=self._last_sequence)
+
+
+async def _numbered(
+    inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+) -> AsyncGenerator[tuple[int, Mapping[str, Any]], None]:
+    """Count the inputs; a generator among them is closed with this one, so that its own `finally` runs in time."""
+    number = 0
+    try:
+        if isinstance(inputs, AsyncIterable):
+            async for values in inputs:
+                yield number, values
+                number += 1
+        else:
+            for values in inputs:
+                yield number, values
+                number += 1
+    finally:
+        if isinstance(inputs, AsyncGenerator):
+            await inputs.aclose()
+        elif isinstance(inputs, Generator):
+            inputs.close()
+
+
+def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
+    if isinstance(task, TaskWithOptions):
+        return task.task, task.chosen
+    try:
+        return task, task.defaults
+    except AttributeError as error:
+        raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
+
+
+def new_job_id() -> str:
+    """Return a UUIDv7: sortable by time of creation."""
+    return str(uuid_utils.uuid7())
