@@ -1,208 +1,40 @@
-"""The projector: read the ledger, fold, commit rows and position together.
-
-Rows and position change in one SQLite transaction, so a projector that dies anywhere goes on where its last
-commit ended. Commits run on the event loop: they are bounded by `batch_events_max` (about 100 ms at the default),
-and a thread would fight the reader for the interpreter at every SQLite call.
-"""
+"""The projector: brings a file up to the ledger, once or for ever; see `filling` for how rows and position change."""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 import anyio
-import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from jobledger.ledger.archive_chain import newest_archived
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.log import Head, Log, jobs_among
-from jobledger.ledger.times import time_text
-from jobledger.projections import files, schema
-from jobledger.projections.errors import (
-    EventGapError,
-    OlderSchemaError,
-    PositionArchivedError,
-    PositionMismatchError,
-    ProjectionConfigError,
-    ProjectionTimeoutError,
-)
-from jobledger.projections.layout import JOBS, Layout, Rows
-from jobledger.projections.snapshots import Snapshots
+from jobledger.projections.errors import OlderSchemaError, ProjectionTimeoutError
+from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig, reading, stored_bytes
+from jobledger.projections.position import Position, read_position
+from jobledger.projections.rebuild import rebuild
 
-#: Called after every commit with the events done and the events wanted, both counted from the call's start.
-ProgressCallback = Callable[[int, int], None]
+__all__ = ["Position", "ProgressCallback", "Projector", "ProjectorConfig", "read_position"]
 
 _READ_AHEAD_BATCHES: Final = 16
 
 
-class ProjectorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How a projector reads and commits."""
-
-    batch_events_max: int = (
-        4_000  #: events that fill a transaction; it ends with the read batch that reaches it
-    )
-    batch_bytes_max: int = 32 << 20  #: stored bytes of events that fill a transaction
-    linger_s: float = 0.05  #: how long the first event of a transaction may wait for more, when following
-    cache_jobs_max: int = 20_000  #: folds of unfinished jobs kept in memory
-    cache_bytes_max: int = 64 << 20  #: their encoded size, about half of what they take
-    busy_timeout_s: float = 5.0  #: how long another writer of the file is waited for; blocks the event loop
-
-    def __post_init__(self) -> None:
-        """Check each option."""
-        for name in (
-            "batch_events_max",
-            "batch_bytes_max",
-            "cache_jobs_max",
-            "cache_bytes_max",
-            "busy_timeout_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ProjectionConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-        if not 0 <= self.linger_s <= 1:
-            raise ProjectionConfigError(f"linger_s must be 0 to 1 second, got {self.linger_s}")
-
-
-class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a projection has read."""
-
-    stream_sequence: int  #: of the newest event in the rows; 0 before the first
-    event_hash: str  #: hex sha256 of that event as stored; "" before the first
-    begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
-    environment: str
-    schema_version: int
-    updated_at: str | None  #: when it was committed, by the projector's clock
-
-
-def read_position(connection: sqlite3.Connection) -> Position:
-    """Return the position as this connection sees it now."""
-    row = connection.execute(schema.SELECT_POSITION).fetchone()
-    return Position(**dict(zip(schema.POSITION_COLUMNS, row, strict=True)))
-
-
-class Projector:
+class Projector(Filler):
     """Brings one projection file up to its ledger, once (`catch_up`) or for ever (`run`).
 
     Use it as a context manager. Several may work on one file: each event is applied by whoever comes first,
     the others go on from there. Not to be used from two tasks, except that `wait_for` may run beside `run`.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        path: Path | str,
-        *,
-        config: ProjectorConfig | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        layout: Layout = JOBS,
-        snapshots: Snapshots | None = None,
-    ) -> None:
-        self.path = Path(path)
-        self.config = config or ProjectorConfig()
-        self._log = log
-        self._clock = clock
-        self._layout = layout
-        self._snapshots = snapshots
-        self._ledger_begins_at = 1  # as `prepare` found it
-        self._connection: sqlite3.Connection | None = None
-        self._identity: files.Identity | None = None
-        self._tables: Rows | None = None
-        self._position: Position | None = None
-        self._advanced = anyio.Event()
+    async def prepare(self) -> Position:
+        """Open the file (an older schema is rebuilt first) and check that ledger and file share their past.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; the projector may be used again and opens it anew."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._tables = self._position = self._identity = None
-
-    @property
-    def position(self) -> Position | None:
-        """The position this projector committed or found last; None before its start."""
-        return self._position
-
-    async def catch_up(self, until: int | None = None, progress: ProgressCallback | None = None) -> Position:
-        """Apply everything up to the ledger's head as it is now, or up to `until` if that is less.
-
-        Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
+        Raises: PositionMismatchError, PositionArchivedError, EventGapError and the errors of opening.
         """
-        head = (await self._log.head()).last_sequence
-        target = head if until is None else min(until, head)
-        return await self._bring_to(target, await self.prepare(), progress)
-
-    async def fill(self, progress: ProgressCallback | None = None, *, until: int | None = None) -> Position:
-        """Apply everything up to the head as it is now, or up to `until` if that is less, to the file given by `adopt`."""
-        head = await self._log.head()
-        target = head.last_sequence if until is None else min(until, head.last_sequence)
-        await self._check_beginning(self._known_position(), head)
-        return await self._bring_to(target, self._begun(self._known_position(), head), progress)
-
-    async def _bring_to(self, target: int, start: Position, progress: ProgressCallback | None) -> Position:
-        position = start
-        wanted = target - start.stream_sequence
-        while position.stream_sequence < target:
-            async with (
-                _reading(self._log, position.stream_sequence + 1) as batches,
-                contextlib.aclosing(self._gather(batches, target)) as transactions,
-            ):
-                async for events in transactions:
-                    goes_on = self.commit(events)
-                    if progress is not None:
-                        done = self._known_position().stream_sequence - start.stream_sequence
-                        progress(max(0, min(done, wanted)), wanted)
-                    await self._consider_snapshot()
-                    if not goes_on:
-                        break
-            reached = self._known_position()
-            if reached == position:
-                raise EventGapError(position.stream_sequence + 1, target)
-            position = reached if reached.stream_sequence >= target else await self.prepare()
-        return position
-
-    async def _gather(
-        self,
-        batches: AsyncIterator[list[Message]],
-        target: int,
-    ) -> AsyncGenerator[list[Message], None]:
-        """Join the log's batches to transactions, and leave out what lies beyond `target`."""
-        gathered: list[Message] = []
-        size = 0
-        async for batch in batches:
-            for part in self._parts(batch):
-                gathered += part
-                size += _stored_bytes(part)
-                if gathered[-1].stream_sequence >= target:
-                    yield [stored for stored in gathered if stored.stream_sequence <= target]
-                    return
-                if self._is_enough(gathered, size):
-                    yield gathered
-                    gathered, size = [], 0
-        if gathered:
-            yield gathered
-
-    def _parts(self, batch: list[Message]) -> Iterator[list[Message]]:
-        for start in range(0, len(batch), self.config.batch_events_max):
-            yield batch[start : start + self.config.batch_events_max]
-
-    def _is_enough(self, events: Sequence[Message], size_bytes: int) -> bool:
-        return len(events) >= self.config.batch_events_max or size_bytes >= self.config.batch_bytes_max
+        try:
+            return await super().prepare()
+        except OlderSchemaError:
+            await rebuild(self._log, self.path, clock=self._clock, layout=self._layout)
+            return await super().prepare()
 
     async def run(self) -> NoReturn:
         """Follow the ledger until cancelled; an event is committed `linger_s` after its arrival at the latest.
@@ -223,17 +55,11 @@ class Projector:
             group.start_soon(self._feed, from_sequence, send)
             with send, receive:
                 while self.commit(await self._collect(receive)):
-                    await self._consider_snapshot()
+                    await self._committed()
             group.cancel_scope.cancel()
 
-    async def _consider_snapshot(self) -> None:
-        position = self._known_position()
-        # After an archive a file that was followed begins before the ledger does, and is no place to begin at.
-        if self._snapshots is not None and position.begins_at == self._ledger_begins_at:
-            await self._snapshots.consider(self.path, position.stream_sequence)
-
     async def _feed(self, from_sequence: int, send: MemoryObjectSendStream[list[Message]]) -> None:
-        async with _reading(self._log, from_sequence, follow=True) as batches:
+        async with reading(self._log, from_sequence, follow=True) as batches:
             async for batch in batches:
                 for part in self._parts(batch):
                     await send.send(part)
@@ -241,12 +67,12 @@ class Projector:
     async def _collect(self, receive: MemoryObjectReceiveStream[list[Message]]) -> list[Message]:
         """Wait for a first batch, then for more until it is enough or the first one has waited long enough."""
         events = list(await receive.receive())
-        size = _stored_bytes(events)
+        size = stored_bytes(events)
         with anyio.move_on_after(self.config.linger_s):
             while not self._is_enough(events, size):
                 batch = await receive.receive()
                 events += batch
-                size += _stored_bytes(batch)
+                size += stored_bytes(batch)
         return events
 
     async def wait_for(self, stream_sequence: int, *, timeout_s: float = 10.0) -> None:
@@ -262,196 +88,6 @@ class Projector:
             f"the projection {self.path} did not reach stream sequence {stream_sequence} within {timeout_s:g} s: "
             "see whether its projector runs, with `jobledger projection status`",
         )
-
-    async def prepare(self) -> Position:
-        """Open the file (an older schema is rebuilt first) and check that ledger and file share their past.
-
-        Raises: PositionMismatchError, PositionArchivedError, EventGapError and the errors of opening.
-        """
-        try:
-            self._open()
-        except OlderSchemaError:
-            from jobledger.projections.rebuild import rebuild  # noqa: PLC0415 - a rebuild is made by a projector
-
-            await rebuild(self._log, self.path, clock=self._clock, layout=self._layout)
-            self._open()
-        position = self._known_position()
-        sequence, environment = position.stream_sequence, self._log.names.environment
-        if position.environment != environment:
-            what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
-            raise PositionMismatchError(self.path, sequence, what)
-        head = await self._log.head()
-        await self._check_beginning(position, head)
-        position = self._begun(position, head)
-        await self._prove(position)
-        return position
-
-    async def _check_beginning(self, position: Position, head: Head) -> None:
-        """Where the ledger begins later and the rows go on from there, what came before must have been archived.
-
-        Raises: EventGapError when it was lost.
-        """
-        if head.first_sequence <= max(1, position.stream_sequence) or head.is_part:
-            return
-        archived = await newest_archived(self._log)
-        through = archived.through_sequence if archived is not None else 0
-        if through < head.first_sequence - 1:
-            raise EventGapError(through + 1, head.first_sequence)
-
-    def _begun(self, position: Position, head: Head) -> Position:
-        """Let a file that holds nothing yet begin where the ledger does, which may have archived its first events.
-
-        Raises: PositionArchivedError.
-        """
-        self._ledger_begins_at = head.first_sequence
-        before = head.first_sequence - 1
-        if not position.event_hash and position.stream_sequence != before:
-            connection = self._connection
-            assert connection is not None, "prepare() comes first"
-            with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
-                if not read_position(connection).event_hash:  # else another projector has begun meanwhile
-                    connection.execute(schema.BEGIN_AT, (before, head.first_sequence))
-                position = read_position(connection)
-            self._position = position
-        if position.stream_sequence < before:
-            raise PositionArchivedError(self.path, position.stream_sequence, head.first_sequence)
-        return position
-
-    async def _prove(self, position: Position) -> None:
-        sequence = position.stream_sequence
-        if position.event_hash:
-            try:
-                stored = await self._log.get(sequence)
-            except CorruptLedgerError as error:
-                what = "the event there can no longer be read"
-                raise PositionMismatchError(self.path, sequence, what) from error
-            if stored is None and sequence == (await self._log.head()).first_sequence - 1:
-                return  # an archive took it away after it was read
-            if stored is None:
-                raise PositionMismatchError(self.path, sequence, "the ledger has no event there")
-            if stored.hash != position.event_hash:
-                raise PositionMismatchError(self.path, sequence, "the ledger has another event there")
-
-    def _open(self) -> None:
-        self.close()
-        environment = self._log.names.environment
-        opened = files.open_writer(
-            self.path, environment, busy_timeout_s=self.config.busy_timeout_s, layout=self._layout
-        )
-        self.adopt(*opened)
-
-    def adopt(self, connection: sqlite3.Connection, identity: files.Identity | None) -> None:
-        """Work on a connection that is already open, as a rebuild does; `identity` tells its file from others."""
-        self._connection = connection
-        self._identity = identity
-        self._tables = self._layout.rows(
-            connection,
-            cache_jobs_max=self.config.cache_jobs_max,
-            cache_bytes_max=self.config.cache_bytes_max,
-        )
-        with files.translated(self.path, self.config.busy_timeout_s):
-            self._position = read_position(connection)
-
-    def _known_position(self) -> Position:
-        assert self._position is not None, "prepare() comes first"
-        return self._position
-
-    def commit(self, events: Sequence[Message]) -> bool:
-        """Apply `events` (never empty, in stream order) and move the position, as one.
-
-        Events that another projector applied are left out; what is not about a job only moves the position.
-        Returns False when the file stands before the first of them, or was replaced: then it must be read again
-        from `position`.
-
-        Raises: EventGapError, PositionMismatchError, and the errors of the file; then nothing was changed.
-        """
-        if files.identity(self.path) != self._identity:  # a rebuild put another file there
-            self._open()
-            return False
-        connection, tables = self._connection, self._tables
-        assert connection is not None, "prepare() comes first"
-        assert tables is not None, "prepare() comes first"
-        try:
-            with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
-                position = read_position(connection)
-                fresh = self._fresh(events, position)
-                if fresh:
-                    tables.apply(jobs_among(fresh))
-                    position = self._write_position(connection, position, fresh[-1])
-        except BaseException:
-            tables.forget()
-            raise
-        self._position = position
-        self._advanced.set()
-        self._advanced = anyio.Event()
-        return fresh is not None
-
-    def _fresh(self, events: Sequence[Message], found: Position) -> Sequence[Message] | None:
-        """Return the events after the position in the file; None when there are some missing before them."""
-        known = self._known_position()
-        moved = (found.stream_sequence, found.event_hash) != (known.stream_sequence, known.event_hash)
-        if moved:
-            self._tables_forget()
-        first = events[0].stream_sequence
-        _check_dense(events)
-        skipped = found.stream_sequence - first + 1
-        if skipped < 0:
-            if moved:
-                return None
-            raise EventGapError(found.stream_sequence + 1, first)
-        if 0 < skipped <= len(events) and events[skipped - 1].hash != found.event_hash:
-            what = "this ledger has another event there than the projector that came before"
-            raise PositionMismatchError(self.path, found.stream_sequence, what)
-        return events[skipped:] if skipped else events
-
-    def _tables_forget(self) -> None:
-        assert self._tables is not None, "prepare() comes first"
-        self._tables.forget()
-
-    def _write_position(self, connection: sqlite3.Connection, before: Position, last: Message) -> Position:
-        position = msgspec.structs.replace(
-            before,
-            stream_sequence=last.stream_sequence,
-            event_hash=last.hash,
-            updated_at=time_text(self._clock.now()),
-        )
-        values = (position.stream_sequence, position.event_hash, position.updated_at)
-        connection.execute(schema.UPDATE_POSITION, values)
-        return position
-
-
-def _stored_bytes(events: Sequence[Message]) -> int:
-    return sum(len(stored.data) for stored in events)
-
-
-def _check_dense(events: Sequence[Message]) -> None:
-    for expected, stored in enumerate(events, start=events[0].stream_sequence):
-        if stored.stream_sequence != expected:
-            raise EventGapError(expected, stored.stream_sequence)
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[None, None, None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-@contextlib.asynccontextmanager
-async def _reading(
-    log: Log,
-    from_sequence: int,
-    *,
-    follow: bool = False,
-) -> AsyncGenerator[AsyncIterator[list[Message]], None]:
-    batches = log.read_messages(from_sequence=from_sequence, follow=follow)
-    async with contextlib.aclosing(batches):
-        yield batches
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -8,8 +8,9 @@ from typing import Final
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.log import Log
 from jobledger.projections import files
+from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig
 from jobledger.projections.layout import JOBS, Layout
-from jobledger.projections.projector import Position, ProgressCallback, Projector, ProjectorConfig
+from jobledger.projections.position import Position
 from jobledger.projections.snapshots import Snapshots
 
 #: More in one transaction than when following: nobody else waits, and each job's row is written less often.
@@ -43,9 +44,9 @@ async def rebuild(
         draft = files.draft_path(path)
         connection = files.open_draft(draft, log.names.environment, layout)
     try:
-        with Projector(log, draft, config=config, clock=clock, layout=layout) as projector:
-            projector.adopt(connection, files.identity(draft))
-            position = await projector.fill(progress, until=until)
+        with Filler(log, draft, config=config, clock=clock, layout=layout) as filler:
+            filler.adopt(connection, files.identity(draft))
+            position = await filler.fill(progress, until=until)
             with files.translated(path, config.busy_timeout_s):
                 layout.create_indexes(connection)
         with files.translated(path, config.busy_timeout_s):
