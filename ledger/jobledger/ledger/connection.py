@@ -23,12 +23,9 @@ from jobledger.ledger.errors import (
     ServerUnreachableError,
     UnsupportedServerError,
 )
-from jobledger.ledger.parser import MessageParser
+from jobledger.ledger.parser import Handler, MessageParser
 
 logger = logging.getLogger("jobledger.connection")
-
-#: Called in the reader's task with subject, reply, data and raw headers: must be quick and must not raise.
-Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
 SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there

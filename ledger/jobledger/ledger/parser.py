@@ -6,13 +6,13 @@ messages that are long or malformed) is left to nats-py's parser, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 from nats.protocol.parser import AWAITING_CONTROL_LINE, MAX_CONTROL_LINE_SIZE, Parser
 
-if TYPE_CHECKING:
-    from jobledger.ledger.connection import Connection, Handler
+#: Called in the reader's task with subject, reply, data and raw headers: must be quick and must not raise.
+Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
 #: What is kept of an incomplete message until the rest comes; a longer one is gathered by nats-py's parser.
 _KEPT_BYTES_MAX: Final = 128 * 1024
@@ -21,12 +21,23 @@ _PLAIN_WORDS: Final = (3, 4)  # subject, sid, [reply], size
 _HEADED_WORDS: Final = (4, 5)  # subject, sid, [reply], header size, size
 
 
-class MessageParser(Parser):
-    """nats-py's parser with a shortcut for whole messages."""
+class Receiver(Protocol):
+    """What is handed whole messages; besides it is nats-py's client, which its parser hands all the rest."""
 
-    def __init__(self, connection: Connection, handlers: Mapping[int, Handler]) -> None:
-        super().__init__(connection)
-        self._connection = connection
+    def deliver(self, handler: Handler, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Call the handler of a message; must not raise."""
+        ...
+
+
+class MessageParser(Parser):
+    """nats-py's parser with a shortcut for whole messages.
+
+    `handlers`: by subscription id, and not a copy: it is looked into for every message.
+    """
+
+    def __init__(self, receiver: Receiver, handlers: Mapping[int, Handler]) -> None:
+        super().__init__(receiver)
+        self._receiver = receiver
         self._handlers = handlers
         self._kept = b""
 
@@ -53,7 +64,7 @@ class MessageParser(Parser):
     def _take(self, data: bytes) -> int:
         """Hand on messages from the front as long as they are whole and ours; return how many bytes are done."""
         done, length = 0, len(data)
-        find, handlers, deliver = data.find, self._handlers, self._connection.deliver
+        find, handlers, deliver = data.find, self._handlers, self._receiver.deliver
         while done < length:
             first = data[done]
             if first == 77:  # noqa: PLR2004 - M, of MSG
