@@ -151,6 +151,17 @@ def test_import_contracts_see_a_planted_violation(tmp_path: Path, where: str, li
     assert broken in " ".join(linted.stdout.split())
 
 
+def test_import_contracts_see_two_modules_that_need_each_other(tmp_path: Path) -> None:
+    copy = _planted_copy(tmp_path)
+    ledger = copy / "ledger" / "jobledger" / "ledger"
+    (ledger / "planted.py").write_text("import jobledger.ledger.clock\n", encoding="utf-8")
+    with (ledger / "clock.py").open("a", encoding="utf-8") as clock:
+        clock.write("\nif TYPE_CHECKING:\n    import jobledger.ledger.planted\n")
+    linted = _lint_imports(copy)
+    assert linted.returncode == 1
+    assert "jobledger.ledger.planted" in linted.stdout
+
+
 def test_import_contracts_hold_without_one(tmp_path: Path) -> None:
     linted = _lint_imports(_planted_copy(tmp_path))
     assert linted.returncode == 0, linted.stdout
