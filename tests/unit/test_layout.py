@@ -159,7 +159,7 @@ def test_import_contracts_see_two_modules_that_need_each_other(tmp_path: Path) -
         clock.write("\nif TYPE_CHECKING:\n    import jobledger.ledger.planted\n")
     linted = _lint_imports(copy)
     assert linted.returncode == 1
-    assert "jobledger.ledger.planted" in linted.stdout
+    assert "planted" in linted.stdout, linted.stdout
 
 
 def test_import_contracts_hold_without_one(tmp_path: Path) -> None:
