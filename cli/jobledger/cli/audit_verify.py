@@ -16,9 +16,10 @@ from jobledger.cli.output import Output
 from jobledger.cli.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.ledger import Ledger
-from jobledger.ledger.archive_chain import with_past
+from jobledger.ledger.archive_chain import is_archive, read_past
 from jobledger.ledger.audit import Expected, Options, Report, Witness
 from jobledger.ledger.audit import verify as check
+from jobledger.ledger.audit_archive import ArchiveWitness
 from jobledger.ledger.audit_file import read_report, write_report
 from jobledger.ledger.audit_terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.ledger.config import DEFAULT_URL
@@ -126,12 +127,16 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
 async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
     async with opened(target) as ledger, AsyncExitStack() as stack:
         log: Log = ledger.log
-        if asked.archives:
-            log = await with_past(log, asked.archives)
+        past = await read_past(log, asked.archives) if asked.archives else None
+        if past is not None:
+            log = past.log
         begin = await asked.seals.begin(log, asked.begin)
         if asked.last is not None and asked.last < begin:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
         witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin)]
+        if past is not None:
+            is_whole = is_archive(asked.archives)
+            witnesses.insert(0, ArchiveWitness(past, ledger.log, from_sequence=begin, is_archive=is_whole))
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
         expected = Expected(now=ledger.clock.now() if asked.last is None else None)
         with output.progress("checking the ledger") as progress:

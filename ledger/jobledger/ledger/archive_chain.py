@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jobledger.ledger.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
 from jobledger.ledger.export import ExportLog, JoinedLog
@@ -48,11 +49,11 @@ async def newest_archived(log: Log) -> Archived | None:
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    message = await log.last(log.names.reactor_chain(ARCHIVE))
+    message = await log.last(log.names.reactor_event(ARCHIVE, "archived"))
     if message is None:
         return None
     event = decode_reactor_event(message)
-    assert isinstance(event, Archived), "the chain of this reactor has nothing else"
+    assert isinstance(event, Archived), "its subject names the type"
     return event
 
 
@@ -77,22 +78,82 @@ def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
 def chained(exports: Mapping[str, ExportLog], newest: str, folder: Path) -> list[ExportLog]:
     """Return the exports from the ledger's first event up to the one with the manifest `newest`, the oldest first.
 
-    Raises: ArchiveIncompleteError when one of them is not there.
+    Raises: ArchiveIncompleteError when one of them is not there, or another one in its place.
+    """
+    chain, problems = _chain(exports, newest, folder, 0)
+    if problems:
+        raise ArchiveIncompleteError(problems[0].sentence)
+    return chain
+
+
+class Problem(NamedTuple):
+    """What is wrong with an archive as it lies there, whatever its events are."""
+
+    stream_sequence: int  #: the first one that it is about
+    sentence: str
+
+
+class Past(NamedTuple):
+    """A ledger with what was taken away in front of it, to be proven."""
+
+    log: Log
+    exports: tuple[ExportLog, ...]  #: the oldest first; none where nothing was ever taken away
+    problems: tuple[Problem, ...]
+    strangers: tuple[str, ...]  #: exports in the folder that are no part of the archive
+
+
+def _chain(
+    exports: Mapping[str, ExportLog], newest: str, folder: Path, through: int
+) -> tuple[list[ExportLog], list[Problem]]:
+    """Follow the manifests back from `newest`, which ends at `through`, or 0 where that is not known.
+
+    Where the export that is named is not there, and another that ends where it does, that one is taken, and told.
     """
     chain: list[ExportLog] = []
+    problems: list[Problem] = []
     wanted: str | None = newest
     while wanted is not None:
         export = exports.get(wanted)
         if export is None:
-            before = f" before {chain[-1].manifest.first_sequence}" if chain else ""
-            raise ArchiveIncompleteError(
-                f"{folder} lacks the export{before} whose manifest has the sha256 {wanted}: "
-                "put it beside the others, or name the folder that it is in"
-            )
+            export = _in_place(exports, through)
+            if export is None:
+                raise ArchiveIncompleteError(_missing(exports, wanted, folder, through, chain))
+            problems.append(_replaced(export, wanted, chain))
         chain.append(export)
         previous = export.manifest.previous
         wanted = None if previous is None else previous.manifest_sha256
-    return chain[::-1]
+        # Below this one, whatever a manifest of somebody's says, so that there is an end.
+        through = 0 if previous is None else min(previous.last_sequence, export.manifest.first_sequence - 1)
+    return chain[::-1], problems[::-1]
+
+
+def _in_place(exports: Mapping[str, ExportLog], through: int) -> ExportLog | None:
+    found = (export for export in exports.values() if through and export.manifest.last_sequence == through)
+    # Of several, one that leads further back: it can be compared with more.
+    return min(found, key=lambda export: (export.manifest.previous is None, export.folder), default=None)
+
+
+def _missing(
+    exports: Mapping[str, ExportLog], wanted: str, folder: Path, through: int, chain: Sequence[ExportLog]
+) -> str:
+    ends = (export.manifest.last_sequence for export in exports.values())
+    begin = 1 + max((end for end in ends if end < through), default=0)
+    range_of = f" of stream sequence {begin} to {through}" if through else ""
+    by = chain[-1].folder.name if chain else "the ledger"
+    return (
+        f"{folder} lacks the export{range_of} whose manifest has the sha256 {wanted}, as {by} says: "
+        "put it beside the others, or name the folder that it is in"
+    )
+
+
+def _replaced(export: ExportLog, wanted: str, chain: Sequence[ExportLog]) -> Problem:
+    manifest = export.manifest
+    by = chain[-1].folder.name if chain else "the ledger"
+    return Problem(
+        manifest.first_sequence,
+        f"{export.folder} of stream sequence {manifest.first_sequence} to {manifest.last_sequence} is not the export "
+        f"that {by} names: its manifest has the sha256 {export.previous.manifest_sha256}, and the named one {wanted}",
+    )
 
 
 async def open_archive(log: Log, folder: Path) -> Log:
@@ -105,7 +166,10 @@ async def open_archive(log: Log, folder: Path) -> Log:
     newest = await newest_archived(log)
     if newest is None:
         return log
-    chain = chained(exports_in(folder, log.names), newest.manifest_sha256, folder)
+    exports = exports_in(folder, log.names)
+    chain, problems = _chain(exports, newest.manifest_sha256, folder, newest.through_sequence)
+    if problems:
+        raise ArchiveIncompleteError(problems[0].sentence)
     manifest = chain[-1].manifest
     said = (newest.through_sequence, newest.head_hash, newest.digest, newest.count)
     if (manifest.last_sequence, manifest.head_hash, manifest.digest, manifest.count) != said:
@@ -118,9 +182,32 @@ async def with_past(log: Log, places: Sequence[Path]) -> Log:
 
     Raises: as `open_archive`; NotFoundError for a place that is not there, also where nothing was archived.
     """
+    if is_archive(places):
+        return await open_archive(log, places[0])
+    return JoinedLog([ExportLog(place, log.names) for place in places], log)
+
+
+async def read_past(log: Log, places: Sequence[Path]) -> Past:
+    """Return the same to be proven: an export that is not the one that is named stands in its place, and is told.
+
+    Raises: as `with_past`; ArchiveIncompleteError only where nothing lies in the place of an export.
+    """
+    if not is_archive(places):
+        exports = tuple(ExportLog(place, log.names) for place in places)
+        return Past(JoinedLog(exports, log), exports, (), ())
+    newest = await newest_archived(log)
+    if newest is None:
+        return Past(log, (), (), ())
+    found, folder = exports_in(places[0], log.names), places[0]
+    chain, problems = _chain(found, newest.manifest_sha256, folder, newest.through_sequence)
+    strangers = sorted(export.folder.name for export in found.values() if export not in chain)
+    joined = JoinedLog(chain, log, linked=not problems)
+    return Past(joined, tuple(chain), tuple(problems), tuple(strangers))
+
+
+def is_archive(places: Sequence[Path]) -> bool:
+    """Tell the folder of an archive from exports. Raises: NotFoundError."""
     missing = next((place for place in places if not place.exists()), None)
     if missing is not None:
         raise NotFoundError(f"there is no archive folder {missing}")
-    if len(places) == 1 and not (export_folder(places[0]) / MANIFEST).exists():
-        return await open_archive(log, places[0])
-    return JoinedLog([ExportLog(place, log.names) for place in places], log)
+    return len(places) == 1 and not (export_folder(places[0]) / MANIFEST).exists()

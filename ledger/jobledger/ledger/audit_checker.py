@@ -157,13 +157,16 @@ class Checker:
         self.next_sequence = max(self.next_sequence, error.next_sequence)
         self._half = None
 
-    def note(self, job: str, rule: Rule, sentence: str, *, stream_sequence: int = 0) -> None:
-        """Add a violation; beyond the limit it is only counted."""
+    def note(
+        self, job: str, rule: Rule, sentence: str, *, stream_sequence: int = 0, in_front: bool = False
+    ) -> None:
+        """Add a violation; beyond the limit it is only counted. `in_front` is what explains those found already."""
         self._broken[rule] += 1
-        if len(self._violations) < self._options.violations_max:
-            self._violations.append(
-                Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
-            )
+        found = Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
+        if in_front:
+            self._violations = [found, *self._violations][: self._options.violations_max]
+        elif len(self._violations) < self._options.violations_max:
+            self._violations.append(found)
 
     def compared(self, what: str, sentence: str, *, agrees: bool) -> None:
         """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
@@ -327,10 +330,7 @@ class Checker:
             sentence = f"stream sequence {through + 1} to {gone} are missing: the ledger begins at {gone + 1} and was archived through {through}"
         else:
             return  # more than is gone: the run that archived it has not come to its end
-        missing = Violation(stream_sequence=through + 1, job="", rule="sequence", sentence=sentence)
-        self._broken["sequence"] += 1
-        # It comes first in the ledger, and explains what else was found.
-        self._violations = [missing, *self._violations][: self._options.violations_max]
+        self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
 
     def _miss_before(self) -> None:
         """Say why the event at the earlier report's end was not met."""

@@ -202,8 +202,10 @@ class JoinedLog(_ReadOnly):
     The live log may still hold what the exports hold; it is then read from them.
     """
 
-    def __init__(self, archives: Sequence[ExportLog], live: Log) -> None:
+    def __init__(self, archives: Sequence[ExportLog], live: Log, *, linked: bool = True) -> None:
         """Join exports, the oldest first, each naming the one before it, and the log that goes on behind the last.
+
+        Not `linked`, they may name others, but begin where the one before ends: for who compares them with what is known.
 
         Raises: NotAnExportError where they do not follow each other.
         """
@@ -221,7 +223,7 @@ class JoinedLog(_ReadOnly):
                     f"{export.folder} holds a selection of the events: it is no past of a ledger"
                 )
         for older, newer in pairwise(self._archives):
-            if newer.manifest.previous != older.previous:
+            if linked and newer.manifest.previous != older.previous:
                 raise NotAnExportError(
                     f"{newer.folder} does not continue {older.folder}: its manifest names another one"
                 )
