@@ -20,6 +20,7 @@ from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.errors import JobNotFoundError, NotFoundError
 from jobledger.ledger.export import FileFormat, Manifest, Selection, write_export
 from jobledger.ledger.log import Log
+from jobledger.ledger.payloads import Stores
 from jobledger.ledger.subjects import check_token
 from jobledger.projections.as_of import moment_of
 
@@ -56,6 +57,7 @@ def export(
     job: Annotated[
         str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
     ] = None,
+    without_payloads: audit_options.WithoutPayloads = False,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
@@ -75,7 +77,9 @@ def export(
         until=parse_time("--until", until) if until is not None else None,
         selection=Selection(queue=queue, job=job),
     )
-    manifest = run(lambda: _export(output, target, folder, wanted, file_format))
+    manifest = run(
+        lambda: _export(output, target, folder, wanted, file_format, with_payloads=not without_payloads)
+    )
     if output.as_json:
         output.raw(msgspec.json.encode(manifest).decode())
     else:
@@ -83,12 +87,22 @@ def export(
 
 
 async def _export(
-    output: Output, target: Target, folder: Path, wanted: _Wanted, file_format: FileFormat
+    output: Output,
+    target: Target,
+    folder: Path,
+    wanted: _Wanted,
+    file_format: FileFormat,
+    *,
+    with_payloads: bool,
 ) -> Manifest:
     async with opened(target) as ledger:
         first, last = await _range(ledger.log, wanted)
         await _check_selected(ledger.log, wanted.selection)
-        with output.progress("exporting the ledger") as progress:
+        payloads = Stores(ledger.inputs, ledger.results) if with_payloads else None
+        with (
+            output.progress("exporting the ledger") as progress,
+            output.progress("copying large values") as on_payload,
+        ):
             return await write_export(
                 ledger.log,
                 folder,
@@ -96,8 +110,10 @@ async def _export(
                 last=last,
                 selection=wanted.selection,
                 file_format=file_format,
+                payloads=payloads,
                 clock=ledger.clock,
                 on_progress=progress,
+                on_payload=on_payload,
             )
 
 
@@ -151,11 +167,23 @@ def _show(output: Output, folder: Path, manifest: Manifest) -> None:
         [
             ("range", f"{manifest.first_sequence:,} to {manifest.last_sequence:,}{_selected(manifest)}"),
             ("files", f"{files}, {held}"),
+            ("large values", payloads_text(manifest)),
             ("hash", manifest.head_hash or None),
             ("digest", manifest.digest),
         ]
     )
     output.note(f"check it with `jobledger audit verify {folder}`")
+
+
+def payloads_text(manifest: Manifest) -> str | None:
+    """Return what an export says of large inputs and results; None where there are none."""
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
+        return None
+    if not payloads.included:
+        return f"{payloads.count:,}, left out"
+    gone = f"; {payloads.missing:,} were gone already" if payloads.missing else ""
+    return f"{payloads.count - payloads.missing:,}, {size(payloads.bytes)}{gone}"
 
 
 def _selected(manifest: Manifest) -> str:

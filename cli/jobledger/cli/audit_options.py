@@ -54,3 +54,11 @@ Memory = Annotated[
     int,
     typer.Option("--memory", min=1, metavar="MIB", help="Memory for jobs; the rest is put on the disk."),
 ]
+WithoutPayloads = Annotated[
+    bool,
+    typer.Option(
+        "--without-payloads",
+        metavar="",
+        help="Leave large inputs and results where they are, in the object store.",
+    ),
+]

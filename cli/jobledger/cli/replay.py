@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from jobledger.cli import options
@@ -19,8 +20,9 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
 from jobledger.ledger.archive_chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.export import ExportLog, JoinedLog, import_export, read_manifest
+from jobledger.ledger.export import ExportLog, JoinedLog, Manifest, import_export, read_manifest
 from jobledger.ledger.log import Log
+from jobledger.ledger.payloads import Stores
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 from jobledger.ledger.subjects import Names
 from jobledger.projections import Store, moment_of, rebuild, refuse_archived
@@ -179,10 +181,25 @@ def restore(
 async def _restore(output: Output, target: Target, folder: Path, to: int | None) -> None:
     async with opened(target) as ledger:
         with output.progress("restoring") as progress:
-            count = await import_export(folder, ledger.log, through=to, on_progress=progress)
+            payloads = Stores(ledger.inputs, ledger.results)
+            count = await import_export(
+                folder, ledger.log, through=to, payloads=payloads, on_progress=progress
+            )
         head = (await ledger.log.head()).last_sequence
     if output.as_json:
         output.object({"appended": count, "head": head})
     else:
         output.say(f"{count:,} events were brought back; the ledger ends at {head:,}")
+        _tell_payloads(output, read_manifest(folder))
         output.note("prove it with `jobledger audit verify`")
+
+
+def _tell_payloads(output: Output, manifest: Manifest) -> None:
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
+        return
+    lacking = payloads.missing if payloads.included else payloads.count
+    if lacking:
+        output.note(
+            f"{lacking:,} large inputs or results are not in the export: their jobs cannot be run again"
+        )

@@ -7,7 +7,10 @@ so another export in the place of one is found, however sound it is by itself. S
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final, NamedTuple
+
+import anyio.to_thread
 
 from jobledger.ledger.archive_chain import Past
 from jobledger.ledger.audit_checker import Checker
@@ -15,9 +18,11 @@ from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.export import ExportLog
 from jobledger.ledger.export_files import Totals
+from jobledger.ledger.export_payloads import payload_problems
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 
+_PROBLEMS_MAX: Final = 100  # with large values, of each export
 _NOTHING: Final = "nothing was ever archived"
 
 
@@ -96,6 +101,8 @@ class ArchiveWitness:
         """Tell the checker what does not agree; see `audit.Witness`."""
         for last, found in self._found.items():
             await self._compare_unnamed(last, found)
+        for export in self._past.exports:
+            await anyio.to_thread.run_sync(self._check_payloads, export)
         for sequence, sentence in sorted(self._problems, reverse=True):
             # Before what follows from it: events that are other ones break many rules.
             checker.note("", "archive", sentence, stream_sequence=sequence, in_front=True)
@@ -121,6 +128,10 @@ class ArchiveWitness:
             )
         else:
             self._unmatched += 1
+
+    def _check_payloads(self, export: ExportLog) -> None:
+        for error in islice(payload_problems(export.folder, export.manifest), _PROBLEMS_MAX):
+            self._say(export.manifest.first_sequence, f"{error.file}: {error.problem}")
 
     def _sentence(self) -> str:
         exports = self._past.exports

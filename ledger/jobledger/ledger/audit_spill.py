@@ -50,6 +50,22 @@ class Filter:
         return True
 
 
+def scratch(cache_bytes: int) -> sqlite3.Connection:
+    """Open an empty database `disk` in a file without a name, for one thread at a time.
+
+    Raises: ScratchSpaceError.
+    """
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with translated():
+        # Some builds keep temporary databases in memory unless told otherwise before one is opened.
+        connection.execute("PRAGMA temp_store = FILE")
+        connection.execute("ATTACH DATABASE '' AS disk")
+        # Nothing here outlives the process, so nothing has to be safe against its end.
+        for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{cache_bytes >> 10}"):
+            connection.execute(f"PRAGMA disk.{setting}")
+    return connection
+
+
 class Spill:
     """Records by name in a file that nobody else can open; it is gone with the process, however that ends.
 
@@ -60,14 +76,8 @@ class Spill:
     def __init__(self, *, filter_bytes: int, cache_bytes: int) -> None:
         """Open."""
         self._filter = Filter(filter_bytes)
-        self._connection = sqlite3.connect(":memory:", isolation_level=None)
-        with _translated():
-            # Some builds keep temporary databases in memory unless told otherwise before one is opened.
-            self._connection.execute("PRAGMA temp_store = FILE")
-            self._connection.execute("ATTACH DATABASE '' AS disk")
-            # Nothing here outlives the process, so nothing has to be safe against its end.
-            for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{cache_bytes >> 10}"):
-                self._connection.execute(f"PRAGMA disk.{setting}")
+        self._connection = scratch(cache_bytes)
+        with translated():
             self._connection.execute(
                 "CREATE TABLE disk.kept (name TEXT PRIMARY KEY, live INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID"
             )
@@ -81,7 +91,7 @@ class Spill:
         rows = sorted(records)  # in the table's order, so that its pages are visited once
         for name, _, _ in rows:
             self._filter.add(name)
-        with _translated():
+        with translated():
             self._connection.execute("BEGIN")
             self._connection.executemany("INSERT OR REPLACE INTO disk.kept VALUES (?, ?, ?)", rows)
             self._connection.execute("COMMIT")
@@ -93,7 +103,7 @@ class Spill:
         """
         if name not in self._filter:
             return None
-        with _translated():
+        with translated():
             row = self._connection.execute(
                 "SELECT live, record FROM disk.kept WHERE name = ?", (name,)
             ).fetchone()
@@ -104,7 +114,7 @@ class Spill:
 
         Raises: ScratchSpaceError.
         """
-        with _translated():
+        with translated():
             cursor = self._connection.execute(_SELECT_LIVE if live_only else _SELECT)
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for name, live, record in rows:
@@ -116,7 +126,8 @@ class Spill:
 
 
 @contextlib.contextmanager
-def _translated() -> Generator[None, None, None]:
+def translated() -> Generator[None, None, None]:
+    """Raise ScratchSpaceError for what SQLite says."""
     try:
         yield
     except sqlite3.Error as error:

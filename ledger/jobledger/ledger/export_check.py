@@ -27,6 +27,8 @@ from jobledger.ledger.export_manifest import (
     read_manifest,
 )
 from jobledger.ledger.export_reader import event_file
+from jobledger.ledger.export_values import check_values
+from jobledger.ledger.payload_refs import References
 from jobledger.ledger.subjects import Names
 
 
@@ -58,13 +60,14 @@ async def verify_export(
     checker = Checker(
         Names(manifest.environment), from_sequence=manifest.first_sequence, options=options, before=before
     )
-    with contextlib.closing(checker):
+    with contextlib.closing(checker), contextlib.closing(References()) as references:
         files = [event_file(folder, entry) for entry in manifest.files]
         _note_strangers(checker, folder, manifest)
-        reading = _Reading(checker, manifest, witnesses, on_progress)
+        reading = _Reading(checker, manifest, witnesses, references, on_progress)
         for file in files:
             await reading.read(file)
         reading.note_end()
+        await reading.check_payloads(folder)
         for witness in witnesses:
             await witness.finish(checker)
         _say_what_is_not_proven(checker, manifest, is_anchored=is_anchored or before is not None)
@@ -86,9 +89,11 @@ class _Reading:
         checker: Checker,
         manifest: Manifest,
         witnesses: Sequence[Witness],
+        references: References,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
         self._checker = checker
+        self._references = references
         self._manifest = manifest
         self._witnesses = witnesses
         self._on_progress = on_progress
@@ -107,6 +112,7 @@ class _Reading:
             while taken := await anyio.to_thread.run_sync(next_rows, rows):
                 found = [message for row in taken if (message := self._take(file, row)) is not None]
                 count += sum(isinstance(row, Row) for row in taken)
+                self._references.add(found)
                 for witness in self._witnesses:
                     witness.feed(found)
                 if self._on_progress is not None:
@@ -142,6 +148,14 @@ class _Reading:
             return None
         checker.feed(message)
         return message
+
+    async def check_payloads(self, folder: Path) -> None:
+        """Check the large values, and that those that the events refer to are those that the export lists."""
+        values = await anyio.to_thread.run_sync(check_values, folder, self._manifest, self._references)
+        for sequence, sentence in values.problems:
+            self._checker.note("", "export", sentence, stream_sequence=sequence)
+        if values.sentence:
+            self._checker.compared(values.what, values.sentence, agrees=not values.problems)
 
     def note_end(self) -> None:
         """Tell what is missing at the end of the range, and whether the events are those of the manifest."""

@@ -281,10 +281,15 @@ def unreadable(error: OSError) -> str:
     return "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error.strerror}"
 
 
+def altered_size(size: int, wanted: int) -> str:
+    """Return what is wrong with files that have another size."""
+    return f"it has {size:,} bytes, and the manifest says {wanted:,}"
+
+
 def altered(size: int, entry: ExportedFile) -> str:
     """Return what is wrong with a file whose checksum is another one."""
     if size != entry.bytes:
-        return f"it has {size:,} bytes, and the manifest says {entry.bytes:,}"
+        return altered_size(size, entry.bytes)
     return "it was altered: its checksum is not what the manifest says"
 
 

@@ -19,6 +19,7 @@ import msgspec
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import MalformedEventError, NotAnExportError, RefusedError
 from jobledger.ledger.export_log import ExportLog
+from jobledger.ledger.export_payloads import PayloadSink, import_payloads
 from jobledger.ledger.export_reader import read_export
 from jobledger.ledger.log import Entry, Log
 
@@ -41,13 +42,15 @@ async def import_export(
     log: Log,
     *,
     through: int | None = None,
+    payloads: PayloadSink | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Append every event of an export, up to the sequence `through`, to an empty log; return how many were appended.
 
     The log gets the same events, byte for byte, at the same stream sequences; their server times are those of the import. A
     log that already holds the beginning of the export, as after an interrupted import or of an export that this one continues,
-    is gone on with: what both hold must be the same. Called again after it returned, it appends nothing.
+    is gone on with: what both hold must be the same. Called again after it returned, it appends nothing. The large values of
+    the export go to `payloads` first, so that no job is there without its input.
 
     Raises: NotAnExportError for a selection, which has holes, and for one of another environment; RefusedError when the log
         holds something else; WrongSequenceError when somebody else appends to it; as `read_export` and `Log.append`.
@@ -60,6 +63,8 @@ async def import_export(
         )
     last = manifest.last_sequence if through is None else min(through, manifest.last_sequence)
     held = await _held(export, log, last)
+    if payloads is not None:
+        await import_payloads(export.folder, manifest, payloads)
     source, chains = read_export(folder), _Chains(log)
     count = 0
     with contextlib.closing(_wanted(source, held, last)) as wanted:

@@ -17,8 +17,9 @@ import msgspec
 from jobledger.ledger.errors import ExportDamagedError, NotAnExportError, NotFoundError
 from jobledger.ledger.subjects import JobRef, Names, is_token
 
-#: The version of the format; a field more or less makes another one.
-FORMAT: Final = 1
+#: The version of the format; a field more or less makes another one. The first one had no `payloads`.
+FORMAT: Final = 2
+_FORMATS: Final = (1, FORMAT)
 MANIFEST: Final = "manifest.json"
 #: About 60,000 files, which is 4 TB of events.
 _MANIFEST_BYTES_MAX: Final = 16 << 20
@@ -67,6 +68,18 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     last_sequence: int  #: of its last event
 
 
+class ExportedPayloads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The large inputs, results and checkpoints that the events refer to; each is counted once."""
+
+    included: bool  #: whether they are in the export
+    count: int  #: what events refer to, in the export or not
+    missing: (
+        int  #: of them, what was gone from the object store, or damaged there, when the export was written
+    )
+    bytes: int  #: of the files
+    sha256: str  #: hex; of `payloads.jsonl`, "" without one
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an export holds."""
 
@@ -84,6 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str  #: hex sha256 over the hashes of all events in stream order, as a report of the checker has it
     )
     files: tuple[ExportedFile, ...]
+    payloads: ExportedPayloads | msgspec.UnsetType = msgspec.UNSET  #: unset in format 1 alone
     previous: Previous | None = None
     checksum: str = ""  #: hex sha256 of this manifest's bytes with an empty checksum
 
@@ -156,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         _refuse_newer(path, data)
         raise ExportDamagedError(path, f"it is not the manifest of an export: {error}") from error
-    if manifest.format != FORMAT:
+    if manifest.format not in _FORMATS:
         raise _newer(path, manifest.format)
     if sealed(manifest).checksum != manifest.checksum:
         raise ExportDamagedError(path, "it was altered: its checksum is another one")
@@ -201,7 +215,7 @@ def _refuse_newer(path: Path, data: bytes) -> None:
 
 def _newer(path: Path, found: int) -> NotAnExportError:
     return NotAnExportError(
-        f"{path} says that the export has format {found}, and this version reads format {FORMAT}: "
+        f"{path} says that the export has format {found}, and this version reads up to {FORMAT}: "
         "read it with a newer jobledger"
     )
 
@@ -226,7 +240,21 @@ def _contradiction(manifest: Manifest) -> str | None:
         files
     ):
         return "its digest or head hash is none"
-    return _wrong_file(manifest, first, last)
+    return _wrong_payloads(manifest) or _wrong_file(manifest, first, last)
+
+
+def _wrong_payloads(manifest: Manifest) -> str | None:
+    payloads = manifest.payloads
+    if (manifest.format == 1) != isinstance(payloads, msgspec.UnsetType):
+        return "what it says of large values is not of its format"
+    if isinstance(payloads, msgspec.UnsetType):
+        return None
+    listed = payloads.included and payloads.count > 0
+    if not 0 <= payloads.missing <= payloads.count or payloads.bytes < 0:
+        return f"{payloads.missing:,} large values missing of {payloads.count:,}"
+    if (_HASH.fullmatch(payloads.sha256) is not None) != listed or (payloads.bytes and not listed):
+        return "it lists large values exactly when there are some in it"
+    return None
 
 
 def _wrong_file(manifest: Manifest, first: int, last: int) -> str | None:

@@ -31,6 +31,7 @@ from jobledger.ledger.export_manifest import (
     FORMAT,
     MANIFEST,
     ExportedFile,
+    ExportedPayloads,
     FileFormat,
     Manifest,
     Previous,
@@ -40,8 +41,10 @@ from jobledger.ledger.export_manifest import (
     read_manifest,
     sealed,
 )
+from jobledger.ledger.export_payloads import PayloadSource, check_payloads, clear_payloads, write_payloads
 from jobledger.ledger.export_reader import check_files
 from jobledger.ledger.log import Log
+from jobledger.ledger.payload_refs import References
 from jobledger.ledger.subjects import check_token
 from jobledger.ledger.version import version
 
@@ -60,12 +63,16 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     selection: Selection
     previous: Previous | None
     file_format: FileFormat
+    with_payloads: bool
 
     def is_met_by(self, found: Manifest) -> bool:
         """Whether an export is this one, as far as its manifest says."""
         range_of = (found.environment, found.first_sequence, found.last_sequence)
+        payloads = found.payloads
         return (
-            range_of == (self.environment, self.first, self.last)
+            not isinstance(payloads, msgspec.UnsetType)
+            and payloads.included == self.with_payloads
+            and range_of == (self.environment, self.first, self.last)
             and (found.selection, found.previous) == (self.selection, self.previous)
             and (not found.files or found.file_format == self.file_format)
         )
@@ -74,14 +81,18 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 class _Writer:
     """Distributes the events over files of bounded size."""
 
-    def __init__(self, folder: Path, file_format: FileFormat, file_bytes_max: int) -> None:
+    def __init__(
+        self, folder: Path, file_format: FileFormat, file_bytes_max: int, references: References
+    ) -> None:
         self._folder = folder
+        self._references = references
         self._format: FileFormat = file_format
         self._file_bytes_max = file_bytes_max
         self._open: EventFileWriter | None = None
         self._files: list[ExportedFile] = []
 
     def add(self, batch: list[Message]) -> None:
+        self._references.add(batch)
         for message in batch:
             if self._open is None:
                 self._open = self._begin()
@@ -120,14 +131,18 @@ async def write_export(
     previous: Previous | None = None,
     file_format: FileFormat = "jsonl",
     file_bytes_max: int = FILE_BYTES_MAX,
+    payloads: PayloadSource | None = None,
     clock: Clock = SYSTEM_CLOCK,
     on_progress: Progress | None = None,
+    on_payload: Progress | None = None,
 ) -> Manifest:
     """Export the stream sequences `first` to `last`, by default all that the log holds now, into `folder`.
 
     When this returns, the export is on the disk; when it does not, the folder is as it was. Where the same export lies already
     (same range and selection, and the ledger still says the same), that one is checked and left as it is, and its manifest
-    returned. `on_progress` gets the events (sequences, without a selection) done and the number of all.
+    returned. The large values that these events refer to are copied from `payloads`; without it they are left out, and the
+    manifest says so. `on_progress` gets the events (sequences, without a selection) done and the number of all, `on_payload`
+    the large values.
 
     Raises: ExportExistsError when something else lies in `folder`, or another process writes it; InvalidInputError for a
         range that the ledger does not hold; ConfigurationError without pyarrow; UnreachableError, CorruptLedgerError, OSError.
@@ -140,6 +155,7 @@ async def write_export(
         selection=selection,
         previous=previous,
         file_format=file_format,
+        with_payloads=payloads is not None,
     )
     if file_format == "parquet":
         from jobledger.ledger.export_parquet import need_pyarrow  # noqa: PLC0415 - an extra
@@ -149,14 +165,15 @@ async def write_export(
     existing = _existing(folder)
     if existing is not None:
         return await _unchanged(log, folder, existing, wanted, on_progress)
-    with _drafted(folder) as draft:
-        writer, totals = _Writer(draft, file_format, file_bytes_max), Totals()
+    with _drafted(folder) as draft, contextlib.closing(References()) as references:
+        writer, totals = _Writer(draft, file_format, file_bytes_max, references), Totals()
         try:
             await _read(log, wanted, totals, on_progress, writer)
             files = await anyio.to_thread.run_sync(writer.finish)
         finally:
             writer.abandon()
-        manifest = _manifest(wanted, totals, files, clock)
+        values = await write_payloads(draft, references, payloads, on_payload)
+        manifest = _manifest(wanted, totals, files, values, clock)
         _write_synced(draft / MANIFEST, manifest_bytes(manifest))
         _move_into_place(draft, folder)
     return manifest
@@ -167,7 +184,9 @@ def _named(folder: Path) -> Path:
     return Path(os.path.abspath(folder))  # noqa: PTH100 - symbolic links stay as they are
 
 
-def _manifest(plan: _Plan, totals: Totals, files: tuple[ExportedFile, ...], clock: Clock) -> Manifest:
+def _manifest(
+    plan: _Plan, totals: Totals, files: tuple[ExportedFile, ...], payloads: ExportedPayloads, clock: Clock
+) -> Manifest:
     count, digest, head_hash = totals.figures
     return sealed(
         Manifest(
@@ -183,6 +202,7 @@ def _manifest(plan: _Plan, totals: Totals, files: tuple[ExportedFile, ...], cloc
             head_hash=head_hash,
             digest=digest,
             files=files,
+            payloads=payloads,
             previous=plan.previous,
         )
     )
@@ -279,7 +299,7 @@ async def _unchanged(
     if not wanted.is_met_by(existing):
         raise ExportExistsError(
             f"{folder} holds another export, of stream sequence {existing.first_sequence} to "
-            f"{existing.last_sequence} as {existing.file_format}: choose another folder"
+            f"{existing.last_sequence} as {existing.file_format}{_kind(existing)}: choose another folder"
         )
     totals = Totals()
     await _read(log, wanted, totals, on_progress)
@@ -289,7 +309,14 @@ async def _unchanged(
             "choose another folder"
         )
     await anyio.to_thread.run_sync(check_files, folder, existing)
+    await anyio.to_thread.run_sync(check_payloads, folder, existing)
     return existing
+
+
+def _kind(existing: Manifest) -> str:
+    payloads = existing.payloads
+    has = not isinstance(payloads, msgspec.UnsetType) and payloads.included
+    return " with large values" if has else " without large values"
 
 
 @contextlib.contextmanager
@@ -344,6 +371,8 @@ def _is_same(draft: Path, descriptor: int) -> bool:
 
 def _clear(draft: Path) -> None:
     """Remove what a writer left; nothing else is touched."""
+    if clear_payloads(draft):
+        raise ExportExistsError(f"{draft} holds what is not of our making: remove it if nobody needs it")
     for file in draft.iterdir():
         if not (is_file_name(file.name) or file.name == MANIFEST or file.name.endswith(".part")):
             raise ExportExistsError(f"{file} is not of our making: remove {draft} if nobody needs it")

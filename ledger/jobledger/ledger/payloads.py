@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from datetime import UTC, datetime
-from typing import Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
 import nats.errors
@@ -21,7 +22,32 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import NO_VALUE, PayloadRef
 
+if TYPE_CHECKING:
+    import io
+
+    from jobledger.ledger.payload_refs import StoreName
+
 _TRANSFER_S: Final = 60.0
+
+
+class _Hashing:
+    """A file to be written that hashes what goes into it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
 
 
 class Payloads:
@@ -65,6 +91,10 @@ class Payloads:
         if self.fits_inline(text, what=what):
             return msgspec.Raw(text), None
         name = digest(text)
+        await self._keep(name, text, what=what)
+        return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
+
+    async def _keep(self, name: str, text: bytes, *, what: str) -> None:
         try:
             async with asyncio.timeout(_TRANSFER_S):
                 store = await self._open()
@@ -76,7 +106,6 @@ class Payloads:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
             raise ServerUnreachableError(message) from error
-        return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         """Return the JSON text that an event carries or refers to.
@@ -89,19 +118,61 @@ class Payloads:
             async with asyncio.timeout(_TRANSFER_S):
                 found = await (await self._open()).get(reference.sha256)
         except nats.js.errors.NotFoundError as error:
-            why = "somebody deleted it" if self._life_s is None else "results expire after a week"
-            message = f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: {why}"
-            raise PayloadMissingError(message) from error
+            raise self._gone(reference) from error
+        except nats.js.errors.DigestMismatchError as error:
+            raise self._damaged(reference) from error
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            message = (
-                f"payload {reference.sha256[:12]}... could not be read: {str(error) or type(error).__name__}"
-            )
-            raise ServerUnreachableError(message) from error
+            raise self._unreadable(reference, error) from error
         text = found.data or b""
         if digest(text) != reference.sha256:
-            message = f"payload {reference.sha256[:12]}... in {self._bucket} is damaged: its hash differs"
-            raise PayloadMissingError(message)
+            raise self._damaged(reference)
         return text
+
+    async def copy(self, reference: PayloadRef, file: IO[bytes]) -> None:
+        """Write a value to a file, chunk by chunk.
+
+        Raises: as `get`; what is in the file is then worth nothing.
+        """
+        hashing = _Hashing(file)
+        try:
+            async with asyncio.timeout(_TRANSFER_S):
+                # nats-py only calls `write`, in a thread.
+                await (await self._open()).get(reference.sha256, writeinto=cast("io.BufferedIOBase", hashing))
+        except nats.js.errors.NotFoundError as error:
+            raise self._gone(reference) from error
+        except nats.js.errors.DigestMismatchError as error:
+            raise self._damaged(reference) from error
+        except OSError as error:
+            if hashing.error is not None:
+                raise hashing.error from error  # the file's, not the server's
+            raise self._unreadable(reference, error) from error
+        except (TimeoutError, nats.errors.Error) as error:
+            raise self._unreadable(reference, error) from error
+        if hashing.hexdigest() != reference.sha256:
+            raise self._damaged(reference)
+
+    async def keep(self, reference: PayloadRef, text: bytes) -> None:
+        """Store what an event refers to under its digest, whatever the limits are by now.
+
+        Raises: LedgerFullError, ServerUnreachableError.
+        """
+        assert digest(text) == reference.sha256, "a value is kept by the digest of its text"
+        await self._keep(reference.sha256, text, what="payload")
+
+    def _gone(self, reference: PayloadRef) -> PayloadMissingError:
+        why = "somebody deleted it" if self._life_s is None else "results expire after a week"
+        return PayloadMissingError(
+            f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: {why}"
+        )
+
+    def _damaged(self, reference: PayloadRef) -> PayloadMissingError:
+        return PayloadMissingError(
+            f"payload {reference.sha256[:12]}... in {self._bucket} is damaged: its hash differs"
+        )
+
+    def _unreadable(self, reference: PayloadRef, error: Exception) -> ServerUnreachableError:
+        said = str(error) or type(error).__name__
+        return ServerUnreachableError(f"payload {reference.sha256[:12]}... could not be read: {said}")
 
     async def _open(self) -> ObjectStore:
         if self._store is None:
@@ -119,3 +190,18 @@ class Payloads:
             return True
         age_s = (datetime.now(UTC) - datetime.fromisoformat(written_at)).total_seconds()
         return age_s < self._life_s / 2
+
+
+class Stores:
+    """Both object stores of a ledger, for whoever copies what events refer to."""
+
+    def __init__(self, inputs: Payloads, results: Payloads) -> None:
+        self._stores: dict[StoreName, Payloads] = {"inputs": inputs, "results": results}
+
+    async def copy(self, store: StoreName, reference: PayloadRef, file: IO[bytes]) -> None:
+        """Write a value to a file; see `Payloads.copy`."""
+        await self._stores[store].copy(reference, file)
+
+    async def keep(self, store: StoreName, reference: PayloadRef, text: bytes) -> None:
+        """Store a value again; see `Payloads.keep`."""
+        await self._stores[store].keep(reference, text)
