@@ -16,7 +16,7 @@ from jobledger.cli import (
 )
 
 app = typer.Typer(
-    help="Prove the ledger sound, tell stories of its jobs, seal, export and archive it.",
+    help="Prove the ledger sound, show the trails of its jobs, seal, export and archive it.",
     no_args_is_help=True,
 )
 app.command("verify")(audit_verify.verify)

@@ -16,8 +16,8 @@ from jobledger.cli.session import run
 from jobledger.cli.text import clock_time, plain
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.story import Line, Story, story
-from jobledger.ledger.story_words import span
+from jobledger.ledger.trail import Line, Trail, trail_of
+from jobledger.ledger.trail_words import span
 
 
 def trail(
@@ -29,7 +29,7 @@ def trail(
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
-    """Tell one job as a story: who did what and when, what it waited for and how long, which error."""
+    """Show what happened to one job: who did what and when, what it waited for and how long, which error."""
     which = one_job(
         job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
     )
@@ -40,27 +40,27 @@ async def _trail(which: OneJob) -> None:
     async with found_job(which) as (ledger, handle):
         history = await handle.history()
         now = ledger.clock.now()
-    show_story(which.output, history, now)
+    show_trail(which.output, history, now)
 
 
-def show_story(output: Output, history: Sequence[Stored], now: datetime) -> None:
-    """Print the story of a job's events."""
-    told, event = story(history, now=now), history[0].event
+def show_trail(output: Output, history: Sequence[Stored], now: datetime) -> None:
+    """Print the trail of a job's events."""
+    told, event = trail_of(history, now=now), history[0].event
     if output.as_json:
-        output.object(_story_object({"id": event.job, "queue": event.queue, "task": event.task}, told))
+        output.object(_trail_object({"id": event.job, "queue": event.queue, "task": event.task}, told))
         return
     output.say(f"job {event.job}", style="bold")
     output.say(f"task {event.task} in queue {event.queue}; times are the server's, UTC", style="dim")
     _show_lines(output, told)
 
 
-def _story_object(names: dict[str, Any], told: Story) -> dict[str, Any]:
+def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
     lines = [{**msgspec.structs.asdict(line), "text": line.text()} for line in told.lines]
     summary = {**msgspec.structs.asdict(told.summary), "text": told.summary.text()}
     return {**names, "lines": lines, "summary": summary}
 
 
-def _show_lines(output: Output, told: Story) -> None:
+def _show_lines(output: Output, told: Trail) -> None:
     day = ""
     for line in told.lines:
         date = f"{line.at:%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""A job's story: every event in words, what it waited for, who was lost, and sums that agree."""
+"""A job's trail: every event in words, what it waited for, who was lost, and sums that agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.cli.audit_trail import show_story
+from jobledger.cli.audit_trail import show_trail
 from jobledger.cli.output import Output
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.commands import (
@@ -47,9 +47,9 @@ from jobledger.ledger.events import (
     Started,
 )
 from jobledger.ledger.job import Job, evolve
-from jobledger.ledger.story import Lost, Story, story
-from jobledger.ledger.story_words import count, span
 from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.trail import Lost, Trail, trail_of
+from jobledger.ledger.trail_words import count, span
 
 CLI_DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 BEGIN = datetime(2026, 1, 2, 8, tzinfo=UTC)
@@ -87,8 +87,8 @@ class Course:
         assert self.job is not None
         return self.job.claim_epoch
 
-    def told(self, **options: Any) -> Story:
-        return story(self.events, **options)
+    def told(self, **options: Any) -> Trail:
+        return trail_of(self.events, **options)
 
     @property
     def texts(self) -> list[str]:
@@ -247,7 +247,7 @@ def test_a_long_text_of_a_task_is_cut_in_words_and_whole_in_the_error() -> None:
     assert len(failed.error.message) == 2_000
 
 
-def test_the_story_in_the_docs_is_told_like_this(
+def test_the_trail_in_the_docs_is_told_like_this(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -261,7 +261,7 @@ def test_the_story_in_the_docs_is_told_like_this(
     course.do(Dispatch(cause="retried"), by=second, after_s=30.006).claim(after_s=0.003, worker=first)
     course.do(TakeOver(worker=second, lease_s=15, lost_epoch=course.epoch), by=second, after_s=16.2)
     course.do(Complete(epoch=course.epoch), by=second, after_s=0.4)
-    show_story(Output(), course.events, course.now)
+    show_trail(Output(), course.events, course.now)
     shown = capsys.readouterr().out
     assert f"```text\n{shown}```\n" in CLI_DOCS.read_text(encoding="utf-8"), shown
 
@@ -293,9 +293,9 @@ def _forged(cls: type[JobEvent], number: int) -> Stored:
 
 
 @given(st.lists(st.sampled_from(EVENT_CLASSES), min_size=1, max_size=12))
-def test_a_story_is_told_of_any_events_also_of_forged_ones(classes: Sequence[type[JobEvent]]) -> None:
+def test_a_trail_is_told_of_any_events_also_of_forged_ones(classes: Sequence[type[JobEvent]]) -> None:
     events = [_forged(cls, number) for number, cls in enumerate(classes, 1)]
-    told = story(events, now=BEGIN)
+    told = trail_of(events, now=BEGIN)
     assert all(line.text() for line in told.lines)
     assert told.summary.events == len(events)
     msgspec.json.encode(told)
@@ -306,7 +306,7 @@ def test_a_forged_retry_with_a_time_without_zone_is_told() -> None:
     event = Failed(job="j", queue="q", task="t", at=BEGIN, by="f", attempt=1, error=BOOM, retry_at=naive)
     stored = [_forged(Queued, 1), _forged(Started, 2), _forged(Scheduled, 4)]
     stored.insert(2, Stored(event=event, data=b"", stream_sequence=3, stored_at=BEGIN))
-    assert "its backoff of 1 h, until 2026-01-02 09:00:00.000 UTC" in story(stored).lines[2].text()
+    assert "its backoff of 1 h, until 2026-01-02 09:00:00.000 UTC" in trail_of(stored).lines[2].text()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""One job as a story: for each event who did what, how long after the one before, and what the job waits for then.
+"""The trail of one job: for each event who did what, how long after the one before, and what the job waits for then.
 
 Pure. The state between the events is `job.evolve`'s; the times are the server's, which order, never the appender's.
-Which words an event gets is `story_words`'s business.
+Which words an event gets is `trail_words`'s business.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobledger.ledger.events import (
     event_type,
 )
 from jobledger.ledger.job import WAITING_STATES, Job, JobState, evolve
-from jobledger.ledger.story_words import count, happened, span, waits_for
+from jobledger.ledger.trail_words import count, happened, span, waits_for
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of the story."""
+    """One event of the trail."""
 
     stream_sequence: int
     at: datetime  #: the server's clock, UTC
@@ -67,7 +67,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the story comes to; the times add up, a job that is over stops counting."""
+    """What the trail comes to; the times add up, a job that is over stops counting."""
 
     state: str
     events: int
@@ -88,15 +88,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
+class Trail(msgspec.Struct, frozen=True, kw_only=True):
     """A job's events in words, and what they come to."""
 
     lines: tuple[Line, ...]
     summary: Summary
 
 
-def story(events: Iterable[Stored], *, now: datetime | None = None) -> Story:
-    """Tell the story of one job's events, all of them in stream order; at least one.
+def trail_of(events: Iterable[Stored], *, now: datetime | None = None) -> Trail:
+    """Return the trail of one job's events, all of them in stream order; at least one.
 
     With `now` the summary of a job that waits or runs counts up to then; without, up to its newest event.
     """
@@ -171,9 +171,9 @@ class _Teller:
         elif state.state is JobState.DEAD_LETTERED:
             self._dead_s += seconds
 
-    def end(self, now: datetime | None) -> Story:
+    def end(self, now: datetime | None) -> Trail:
         job = self._job
-        assert job is not None, "a story has at least one event"
+        assert job is not None, "a trail has at least one event"
         if now is not None and not job.is_final:
             self._count(job, _between(self._lines[-1].at, now))
         summary = Summary(
@@ -186,7 +186,7 @@ class _Teller:
             running_s=self._running_s,
             dead_s=self._dead_s,
         )
-        return Story(lines=tuple(self._lines), summary=summary)
+        return Trail(lines=tuple(self._lines), summary=summary)
 
 
 def _between(begin: datetime, end: datetime) -> float:

@@ -1,4 +1,4 @@
-"""The words of a story: what happened with an event, and what the job waits for after it.
+"""The words of a trail: what happened with an event, and what the job waits for after it.
 
 Pure. Texts of users are cut, and made safe to show by whoever shows them.
 """
