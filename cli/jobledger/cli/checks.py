@@ -44,7 +44,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def check_server(connection: Connection, shown_url: str) -> list[Check]:
-    """Round trip and version of the server we are connected to."""
+    """Look at round trip and version of the server we are connected to."""
     started = time.perf_counter()
     await connection.flush()
     round_trip_ms = (time.perf_counter() - started) * 1000
@@ -59,7 +59,7 @@ async def check_server(connection: Connection, shown_url: str) -> list[Check]:
 
 
 async def check_jetstream(inbox: Inbox) -> Check:
-    """What the account has used of its limits."""
+    """Look at what the account has used of its limits. Raises: UnreachableError."""
     info = await api(inbox, "INFO", {})
     used, limit = int(info.get("storage", 0)), int(info.get("limits", {}).get("max_storage", -1))
     counts = f"{info.get('streams', 0)} streams, {info.get('consumers', 0)} consumers, {size(used)} stored"
@@ -70,7 +70,7 @@ async def check_jetstream(inbox: Inbox) -> Check:
 
 
 async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
-    """One stream's settings and size; also whether it exists."""
+    """Look at one stream's settings and size; return also whether it exists. Raises: UnreachableError."""
     info = await api(inbox, f"STREAM.INFO.{spec.name}", {})
     name = f"stream {spec.name}"
     if info.get("error", {}).get("err_code") == _CODE_MISSING:
@@ -101,7 +101,7 @@ def _fullness(name: str, info: dict[str, Any]) -> Check:
 
 
 async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
-    """The queues' work consumers: what waits, what is out."""
+    """Look at the queues' work consumers: what waits, what is out; the busiest dozen, the rest as a number."""
     listed = await list_consumers(inbox, stream)
     work = [each for each in listed if str(each["name"]).startswith("work_")]
     if not work:
@@ -134,7 +134,7 @@ def _consumer(info: dict[str, Any]) -> Check:
 
 
 async def check_clock(inbox: Inbox, stream: str) -> Check:
-    """The difference between the server's clock and ours, less half a round trip."""
+    """Look at the difference between the server's clock and ours, in seconds, less half a round trip."""
     before = time.time()
     answer = await api(inbox, f"STREAM.INFO.{stream}", {})
     middle = (before + time.time()) / 2
@@ -155,7 +155,7 @@ async def check_clock(inbox: Inbox, stream: str) -> Check:
 
 
 def check_disk(directory: Path) -> Check | None:
-    """Free space where the embedded server keeps its store; None when it is not here."""
+    """Look at the free space where the embedded server keeps its store; None when that is not here."""
     if not (directory / "jetstream").is_dir():
         return None
     usage = shutil.disk_usage(directory)
@@ -167,7 +167,7 @@ def check_disk(directory: Path) -> Check | None:
 
 
 async def check_durability(monitor_url: str, port: int) -> Check:
-    """What an acknowledged event survives on this server, as its monitoring page says."""
+    """Look up on the server's monitoring page what an acknowledged event survives; at most a second."""
     page = await anyio.to_thread.run_sync(_varz, monitor_url, abandon_on_cancel=True)
     if page is None or page.get("port") != port:  # another server's page says nothing about this one
         advice = (

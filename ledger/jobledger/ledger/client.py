@@ -235,8 +235,8 @@ async def connect(
 
     Streams that are missing are made; those that exist are checked and never changed.
 
-    Raises: ConfigurationError, ServerUnreachableError, UnsupportedServerError, JetStreamDisabledError,
-    StreamMismatchError, LedgerFullError.
+    Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
+    UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError.
     """
     try:
         config = LedgerConfig(**settings) if url is None else LedgerConfig(url=url, **settings)

@@ -49,7 +49,10 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     tick: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what would make a job that can never run, or an event that can never be read."""
+        """Refuse what would make a job that can never run, or an event that can never be read.
+
+        Raises: InvalidInputError.
+        """
         keep_utc(self, "run_at")
         check_finite("timeout_s", self.timeout_s)
         if self.max_attempts < 1:

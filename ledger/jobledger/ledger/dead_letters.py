@@ -101,7 +101,8 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
     """Give a dead letter new attempts, perhaps with another input, on the view that both were decided on.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
-    PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, UnreachableError.
+    PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, WrongSequenceError after
+    too many lost races, UnreachableError.
     """
     for _ in range(TRANSACT_TRIES_MAX):
         chain = await load(client.log, ref)

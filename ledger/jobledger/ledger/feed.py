@@ -68,7 +68,13 @@ class Feed:
         self._exhausted = False  # nothing was pending when the consumer was made
 
     async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
-        """Yield batches up to the stream sequence `until`, for ever when it is None."""
+        """Yield batches up to the stream sequence `until`, for ever when it is None.
+
+        No batch is empty; all come in stream order. A lost consumer or connection is replaced without a gap.
+
+        Raises: SequenceGapError where the sequences must be dense and one is missing; ServerUnreachableError when the
+            connection is closed, or the server gives no answer for 30 s while something is still to be read.
+        """
         failing_since: float | None = None
         while until is None or self._next <= until:
             try:

@@ -88,7 +88,10 @@ class JetStreamLeases:
         self._prefix = f"$KV.{names.workers_bucket}."
 
     async def duration_s(self) -> float:
-        """Return the bucket's time to live."""
+        """Return the bucket's time to live, in seconds: the length of every lease in it.
+
+        Raises: LedgerError when there is no such bucket, and what asking the server raises.
+        """
         answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
         if "error" in answer:
             message = f"the workers' bucket cannot be asked: {answer['error'].get('description', '?')}"

@@ -19,9 +19,8 @@ from jobledger.ledger.connection import Connection
 from jobledger.ledger.inbox import header, status_of
 
 _NANOSECONDS: Final = 1_000_000_000
-_OLD_ACK_TOKENS: Final = (
-    9  # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
-)
+#: Of `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`.
+_OLD_ACK_TOKENS: Final = 9
 _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-server 2.16 on
 
 #: `empty` nothing (more) for a request; `lost` the consumer is gone or unreachable and must be looked for.

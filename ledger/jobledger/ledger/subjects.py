@@ -85,7 +85,10 @@ class Names(msgspec.Struct, frozen=True):
     jobs_root: str = ""  #: what every job event's subject begins with; follows from the environment
 
     def __post_init__(self) -> None:
-        """Check the environment's name."""
+        """Check the environment's name.
+
+        Raises: InvalidTokenError, ConfigurationError for upper case.
+        """
         if self.environment:
             check_token("environment", self.environment)
             if self.environment != self.environment.lower():  # stream names are its upper case

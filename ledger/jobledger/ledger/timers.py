@@ -179,7 +179,8 @@ class Timers:
     async def set(self, timer: Timer, now: datetime) -> None:
         """Store the timer; when this returns, it will fire. Setting the same wait's timer again replaces it.
 
-        Raises: ServerUnreachableError when there is no answer or no stream, LedgerFullError.
+        Raises: ServerUnreachableError when there is no answer or no stream, LedgerFullError, LedgerError for another
+            refusal.
         """
         subject = self._names.timer_at(timer.ref, timer.asked_by)
         headers = schedule_headers(self._names, timer, now)

@@ -42,15 +42,17 @@ _SELECT_PLACE: Final = "SELECT stream_sequence, begins_at FROM position WHERE id
 class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often a snapshot is made, and how much of them is kept."""
 
-    every_events: int = (
-        50_000  #: events between two of them at least; what a past moment costs to reach from one
-    )
+    #: Events between two of them at least; what a past moment costs to reach from one.
+    every_events: int = 50_000
     time_share_max: float = 0.03  #: part of the projector's time that copying may take
     count_max: int = 16  #: kept at most: the older, the sparser
     bytes_max: int = 2 << 30  #: of all together
 
     def __post_init__(self) -> None:
-        """Check each option."""
+        """Check each option.
+
+        Raises: ProjectionConfigError.
+        """
         for name in ("every_events", "time_share_max", "count_max", "bytes_max"):
             if getattr(self, name) <= 0:
                 raise ProjectionConfigError(f"{name} must be above 0, got {getattr(self, name)}")

@@ -98,7 +98,11 @@ class AttemptChannel:
         return self.checkpoint_text(encode_value(value, what="checkpoint"))
 
     def checkpoint_text(self, text: bytes) -> Awaitable[None]:
-        """Store a checkpoint that is JSON text already; blocks where it is not called on the loop."""
+        """Store a checkpoint that is JSON text already; blocks where it is not called on the loop.
+
+        Raises: InvalidInputError at once for a text that no event can hold; later, where it is awaited or blocks,
+            PayloadTooLargeError, StaleClaimError, UnreachableError.
+        """
         check_text(text, what="checkpoint")
         if self._on_loop():
             keeping = self._loop.create_task(self._keep(text))
