@@ -37,6 +37,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
 _COMMAND_LIMIT_S = 30.0
+_PROSE_WIDTH_MAX = 110
 
 
 class Block(NamedTuple):
@@ -82,6 +83,13 @@ def test_every_link_resolves(page: Path) -> None:
             if anchor not in map(_slug, headings):
                 broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_prose_is_wrapped(page: Path) -> None:
+    """Tables and what is shown as it is (fenced, or indented by four) may be wider."""
+    wide = [line for line in _prose(page).splitlines() if len(line) > _PROSE_WIDTH_MAX]
+    assert [line for line in wide if not line.startswith(("|", "    "))] == []
 
 
 def test_the_index_leads_to_every_page() -> None:
