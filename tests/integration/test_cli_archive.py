@@ -13,6 +13,7 @@ from tests.support.command_line import Answer, CommandLine
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.commands import Claim, Complete
+from jobledger.projections import Store
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -109,7 +110,7 @@ def test_the_documented_outputs_are_printed_and_the_ledger_is_proved_with_its_ar
     alone = objects(cli("verify", "--json"))
     assert (alone["sound"], alone["from_sequence"], alone["jobs"]) == (True, 10, 2)
     whole = objects(cli("verify", "--archive", "archive", "--json"))
-    assert (whole["sound"], whole["from_sequence"], whole["jobs"], whole["events"]) == (True, 1, 4, 14)
+    assert (whole["sound"], whole["from_sequence"], whole["jobs"], whole["events"]) == (True, 1, 4, 15)
     assert objects(cli("verify", str(next(Path("archive").iterdir())), "--json"))["sound"]
 
 
@@ -149,11 +150,17 @@ def test_projections_go_on_after_an_archive_and_are_proven_with_it(cli: Cli) -> 
     )
     assert whole["begins_at"] == 1
     fresh = objects(cli.there("projection", "rebuild", "--projection", "fresh", "--json"))
-    assert fresh["begins_at"] == 11
+    assert (fresh["begins_at"], fresh["counts_begin_at"]) == (11, 1)
+    assert totals(Path("fresh")) == totals(Path("followed"))
     assert cli.there("projection", "verify", "--projection", "fresh").code == 0
     assert cli.there("projection", "verify", "--projection", "late", "--archive", "archive").code == 0
     status = objects(cli.there("projection", "status", "--projection", "nowhere", "--json"))
     assert (status["begins_at"], status["lag_events"]) == (11, status["head"] - 10)
+
+
+def totals(path: Path) -> list[Any]:
+    with Store.open(path) as store:
+        return [*store.totals(), *store.failures()]
 
 
 async def tell_more(ledger: Ledger) -> None:

@@ -13,17 +13,22 @@ import typer
 from jobledger.cli import options
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, operator, run
+from jobledger.cli.session import Target, opened, operator, projection_path, run
 from jobledger.cli.text import size
+from jobledger.ledger import Ledger
 from jobledger.ledger.archive import Archiver, Done, OnProgress, Plan, Step, tools_of
+from jobledger.ledger.archive_chain import open_archive
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.counts import CountEverything
 from jobledger.ledger.times import time_text
+from jobledger.projections.counting import counting
 
 #: What takes its time, and what a person is told meanwhile.
 _STEPS: Final[dict[Step, str]] = {
     "export": "writing the export",
     "check": "checking what goes",
     "carry": "carrying jobs over",
+    "count": "counting what goes",
 }
 
 
@@ -48,6 +53,7 @@ def archive(
             help="Also where subscribers would miss events, or what goes is not sound.",
         ),
     ] = False,
+    projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
@@ -62,7 +68,8 @@ def archive(
     async def do() -> Plan | Done:
         async with opened(target) as ledger:
             with _progress(output) as progress:
-                tools = tools_of(ledger, by=operator(), on_progress=progress)
+                count = await _count(ledger, folder, projection)
+                tools = tools_of(ledger, by=operator(), on_progress=progress, count=count)
                 archiver = Archiver(ledger.log, folder, tools)
                 return await (archiver.plan(moment) if plan else archiver.run(moment, force=force))
 
@@ -73,6 +80,12 @@ def archive(
         _tell_plan(output, outcome)
     else:
         _tell_done(output, outcome)
+
+
+async def _count(ledger: Ledger, folder: Path, chosen: Path | None) -> CountEverything:
+    """Return what counts all that goes, from the projection, or where that does not know it from the archive."""
+    path = await projection_path(ledger, chosen)
+    return counting(ledger.log, path, past=lambda: open_archive(ledger.log, folder))
 
 
 @contextmanager

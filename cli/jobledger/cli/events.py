@@ -47,6 +47,7 @@ from jobledger.ledger.lock_events import (
 from jobledger.ledger.reactor_events import (
     REACTOR_EVENT_TYPES,
     Archived,
+    Counted,
     ReactorEvent,
     SealRecorded,
     decode_reactor_event,
@@ -274,6 +275,8 @@ def _reactor_detail(event: ReactorEvent) -> str:
             return f"{first} to {last}"
         case Archived(through_sequence=through, count=count):
             return f"up to {through}, {count:,} events"
+        case Counted(through_sequence=through, part=part, parts=parts):
+            return f"up to {through}, part {part} of {parts}"
 
 
 def _has_input(event: Queued) -> bool:

@@ -86,6 +86,8 @@ async def _run(output: Output, target: Target, chosen: Path | None, *, once: boo
         group.start_soon(until_closed, ledger)
         path = await projection_path(ledger, chosen)
         position = await caught_up(ledger, path, output)
+        if position.missing:
+            output.note(position.missing)
         if output.as_json:
             output.object({"projection": str(path), "position": position.stream_sequence})
         elif once:
@@ -121,6 +123,8 @@ async def _status(output: Output, target: Target, chosen: Path | None) -> None:
     if output.as_json:
         output.object(body)
         return
+    if body["missing"]:
+        output.note(body["missing"])
     when = age(datetime.fromisoformat(updated_at), now) if updated_at else "never"
     behind = f", {duration(body['lag_s'])}" if body["lag_events"] else ""
     output.facts(
@@ -128,6 +132,7 @@ async def _status(output: Output, target: Target, chosen: Path | None) -> None:
             ("file", str(path)),
             ("position", f"{body['position']:,} of {body['head']:,}"),
             ("begins at", f"{body['begins_at']:,}"),
+            ("counts begin at", f"{body['counts_begin_at']:,}" if body["missing"] else None),
             ("lag", f"{body['lag_events']:,} events{behind}"),
             ("updated", when),
             ("schema", str(body["schema_version"] or "none yet")),
@@ -154,6 +159,8 @@ async def projection_status(ledger: Ledger, path: Path) -> tuple[dict[str, Any],
         "position": at,
         "head": head.last_sequence,
         "begins_at": position.begins_at if position is not None else head.first_sequence,
+        "counts_begin_at": position.counts_begin_at if position is not None else None,
+        "missing": position.missing if position is not None else "",
         "lag_events": max(0, head.last_sequence - max(at, head.first_sequence - 1)),
         # The server's time of the oldest event that is not in the rows, by this machine's clock.
         "lag_s": max(0.0, (ledger.clock.now() - missing.stored_at).total_seconds()) if missing else 0.0,
@@ -194,9 +201,12 @@ async def _rebuild(output: Output, target: Target, chosen: Path | None, archives
                 "projection": str(path),
                 "position": position.stream_sequence,
                 "begins_at": position.begins_at,
+                "counts_begin_at": position.counts_begin_at,
             }
         )
         return
+    if position.missing:
+        output.note(position.missing)
     begins = f" from {position.begins_at:,}" if position.begins_at > 1 else ""
     output.say(f"{path} is rebuilt{begins} up to stream sequence {position.stream_sequence:,}")
 
@@ -221,8 +231,8 @@ async def _verify(output: Output, target: Target, chosen: Path | None, archives:
         log = await with_past(ledger.log, archives) if archives else ledger.log
         with Projector(log, path) as projector, output.progress("reading the ledger") as progress:
             await projector.catch_up(progress=progress)
-        with output.progress("rebuilding") as progress:
-            position, found = await verify(log, path, progress=progress)
+        with output.progress("rebuilding") as progress, output.progress("comparing") as comparing:
+            position, found = await verify(log, path, progress=progress, comparing=comparing)
     sequence = position.stream_sequence
     if output.as_json:
         equal = found is None

@@ -42,6 +42,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.commands import Carry, Stamp
+from jobledger.ledger.counts import CountEverything, append_counts, counted_parts
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import (
     ArchiveIncompleteError,
@@ -67,7 +68,7 @@ _AT_ONCE: Final = 64
 _AS_HISTORY: Final = Options(overdue_grace_s=10 * 366 * 24 * 3600.0)
 
 #: What a run does, in this order; each is begun after all before it are on the disk.
-Step = Literal["export", "check", "carry", "record", "purge", "end"]
+Step = Literal["export", "check", "carry", "count", "record", "purge", "end"]
 OnProgress = Callable[[Step, int, int], None]
 
 
@@ -106,11 +107,19 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     leases: LiveHolders
     unread: FindUnread  #: given the last sequence that goes
     set_timer: Callable[[Timer], Awaitable[None]]
+    count: CountEverything | None = (
+        None  #: None: counters of projections made anew begin where the ledger does
+    )
     on_progress: OnProgress = lambda _step, _done, _total: None
 
 
-def tools_of(ledger: Ledger, *, by: str, on_progress: OnProgress) -> Tools:
-    """Return the tools for a connected ledger; `by` is who acts."""
+def tools_of(
+    ledger: Ledger, *, by: str, on_progress: OnProgress, count: CountEverything | None = None
+) -> Tools:
+    """Return the tools for a connected ledger; `by` is who acts, `count` what `projections.counting` returns.
+
+    Without `count` the counters of a projection that is made anew after the run begin where the ledger then does.
+    """
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
 
     async def find_unread(through: int) -> list[Unread]:
@@ -129,6 +138,7 @@ def tools_of(ledger: Ledger, *, by: str, on_progress: OnProgress) -> Tools:
         leases=ledger.leases,
         unread=find_unread,
         set_timer=set_timer,
+        count=count,
         on_progress=on_progress,
     )
 
@@ -246,6 +256,7 @@ class Archiver:
         self._progress("carry")(0, len(found.jobs))
         await self._carry(list(found.jobs), through)
         late = await self._carry_fenced(through)
+        await self._count(export, force=force)
         self._progress("record")(0, 1)
         await self._record(export)
         await self._purge(through)
@@ -384,6 +395,23 @@ class Archiver:
             async for batch in batches:
                 found |= {JobRef(queue=each.event.queue, job_id=each.event.job) for each in batch}
         return found
+
+    async def _count(self, export: ExportLog, *, force: bool) -> None:
+        """Append what was counted so far, after all that lives was carried: from there on everything can be counted."""
+        if self._tools.count is None:
+            return
+        try:
+            counts = await self._tools.count(self._progress("count"))
+        except ArchiveRefusedError:
+            if force:
+                return
+            raise
+        parts = counted_parts(counts, export.manifest.last_sequence, self._tools.stamp())
+        try:
+            await append_counts(self._log, parts)
+        except WrongSequenceError as error:
+            sentence = "another archive run is at work; nothing was taken away by this one: run it again"
+            raise ArchiveRefusedError(sentence) from error
 
     async def _record(self, export: ExportLog) -> None:
         """Say in the ledger where its oldest events are from now on, on condition that nobody else just did."""

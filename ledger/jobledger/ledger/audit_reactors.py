@@ -12,6 +12,7 @@ from jobledger.ledger.reactor_events import (
     ARCHIVE,
     SEALS,
     Archived,
+    Counted,
     ReactorEvent,
     SealRecorded,
     decode_reactor_event,
@@ -20,7 +21,11 @@ from jobledger.ledger.reactor_events import (
 from jobledger.ledger.subjects import Names
 
 #: Whose chain each event belongs to; so a check keeps one hash for each and no more.
-_REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {SealRecorded: SEALS, Archived: ARCHIVE}
+_REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
+    SealRecorded: SEALS,
+    Archived: ARCHIVE,
+    Counted: ARCHIVE,
+}
 
 
 class ReactorChains:
@@ -58,6 +63,8 @@ class ReactorChains:
         if isinstance(event, Archived):
             yield from self._check_archived(event, message.stream_sequence)
             self.archived = event
+        elif isinstance(event, Counted):
+            yield from self._check_counted(event, message.stream_sequence)
         else:
             self.seals += 1
 
@@ -72,6 +79,14 @@ class ReactorChains:
         before = self.archived.through_sequence if self.archived is not None else 0
         if not before < event.through_sequence < stream_sequence:
             yield "archive", f"`archived` through {event.through_sequence} follows one through {before}"
+
+    @staticmethod
+    def _check_counted(event: Counted, stream_sequence: int) -> Iterator[Broken]:
+        if not event.archive_through <= event.through_sequence < stream_sequence:
+            what = f"`counted` through {event.through_sequence} of an archive through {event.archive_through}"
+            yield "archive", f"{what} is stored at {stream_sequence}"
+        if not 1 <= event.part <= event.parts:
+            yield "archive", f"it is part {event.part} of {event.parts}"
 
 
 def reactor_name(subject: str) -> str:

@@ -61,9 +61,53 @@ class Archived(_Envelope, frozen=True, kw_only=True, tag="archived", gc=False):
     count: int  #: events in the export
 
 
-ReactorEvent = SealRecorded | Archived
+class CountedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What happened to the jobs of a task in a queue."""
 
-REACTOR_EVENT_CLASSES: tuple[type[ReactorEvent], ...] = (SealRecorded, Archived)
+    queue: str
+    task: str
+    counts: tuple[int, ...]  #: one number per name in `columns`, in their order
+
+
+class CountedFailure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How often a type of error ended an attempt or a job."""
+
+    queue: str
+    task: str
+    error_type: str
+    counts: tuple[int, ...]  #: one number per name in `failure_columns`, in their order
+
+
+class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """When a carried job began, by the server's clock, which its `carried` event cannot tell."""
+
+    queue: str
+    job: str
+    first_us: int  #: its first event; microseconds since 1970
+    since_us: int  #: the event that began its present state or attempt; microseconds since 1970
+
+
+class Counted(_Envelope, frozen=True, kw_only=True, tag="counted", gc=False):
+    """A part of all that was counted up to a sequence, so that counters go on where their beginning was archived.
+
+    All parts of one count come one after the other, right before the `archived` event of the same run.
+    """
+
+    archive_through: int  #: `through_sequence` of that `archived` event
+    through_sequence: int  #: the newest event that is counted
+    begins_at: int  #: the oldest event that is counted; above 1 where an earlier count is missing
+    part: int  #: from 1
+    parts: int  #: how many there are of this count
+    columns: tuple[str, ...] = ()  #: what is counted by task; durations in microseconds
+    totals: tuple[CountedTask, ...] = ()  #: the one that came first in the ledger first
+    failure_columns: tuple[str, ...] = ()  #: what is counted by type of error
+    failures: tuple[CountedFailure, ...] = ()  #: as `totals`
+    jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not over
+
+
+ReactorEvent = SealRecorded | Archived | Counted
+
+REACTOR_EVENT_CLASSES: tuple[type[ReactorEvent], ...] = (SealRecorded, Archived, Counted)
 REACTOR_EVENT_TYPES: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in REACTOR_EVENT_CLASSES)
 
 _encode = msgspec.json.Encoder().encode

@@ -16,6 +16,7 @@ import msgspec
 
 from jobledger.ledger.log import Log
 from jobledger.projections import files, schema
+from jobledger.projections.apart import Apart
 from jobledger.projections.errors import DamagedProjectionError, PositionArchivedError
 from jobledger.projections.projector import (
     Position,
@@ -50,72 +51,130 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 def difference(path_a: Path | str, path_b: Path | str) -> str | None:
     """Return a sentence on the first row that two projections do not share, or None when they are equal.
 
-    Everything is compared but `position.updated_at`, the only value that does not come from the ledger.
+    Everything is compared but `position.updated_at`, the only value that does not come from the ledger. Two that do
+    not begin at the same stream sequence differ in that. Blocks for as long as both take to read: `difference_apart`
+    is for who has an event loop to keep going.
+
     Raises: the errors of opening either file.
     """
-    a, b = Path(path_a), Path(path_b)
-    with _reading(a) as one, _reading(b) as two:
-        found = _compared(a, one, b, two)
+    found = _difference(Path(path_a), Path(path_b), Apart())
     return None if found is None else found.sentence
 
 
+async def difference_apart(
+    path_a: Path | str, path_b: Path | str, *, progress: ProgressCallback | None = None
+) -> str | None:
+    """Return what `difference` does, compared in a thread, which ends soon after this is cancelled."""
+    apart = Apart()
+    found = await apart.run(lambda: _difference(Path(path_a), Path(path_b), apart), progress)
+    return None if found is None else found.sentence
+
+
+def _difference(a: Path, b: Path, apart: Apart) -> Difference | None:
+    with _reading(a, apart) as one, _reading(b, apart) as two:
+        return _compared(a, one, b, two, apart)
+
+
 async def verify(
-    log: Log, path: Path | str, *, progress: ProgressCallback | None = None
+    log: Log,
+    path: Path | str,
+    *,
+    progress: ProgressCallback | None = None,
+    comparing: ProgressCallback | None = None,
 ) -> tuple[Position, Difference | None]:
     """Make a second projection of the same events, and compare; return up to where, and what differs first.
 
-    The file at `path` is compared as it is now, and not changed. The second one is temporary.
+    The file at `path` is compared as it is now, and not changed. The second one is temporary. `progress` counts
+    events, `comparing` rows. What takes long is done in a thread or in pieces; cancelled, it ends within a moment.
 
     Raises: DamagedProjectionError, PositionMismatchError, PositionArchivedError for a file with events that `log`
         no longer has; the other errors of opening, and what `Log.read` raises.
     """
-    path = Path(path)
-    with tempfile.TemporaryDirectory(prefix="jobledger-") as folder, _reading(path) as connection:
-        with files.translated(path, _PROBE_S):
-            position = read_position(connection)
-            # Also that each index agrees with its table: else a query could pass over rows that are there.
-            (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if said != "ok":
-            raise DamagedProjectionError(path, said)
+    path, apart = Path(path), Apart()
+    with tempfile.TemporaryDirectory(prefix="jobledger-") as folder, _reading(path, apart) as connection:
+        position = await apart.run(lambda: _sound(path, connection), None)
         head = await log.head()
         if head.first_sequence > position.begins_at:
             what = (
-                f"the rows of the projection {path} begin at stream sequence {position.begins_at}, and the ledger at "
-                f"{head.first_sequence}: name the archive that holds what lies between, with --archive"
+                f"the projection {path} holds everything from stream sequence {position.begins_at:,} on, and the ledger "
+                f"begins at {head.first_sequence:,}, since what came before was archived: compare with `jobledger "
+                "projection verify --archive DIR`, where DIR is the folder of the archive"
             )
             raise PositionArchivedError(path, position.stream_sequence, head.first_sequence, what)
         fresh = Path(folder) / "rebuilt.db"
-        with Projector(log, fresh, config=_FRESH) as projector:
+        with Projector(log, fresh, config=_FRESH, begins_at=position.begins_at) as projector:
             await projector.catch_up(until=position.stream_sequence, progress=progress)
-        with _reading(fresh) as other:
-            return position, _compared(path, connection, fresh, other)
+        with _reading(fresh, apart) as other:
+            found = await apart.run(lambda: _compared(path, connection, fresh, other, apart), comparing)
+        return position, found
+
+
+def _sound(path: Path, connection: sqlite3.Connection) -> Position:
+    with files.translated(path, _PROBE_S):
+        position = read_position(connection)
+        # Also that each index agrees with its table: else a query could pass over rows that are there.
+        (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if said != "ok":
+        raise DamagedProjectionError(path, said)
+    return position
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
+def _reading(path: Path, apart: Apart) -> Generator[sqlite3.Connection, None, None]:
     """Open a projection and keep to what it holds now."""
     connection = files.open_reader(path, busy_timeout_s=_PROBE_S)
+    apart.reads.append(connection)
     try:
         with files.translated(path, _PROBE_S):
             connection.execute("BEGIN")
             read_position(connection)  # only a first look begins the transaction
         yield connection
     finally:
+        apart.reads.remove(connection)
         connection.close()
 
 
-def _compared(a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection) -> Difference | None:
-    first: Difference | None = None
+def _compared(
+    a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection, apart: Apart
+) -> Difference | None:
+    first = _beginnings(a, one, b, two)
+    if first is not None:  # every other difference follows from it
+        return first
     count = 0
+    with files.translated(a, _PROBE_S):
+        rows = (one.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in schema.KEYS)  # noqa: S608
+        apart.total = sum(rows)
     for table, key in schema.KEYS.items():
         columns = [name for name in schema.COLUMNS[table] if name != _NOT_OF_THE_LEDGER.get(table)]
         places = [columns.index(name) for name in key]
-        for row_a, row_b in _unequal(_rows(a, one, table, columns), _rows(b, two, table, columns), places):
+        for row_a, row_b in _unequal(
+            apart.counted(_rows(a, one, table, columns)), _rows(b, two, table, columns), places
+        ):
             count += 1
             found = _described(table, columns, places, (a, row_a), (b, row_b))
             if first is None or _order(found) < _order(first):
                 first = found
     return None if first is None else msgspec.structs.replace(first, rows=count)
+
+
+def _beginnings(a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection) -> Difference | None:
+    """Return how two projections differ that do not hold, or count, the same part of the ledger."""
+    with files.translated(a, _PROBE_S):
+        at_a = read_position(one)
+    with files.translated(b, _PROBE_S):
+        at_b = read_position(two)
+    for name, what in (("begins_at", "holds"), ("counts_begin_at", "counts")):
+        begins_a, begins_b = getattr(at_a, name), getattr(at_b, name)
+        if begins_a != begins_b:
+            sentence = (
+                f"table position: {name} is {begins_a} in {a} and {begins_b} in {b}: each {what} the ledger from there "
+                "on, so they cannot be compared row for row; one that was made after an archive run needs --archive to "
+                "begin at 1"
+            )
+            return Difference(
+                table="position", row="1", stream_sequence=min(begins_a, begins_b), rows=1, sentence=sentence
+            )
+    return None
 
 
 def _order(found: Difference) -> tuple[bool, int]:

@@ -20,6 +20,7 @@ import msgspec
 from jobledger.ledger.archive_chain import newest_archived
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Message
+from jobledger.ledger.counts import Counts, counts_before
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Head, Log, jobs_among
 from jobledger.ledger.times import time_text
@@ -80,13 +81,16 @@ class Filler:
         clock: Clock = SYSTEM_CLOCK,
         layout: Layout = JOBS,
         snapshots: Snapshots | None = None,
+        begins_at: int | None = None,
     ) -> None:
+        """With `begins_at` an empty file begins there, though the log begins before, as if that were archived."""
         self.path = Path(path)
         self.config = config or ProjectorConfig()
         self._log = log
         self._clock = clock
         self._layout = layout
         self._snapshots = snapshots
+        self._begins_at = begins_at
         self._ledger_begins_at = 1  # as `prepare` found it
         self._connection: sqlite3.Connection | None = None
         self._identity: files.Identity | None = None
@@ -130,7 +134,7 @@ class Filler:
         head = await self._log.head()
         target = head.last_sequence if until is None else min(until, head.last_sequence)
         await self._check_beginning(self._known_position(), head)
-        return await self._bring_to(target, self._begun(self._known_position(), head), progress)
+        return await self._bring_to(target, await self._begun(self._known_position(), head), progress)
 
     async def _bring_to(self, target: int, start: Position, progress: ProgressCallback | None) -> Position:
         position = start
@@ -202,7 +206,7 @@ class Filler:
             raise PositionMismatchError(self.path, sequence, what)
         head = await self._log.head()
         await self._check_beginning(position, head)
-        position = self._begun(position, head)
+        position = await self._begun(position, head)
         await self._prove(position)
         return position
 
@@ -218,24 +222,33 @@ class Filler:
         if through < head.first_sequence - 1:
             raise EventGapError(through + 1, head.first_sequence)
 
-    def _begun(self, position: Position, head: Head) -> Position:
+    async def _begun(self, position: Position, head: Head) -> Position:
         """Let a file that holds nothing yet begin where the ledger does, which may have archived its first events.
 
         Raises: PositionArchivedError.
         """
         self._ledger_begins_at = head.first_sequence
         before = head.first_sequence - 1
-        if not position.event_hash and position.stream_sequence != before:
-            connection = self._connection
-            assert connection is not None, "prepare() comes first"
-            with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
-                if not read_position(connection).event_hash:  # else another projector has begun meanwhile
-                    connection.execute(schema.BEGIN_AT, (before, head.first_sequence))
-                position = read_position(connection)
-            self._position = position
+        first = max(head.first_sequence, self._begins_at or 1)
+        if not position.event_hash and position.stream_sequence != first - 1:
+            position = self._begin(first, await counts_before(self._log, first))
         if position.stream_sequence < before:
             raise PositionArchivedError(self.path, position.stream_sequence, head.first_sequence)
         return position
+
+    def _begin(self, first_sequence: int, counts: Counts | None) -> Position:
+        connection, tables = self._connection, self._tables
+        assert connection is not None, "prepare() comes first"
+        assert tables is not None, "prepare() comes first"
+        with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
+            found = read_position(connection)
+            # Else another projector has begun meanwhile.
+            if not found.event_hash and found.stream_sequence != first_sequence - 1:
+                connection.execute(schema.BEGIN_AT, (first_sequence - 1, first_sequence, first_sequence))
+                tables.go_on_from(counts, first_sequence)
+            self._position = read_position(connection)
+        tables.forget()
+        return self._position
 
     async def _prove(self, position: Position) -> None:
         sequence = position.stream_sequence

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.counts import Counts
 from jobledger.projections import schema
 from jobledger.projections.errors import NewerSchemaError, OlderSchemaError
 from jobledger.projections.tables import Tables
@@ -22,6 +23,10 @@ class Rows(Protocol):
 
     def apply(self, events: Sequence[Stored], /) -> None:
         """Bring the rows forward by job events that follow each other in the stream; may be empty."""
+        ...
+
+    def go_on_from(self, counts: Counts | None, first_sequence: int, /) -> None:
+        """Begin, in an empty file, with what was counted before the ledger began at `first_sequence`; None: unknown."""
         ...
 
     def forget(self) -> None:

@@ -160,6 +160,7 @@ def place_metrics(position: Position) -> Iterator[Metric]:
     """Return where the projection is."""
     yield value(names.POSITION, position.stream_sequence)
     yield value(names.BEGINS, position.begins_at)
+    yield value(names.COUNTS_BEGIN, position.counts_begin_at)
 
 
 def ledger_metrics(facts: ServerFacts, position: int) -> Iterator[Metric]:

@@ -37,7 +37,12 @@ POSITION: Final = Measure(
 BEGINS: Final = Measure(
     "jobledger_projection_begins_at_sequence",
     "gauge",
-    "First stream sequence counted here; above 1 after an archive.",
+    "First stream sequence of the rows; above 1 after an archive.",
+)
+COUNTS_BEGIN: Final = Measure(
+    "jobledger_projection_counts_begin_at_sequence",
+    "gauge",
+    "First stream sequence in the counters; above 1 where some are missing.",
 )
 FOLLOWING: Final = Measure(
     "jobledger_projection_following", "gauge", "1 while the exporter follows the ledger, 0 while it cannot."
@@ -173,6 +178,7 @@ EXPORTER_METRICS: Final = (
     FOLDED,
     POSITION,
     BEGINS,
+    COUNTS_BEGIN,
     FOLLOWING,
     LAG_EVENTS,
     LAG_SECONDS,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.counts import Counts
 from jobledger.ledger.events import event_type
 from jobledger.ledger.subjects import is_token
 from jobledger.projections import files, schema
@@ -101,6 +102,8 @@ class ReadModelLayout:
             "stream_sequence": 0,
             "event_hash": "",
             "begins_at": 1,
+            "counts_begin_at": 1,
+            "counted_through": 0,
             "environment": environment,
             "schema_version": self.model.version,
         }
@@ -175,6 +178,9 @@ class _ModelRows:
                 raise
             why = refused[-1] if refused and "not authorized" in str(error) else _said(error)
             raise ReadModelFailedError(self._layout.what, watched.place(), why) from error
+
+    def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
+        """Count nothing: see `layout.Rows`."""
 
     def _call(self, events: Sequence[Stored]) -> None:
         answer = cast("Any", self._model).apply(self._connection, events)

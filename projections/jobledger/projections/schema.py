@@ -13,7 +13,7 @@ from jobledger.ledger.job import JobState
 from jobledger.projections.stats import BOUNDS, COUNTERS, FAILURE_COUNTERS, HISTOGRAMS, WORKER_COUNTERS
 
 #: Raise it with every change of a table, an index or the meaning of a column.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 #: "jled" in SQLite's header, by which a file is known as ours.
 APPLICATION_ID: Final = 0x6A6C6564
 
@@ -77,6 +77,8 @@ POSITION_COLUMNS: Final = (
     "stream_sequence",
     "event_hash",
     "begins_at",
+    "counts_begin_at",
+    "counted_through",
     "environment",
     "schema_version",
     "updated_at",
@@ -163,11 +165,15 @@ _TABLES: Final[dict[str, dict[str, type]]] = {
     },
     "failures": {"queue": str, "task": str, "error_type": str, **dict.fromkeys(FAILURE_COUNTERS, int)},
     "workers": {"worker": str, "first_at": str, "last_at": str, **dict.fromkeys(WORKER_COUNTERS, int)},
+    # When carried jobs began, as an archive run says; empty once the rows are beyond `counted_through`.
+    "origins": {"job_id": str, "queue": str, "first_us": int, "since_us": int},
     "position": {
         "id": int,  # always 1
         "stream_sequence": int,
         "event_hash": str,
         "begins_at": int,  # the first sequence that is in the rows; above 1 when the ledger's beginning was archived
+        "counts_begin_at": int,  # the first sequence that `totals` and `failures` count
+        "counted_through": int,  # up to where they were counted by an archive run; 0 once the rows are beyond
         "environment": str,
         "schema_version": int,
         "updated_at": str,
@@ -184,6 +190,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "buckets": ("minute", "queue", "task"),
     "failures": ("queue", "task", "error_type"),
     "workers": ("worker",),
+    "origins": ("job_id", "queue"),
     "position": ("id",),
 }
 #: Every list is newest first, of all jobs or of one status, queue or task.
@@ -214,6 +221,8 @@ def create_tables(connection: sqlite3.Connection, environment: str) -> None:
         "stream_sequence": 0,
         "event_hash": "",
         "begins_at": 1,
+        "counts_begin_at": 1,
+        "counted_through": 0,
         "environment": environment,
         "schema_version": SCHEMA_VERSION,
     }
@@ -247,6 +256,8 @@ INSERT_JOB: Final = (
 UPDATE_JOB: Final = (
     f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in JOB_CHANGING)} WHERE id = ? AND queue = ?"  # noqa: S608
 )
+DELETE_JOB: Final = "DELETE FROM jobs WHERE id = ? AND queue = ?"
+DELETE_ATTEMPTS: Final = "DELETE FROM attempts WHERE id >= ? AND id < ?"
 UPDATE_DATA: Final = "UPDATE jobs SET data = ? WHERE id = ? AND queue = ?"
 SELECT_FOLD: Final = "SELECT fold, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
 PUT_ATTEMPT: Final = (
@@ -284,7 +295,14 @@ ADD_WORKER: Final = _adding(
 SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AND task = ?"
 SELECT_POSITION: Final = f"SELECT {', '.join(POSITION_COLUMNS)} FROM position WHERE id = 1"  # noqa: S608
 SELECT_BEGINS_LATE: Final = "SELECT begins_at > 1 FROM position WHERE id = 1"
-BEGIN_AT: Final = "UPDATE position SET stream_sequence = ?, begins_at = ? WHERE id = 1"
+BEGIN_AT: Final = "UPDATE position SET stream_sequence = ?, begins_at = ?, counts_begin_at = ? WHERE id = 1"
+COUNTED: Final = "UPDATE position SET counts_begin_at = ?, counted_through = ? WHERE id = 1"
+ALL_COUNTED: Final = "UPDATE position SET counted_through = 0 WHERE id = 1"
+SELECT_COUNTED: Final = "SELECT counted_through FROM position WHERE id = 1"
+PUT_ORIGIN: Final = "INSERT OR REPLACE INTO origins (job_id, queue, first_us, since_us) VALUES (?, ?, ?, ?)"
+SELECT_ORIGINS: Final = "SELECT first_us, since_us, job_id, queue FROM origins"
+DROP_ORIGINS: Final = "DELETE FROM origins"
+UPDATE_TIMES: Final = "UPDATE jobs SET first_us = ?, since_us = ? WHERE id = ? AND queue = ?"
 UPDATE_POSITION: Final = (
     "UPDATE position SET stream_sequence = ?, event_hash = ?, updated_at = ? WHERE id = 1"
 )

@@ -168,8 +168,8 @@ class Tally:
     def __init__(self) -> None:
         self.cells: dict[tuple[int, str, str], Cell] = {}  #: by (minute since 1970, queue, task)
         self.workers: dict[str, list[int]] = {}  #: first and newest time, then `WORKER_COUNTERS`
-        #: By (queue, task), then by type of error in the order of the stream: `FAILURE_COUNTERS`.
-        self.failures: dict[tuple[str, str], dict[str, list[int]]] = {}
+        #: By (queue, task, type of error), in the order of the stream: `FAILURE_COUNTERS`.
+        self.failures: dict[tuple[str, str, str], list[int]] = {}
         self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
 
     def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> Seen:
@@ -267,8 +267,8 @@ class Tally:
         """Count under the type of the job's newest error, which is the event's own where that has one."""
         error = job.error
         kind = error.type[:ERROR_TYPE_CHARACTERS_MAX] if error is not None else NO_ERROR
-        kinds = self.failures.setdefault((job.queue, job.task), {})
-        kinds.setdefault(kind, [0] * len(FAILURE_COUNTERS))[FAILURE_COUNTERS.index(name)] += 1
+        counts = self.failures.setdefault((job.queue, job.task, kind), [0] * len(FAILURE_COUNTERS))
+        counts[FAILURE_COUNTERS.index(name)] += 1
 
     def _lost(self, cell: Cell, before: Seen) -> None:
         """The attempt that ran is over without a word of its worker, whose newest time therefore stays."""

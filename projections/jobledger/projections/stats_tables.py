@@ -18,15 +18,16 @@ from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Tally, cell_valu
 _STATES: Final = tuple(JobState)
 
 
-def add_tally(connection: sqlite3.Connection, tally: Tally) -> None:
-    """Add what a transaction's events came to."""
+def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = True) -> None:
+    """Add what a transaction's events came to; without `totals` where these have counted the events already."""
     connection.executemany(schema.ADD_QUEUE, _queue_rows(tally))
     buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
     connection.executemany(schema.ADD_BUCKET, ((*key, *values) for key, values in buckets.items()))
-    connection.executemany(schema.ADD_TOTALS, _total_rows(buckets))
     connection.executemany(schema.ADD_WORKER, _worker_rows(tally))
-    for (queue, task), kinds in tally.failures.items():
-        connection.executemany(schema.ADD_FAILURES, _failure_rows(connection, queue, task, kinds))
+    if not totals:
+        return
+    connection.executemany(schema.ADD_TOTALS, _total_rows(buckets))
+    connection.executemany(schema.ADD_FAILURES, _failure_rows(connection, tally))
 
 
 def _queue_rows(tally: Tally) -> Iterator[Row]:
@@ -47,14 +48,19 @@ def _worker_rows(tally: Tally) -> Iterator[Row]:
         yield (name, time_text(moment(first_us)), time_text(moment(last_us)), *counts)
 
 
-def _failure_rows(
-    connection: sqlite3.Connection, queue: str, task: str, kinds: dict[str, list[int]]
-) -> list[Row]:
-    """Give the first types of the stream rows of their own, and the rest one together."""
-    known = {row[0] for row in connection.execute(schema.SELECT_ERROR_TYPES, (queue, task))} - {OTHER}
+def _failure_rows(connection: sqlite3.Connection, tally: Tally) -> list[Row]:
+    """Give the first types of the stream rows of their own, and the rest of each queue and task one together.
+
+    In the order of the stream, so that every way of batching gives the same rows in the same order.
+    """
+    known: dict[tuple[str, str], set[str]] = {}
     found: list[Row] = []
-    for kind, counts in kinds.items():  # in the order of the stream, so that every way of batching ends alike
-        if kind not in known and len(known) < ERROR_TYPES_MAX and kind != OTHER:
-            known.add(kind)
-        found.append((queue, task, kind if kind in known else OTHER, *counts))
+    for (queue, task, kind), counts in tally.failures.items():
+        kinds = known.get((queue, task))
+        if kinds is None:
+            rows = connection.execute(schema.SELECT_ERROR_TYPES, (queue, task))
+            kinds = known[queue, task] = {row[0] for row in rows} - {OTHER}
+        if kind not in kinds and len(kinds) < ERROR_TYPES_MAX and kind != OTHER:
+            kinds.add(kind)
+        found.append((queue, task, kind if kind in kinds else OTHER, *counts))
     return found

@@ -6,17 +6,24 @@ The caller owns the transaction. If it does not commit, it must call `forget`, s
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.counts import Counts
 from jobledger.ledger.events import NO_VALUE, Carried, JobEvent
 from jobledger.ledger.job import JobState, evolve
 from jobledger.projections import rows, schema
+from jobledger.projections.counted_rows import begin_with, end_with
 from jobledger.projections.stats import Seen, Tally, microseconds
 from jobledger.projections.stats_tables import add_tally
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
+
+
+def _sequence(stored: Stored) -> int:
+    return stored.stream_sequence
 
 
 class Tables:
@@ -32,16 +39,39 @@ class Tables:
         self._cache_bytes_max = cache_bytes_max
         self._cache: OrderedDict[_Key, tuple[Seen, int]] = OrderedDict()  # (fold without input, its bytes)
         self._cache_bytes = 0
+        self._counted_through: int | None = None  # as in the position; None: not looked at yet
 
     def forget(self) -> None:
         """Empty the cache, because the rows are not, or no longer, what it came from."""
         self._cache.clear()
         self._cache_bytes = 0
+        self._counted_through = None
 
-    def apply(self, events: Iterable[Stored]) -> None:
+    def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
+        """Begin with what an archive run counted; see `layout.Rows`."""
+        if counts is None or counts.through_sequence < first_sequence:
+            return
+        begin_with(self._connection, counts)
+
+    def apply(self, events: Sequence[Stored]) -> None:
         """Fold `events`, which follow each other in the stream, and write the rows of every job they touch."""
+        if self._counted_through is None:
+            self._counted_through = int(self._connection.execute(schema.SELECT_COUNTED).fetchone()[0])
+        if not self._counted_through:
+            self._apply(events)
+            return
+        counted = bisect_right(events, self._counted_through, key=_sequence)
+        self._apply(events[:counted], totals=False)
+        if events and events[-1].stream_sequence >= self._counted_through:
+            end_with(self._connection)
+            self.forget()
+            self._counted_through = 0
+            self._apply(events[counted:])
+
+    def _apply(self, events: Iterable[Stored], *, totals: bool = True) -> None:
         before: dict[_Key, Seen | None] = {}
         after: dict[_Key, Seen] = {}
+        replaced: dict[_Key, Seen | None] = {}
         tally = Tally()
         for stored in events:
             event = stored.event
@@ -54,13 +84,23 @@ class Tables:
                     tally.add(event, None, job, microseconds(stored.stored_at))
                     continue
                 before[key] = known
+            if known is not None and not event.prev:  # its job was archived, and the id was free again
+                replaced.setdefault(key, before[key])
+                known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
         for key, current in after.items():
-            known = before[key]
+            known = replaced.get(key) or before[key]
             tally.move(None if known is None else known.job, current.job)
+        self._remove(key for key, known in replaced.items() if known is not None)
         self._write(before, after)
-        add_tally(self._connection, tally)
+        add_tally(self._connection, tally, totals=totals)
+
+    def _remove(self, keys: Iterable[_Key]) -> None:
+        for job_id, queue in keys:
+            self._connection.execute(schema.DELETE_JOB, (job_id, queue))
+            first, beyond = f"{queue}/{job_id}/", f"{queue}/{job_id}0"  # "0" is the character after "/"
+            self._connection.execute(schema.DELETE_ATTEMPTS, (first, beyond))
 
     def _began_before(self, event: JobEvent) -> bool:
         """Whether the job's first events were archived: then nothing is known of it until it is carried over.

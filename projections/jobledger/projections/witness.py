@@ -12,7 +12,7 @@ from jobledger.ledger.audit import Checker
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Log
-from jobledger.projections.compare import difference
+from jobledger.projections.compare import difference_apart
 from jobledger.projections.errors import DamagedProjectionError, OlderSchemaError, ProjectionError
 from jobledger.projections.projector import Position, Projector
 from jobledger.projections.queries import Store
@@ -132,7 +132,7 @@ class ProjectionWitness:
                 )
                 break
             _ = await self._fresh.catch_up(until=position.stream_sequence)
-            found, before = difference(self._path, self._fresh.path), position
+            found, before = await difference_apart(self._path, self._fresh.path), position
             position = self._position()
             if found is None or position == before:
                 break

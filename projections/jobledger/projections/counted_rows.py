@@ -1,0 +1,83 @@
+"""Rows of `totals` and `failures` as an archive run stores them, and a projection that goes on from there. Source: ADR 012.
+
+The caller owns the transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from jobledger.ledger.counts import Counts
+from jobledger.ledger.job import CLOSED_STATES
+from jobledger.ledger.reactor_events import CountedFailure, CountedJob, CountedTask
+from jobledger.projections import schema
+from jobledger.projections.position import Position
+from jobledger.projections.rows import Row
+from jobledger.projections.stats import FAILURE_COUNTERS
+
+_IN_ORDER: Final = (
+    "ORDER BY rowid"  # of their first event, which decides what has a series or a row of its own
+)
+_TOTALS: Final = f"SELECT queue, task, {', '.join(schema.STATISTICS)} FROM totals {_IN_ORDER}"  # noqa: S608 - constants
+_FAILURES: Final = f"SELECT queue, task, error_type, {', '.join(FAILURE_COUNTERS)} FROM failures {_IN_ORDER}"  # noqa: S608
+_CLOSED: Final = ", ".join(f"'{state.value}'" for state in sorted(CLOSED_STATES))
+#: Jobs of which a projection that begins after the archive sees `carried` first.
+_JOBS: Final = (
+    f"SELECT queue, id, first_us, since_us FROM jobs WHERE status NOT IN ({_CLOSED}) "  # noqa: S608
+    "AND json_extract(CAST(fold AS TEXT), '$.carried_sequence') > 0 ORDER BY rowid"
+)
+
+
+def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
+    """Return what the rows count; `position` is theirs."""
+    execute = connection.execute
+    return Counts(
+        through_sequence=position.stream_sequence,
+        begins_at=position.counts_begin_at,
+        columns=schema.STATISTICS,
+        totals=tuple(CountedTask(queue=row[0], task=row[1], counts=row[2:]) for row in execute(_TOTALS)),
+        failure_columns=FAILURE_COUNTERS,
+        failures=tuple(
+            CountedFailure(queue=row[0], task=row[1], error_type=row[2], counts=row[3:])
+            for row in execute(_FAILURES)
+        ),
+        jobs=tuple(
+            CountedJob(queue=row[0], job=row[1], first_us=row[2], since_us=row[3]) for row in execute(_JOBS)
+        ),
+    )
+
+
+def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
+    """Write what was counted into empty tables, and up to where."""
+    totals = _placed(schema.STATISTICS, counts.columns)
+    connection.executemany(
+        schema.ADD_TOTALS, ((row.queue, row.task, *_values(totals, row.counts)) for row in counts.totals)
+    )
+    failures = _placed(FAILURE_COUNTERS, counts.failure_columns)
+    rows: Iterator[Row] = (
+        (row.queue, row.task, row.error_type, *_values(failures, row.counts)) for row in counts.failures
+    )
+    connection.executemany(schema.ADD_FAILURES, rows)
+    connection.executemany(
+        schema.PUT_ORIGIN, ((row.job, row.queue, row.first_us, row.since_us) for row in counts.jobs)
+    )
+    connection.execute(schema.COUNTED, (counts.begins_at, counts.through_sequence))
+
+
+def end_with(connection: sqlite3.Connection) -> None:
+    """Give carried jobs the times that they had when everything was counted; from here on all is counted here."""
+    connection.executemany(schema.UPDATE_TIMES, connection.execute(schema.SELECT_ORIGINS).fetchall())
+    connection.execute(schema.DROP_ORIGINS)
+    connection.execute(schema.ALL_COUNTED)
+
+
+def _placed(wanted: Sequence[str], stored: Sequence[str]) -> list[int | None]:
+    """Return where each column is in what was stored, None for one that was not counted then."""
+    places = {name: place for place, name in enumerate(stored)}
+    return [places.get(name) for name in wanted]
+
+
+def _values(places: Sequence[int | None], counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(0 if place is None else counts[place] for place in places)

@@ -1,0 +1,79 @@
+"""What an archive run counts before the ledger's beginning goes away: a projection brought up to the ledger's end.
+
+Source: ADR 012.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from jobledger.ledger.counts import CountEverything, Counts
+from jobledger.ledger.errors import (
+    ArchiveIncompleteError,
+    ArchiveRefusedError,
+    NotAnExportError,
+    NotFoundError,
+)
+from jobledger.ledger.log import Log
+from jobledger.projections import files
+from jobledger.projections.counted_rows import read_counts
+from jobledger.projections.errors import ProjectionError
+from jobledger.projections.filling import ProgressCallback
+from jobledger.projections.position import read_position
+from jobledger.projections.projector import Projector
+
+_BUSY_TIMEOUT_S: Final = 5.0
+
+#: Returns the ledger with what was archived in front of it.
+Past = Callable[[], Awaitable[Log]]
+
+
+def counting(log: Log, path: Path | str, *, past: Past | None = None) -> CountEverything:
+    """Return what `archive.tools_of` takes as `count`.
+
+    It brings the projection at `path` up to the ledger's end, and reads its counters. Where these do not count from
+    the ledger's first event, or the projection cannot go on, everything is counted from `past` in a temporary file.
+
+    What it returns raises ArchiveRefusedError where neither can be done, and what `Log.read` raises.
+    """
+
+    async def count(progress: ProgressCallback) -> Counts:
+        found: Counts | None = None
+        try:
+            found = await _counted(log, Path(path), progress)
+            if found.begins_at == 1 or past is None:
+                return found
+        except ProjectionError as error:
+            if past is None:
+                raise _refusal(error) from error
+        try:
+            with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
+                return await _counted(await past(), Path(folder) / "counting.db", progress)
+        except (ProjectionError, ArchiveIncompleteError, NotAnExportError, NotFoundError, OSError) as error:
+            if found is not None:
+                return found  # it says where it begins, and so will whoever goes on from there
+            raise _refusal(error) from error
+
+    return count
+
+
+def _refusal(error: Exception) -> ArchiveRefusedError:
+    return ArchiveRefusedError(
+        f"what goes away was not counted: {error}; name another file with --projection, or go on without with --force: "
+        "counters that are made anew then begin where the ledger does"
+    )
+
+
+async def _counted(log: Log, path: Path, progress: ProgressCallback) -> Counts:
+    with Projector(log, path) as projector:
+        _ = await projector.catch_up(progress=progress)
+    connection = files.open_reader(path, busy_timeout_s=_BUSY_TIMEOUT_S)
+    try:
+        with files.translated(path, _BUSY_TIMEOUT_S):
+            connection.execute("BEGIN")  # counters and position are of one moment
+            return read_counts(connection, read_position(connection))
+    finally:
+        connection.close()

@@ -1,0 +1,216 @@
+"""Counters over an archive run: a projection made anew of what is left counts what one that was there all along counts."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.integration.test_projection_statistics import JumpyClock
+from tests.support.histories import STEPS, WEIGHTS, SteppedClock, act, ref_of
+from tests.support.projections import SMALL, finish
+
+from jobledger.ledger.audit import verify as audit
+from jobledger.ledger.chain import load, seal
+from jobledger.ledger.commands import Carry, Stamp
+from jobledger.ledger.counts import append_counts, counted_parts, counts_before
+from jobledger.ledger.decisions import decide
+from jobledger.ledger.errors import ArchiveRefusedError, JobNotFoundError, RefusedError, WrongSequenceError
+from jobledger.ledger.export import ExportLog, JoinedLog, write_export
+from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
+from jobledger.projections import Projector, Store, difference, rebuild, verify
+from jobledger.projections.counting import counting
+
+pytestmark = pytest.mark.anyio
+
+JOBS = 40
+
+
+class History:
+    """A ledger to which things happen, and which is archived as an archive run does it."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.log = MemoryLog(clock=JumpyClock(seed))
+        self.clock = SteppedClock()
+        self.folder = folder
+        self.exports: list[ExportLog] = []
+        self._chance = random.Random(seed)
+
+    async def goes_on(self, events: int) -> None:
+        for _ in range(events):
+            number = self._chance.randrange(JOBS)
+            for step in self._chance.choices(STEPS, list(WEIGHTS.values()), k=8):
+                if await act(self.log, number, step, self.clock):
+                    break
+
+    async def archive(self, *, busy: int = 40, counted: bool = True, from_file: str = "followed") -> int:
+        """Take away half of what is held; meanwhile `busy` things happen after each step."""
+        head = await self.log.head()
+        first, through = head.first_sequence, (head.first_sequence + head.last_sequence) // 2
+        export = self.folder / f"{first}-{through}"
+        previous = self.exports[-1].previous if self.exports else None
+        manifest = await write_export(self.log, export, first=first, last=through, previous=previous)
+        self.exports.append(ExportLog(export, self.log.names))
+        await self.goes_on(busy)
+        stamp = Stamp(at=self.clock.now(), by="archive")
+        for number in range(JOBS):
+            chain = await load(self.log, ref_of(number))
+            try:
+                carried = decide(chain.job, Carry(through=through), stamp)
+            except (RefusedError, JobNotFoundError):
+                continue
+            await self.log.append(seal(chain, carried, self.log.names).entries)
+        await self.goes_on(busy)
+        if counted:
+            counts = await counting(self.log, self.folder / from_file, past=self.whole)(ignore)
+            await self.goes_on(busy)
+            await append_counts(self.log, counted_parts(counts, through, stamp))
+        archived = Archived(
+            reactor=ARCHIVE,
+            at=self.clock.now(),
+            by="archive",
+            through_sequence=through,
+            manifest_sha256="a" * 64,
+            head_hash=manifest.head_hash,
+            digest=manifest.digest,
+            count=manifest.count,
+        )
+        last = await self.log.last(self.log.names.reactor_chain(ARCHIVE))
+        await self.log.append([seal_reactor_event(archived, last, self.log.names)])
+        await self.log.purge(through)
+        return through
+
+    async def whole(self) -> JoinedLog:
+        return self.past()
+
+    def past(self) -> JoinedLog:
+        return JoinedLog(self.exports, self.log)
+
+
+def ignore(_done: int, _total: int) -> None:
+    return
+
+
+def counters(path: Path) -> list[list[Any]]:
+    """Return everything that the exporter's counters come from, in the order that decides which have series."""
+    with closing(sqlite3.connect(path)) as connection:
+        tables = ("SELECT * FROM totals ORDER BY rowid", "SELECT * FROM failures ORDER BY rowid")
+        times = "SELECT id, queue, first_us, since_us FROM jobs WHERE status NOT IN ('completed', 'cancelled', 'discarded') ORDER BY id"
+        return [connection.execute(sql).fetchall() for sql in tables] + [
+            sorted(connection.execute(times).fetchall())
+        ]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_counters_of_a_projection_made_anew_after_an_archive_are_those_of_one_that_saw_all(
+    tmp_path: Path, seed: int
+) -> None:
+    history = History(seed, tmp_path)
+    followed, fresh = tmp_path / "followed", tmp_path / "fresh"
+    await history.goes_on(350)
+    for run in range(3):
+        await finish(history.log, followed)
+        through = await history.archive(busy=40 * (run % 2))
+        await finish(history.log, followed)
+        await rebuild(history.log, fresh)
+        small = tmp_path / f"small-{run}"
+        await finish(history.log, small, SMALL)
+        assert difference(small, fresh) is None
+        with Store.open(fresh) as store:
+            position = store.position()
+            assert (position.begins_at, position.counts_begin_at, position.missing) == (through + 1, 1, "")
+        assert counters(fresh) == counters(followed)
+        await history.goes_on(80)
+        for path in (followed, fresh, small):
+            await finish(history.log, path)
+        assert counters(fresh) == counters(followed)
+        assert difference(small, fresh) is None
+        assert (await verify(history.log, fresh))[1] is None
+    report = await audit(history.past())
+    assert report.broken.keys() <= {"timer"}, report.text()  # these jobs' due times are long past
+    await rebuild(history.past(), tmp_path / "whole")
+    assert difference(tmp_path / "whole", followed) is None
+
+
+async def test_without_a_count_it_is_said_where_counters_begin_and_the_archive_brings_them_back(
+    tmp_path: Path,
+) -> None:
+    history = History(7, tmp_path)
+    await history.goes_on(400)
+    await finish(history.log, tmp_path / "followed")
+    through = await history.archive(counted=False)
+    with Projector(history.log, tmp_path / "fresh") as projector:
+        position = await projector.catch_up()
+    assert position.counts_begin_at == through + 1
+    assert f"begin at stream sequence {through + 1}" in position.missing
+    assert "--archive" in position.missing
+    found = difference(tmp_path / "fresh", tmp_path / "followed")
+    assert found is not None
+    assert "begins_at" in found
+
+    # The next run counts what its own machine's file does not, from the archive itself.
+    await history.goes_on(200)
+    await history.archive(from_file="fresh")
+    await finish(history.log, tmp_path / "followed")
+    await finish(history.log, tmp_path / "second")
+    assert counters(tmp_path / "second") == counters(tmp_path / "followed")
+
+
+async def test_a_count_that_was_not_finished_or_is_of_another_run_is_none(tmp_path: Path) -> None:
+    history = History(3, tmp_path)
+    log = history.log
+    await history.goes_on(300)
+    counts = await counting(log, tmp_path / "followed")(ignore)
+    stamp = Stamp(at=history.clock.now(), by="a")
+
+    replace = msgspec.structs.replace
+    assert len(counted_parts(counts, 1, stamp)) == 1
+    large = replace(counts, totals=counts.totals * (1 + 1_200 // len(counts.totals)))
+    parts = counted_parts(large, 50, stamp)
+    assert len(parts) > 2
+    await append_counts(log, parts[:-1])  # and dies
+    with pytest.raises(WrongSequenceError):
+        await append_counts(log, parts[1:])  # nothing may come between its parts
+    await log.append([await archived(history, 50)])
+    assert await counts_before(log, 51) is None
+
+    await append_counts(log, parts)
+    await log.append([await archived(history, 60)])
+    assert await counts_before(log, 61) is None, "it was counted for another archive"
+    assert await counts_before(log, 51) is None
+
+    parts = counted_parts(large, 70, stamp)
+    await append_counts(log, parts[:2])  # dies, and the next run counts anew
+    await append_counts(log, parts)
+    await log.append([await archived(history, 70)])
+    found = await counts_before(log, 71)
+    assert found is not None
+    assert (found.totals, found.failures, found.jobs) == (large.totals, large.failures, large.jobs)
+
+
+async def archived(history: History, through: int) -> Any:
+    last = await history.log.last(history.log.names.reactor_chain(ARCHIVE))
+    event = Archived(
+        reactor=ARCHIVE,
+        at=history.clock.now(),
+        by="archive",
+        through_sequence=through,
+        manifest_sha256="a" * 64,
+        head_hash="b" * 64,
+        digest="c" * 64,
+        count=through,
+    )
+    return seal_reactor_event(event, last, history.log.names)
+
+
+async def test_a_projection_that_cannot_count_stops_the_run(tmp_path: Path) -> None:
+    history = History(5, tmp_path)
+    await history.goes_on(50)
+    (tmp_path / "other.db").write_bytes(b"SQLite format 3\0" + bytes(500))
+    with pytest.raises(ArchiveRefusedError, match="--force"):
+        await counting(history.log, tmp_path / "other.db")(ignore)
