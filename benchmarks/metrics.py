@@ -2,8 +2,8 @@
 
     python benchmarks/metrics.py [--jobs N] [--rounds N] [--tasks N] [--json]
 
-Off and on take turns on fresh servers; compare the two, not one with another day. While metrics are on, they are scraped
-once a second. The exporter is scraped with so many tasks in the ledger.
+Off and on take turns on fresh servers; compare the two, not one with another day. While metrics are on, they
+are scraped once a second. The exporter is scraped with so many tasks in the ledger.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/pool.py [--calls N] [--rounds N] [--json]
 
-No server takes part: the pool alone is measured, between `ProcessPool.run` and its return. `echo` is the floor: the same
-number of bytes there and back over a socket to a process that does nothing with them, in the same minute. These figures
-drift with the machine: compare ratios within one run.
+No server takes part: the pool alone is measured, between `ProcessPool.run` and its return. `echo` is the
+floor: the same number of bytes there and back over a socket to a process that does nothing with them, in the
+same minute. These figures drift with the machine: compare ratios within one run.
 """
 
 from __future__ import annotations

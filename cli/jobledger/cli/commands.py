@@ -13,7 +13,8 @@ from typing import Final
 
 import typer
 
-#: In the order of `--help`. A command is the function of its name in the module of its name; a group is the `app` there.
+#: In the order of `--help`. A command is the function of its name in the module of its name; a group is the
+#: `app` there.
 _COMMANDS: Final = (
     "up",
     "server",

@@ -144,7 +144,8 @@ async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
 def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
     """Return whether a file is there that only a rebuild can bring forward.
 
-    Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace, and other errors than the file's.
+    Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace, and other
+        errors than the file's.
     """
     if not path.exists():
         return False

@@ -1,7 +1,8 @@
 """The part of a check that is about the archive: what the ledger says of each export, computed anew from its events.
 
-A manifest that fits its files proves only that nobody damaged them by accident. The `archived` events say what was moved,
-so another export in the place of one is found, however sound it is by itself. Source: ADR 011.
+A manifest that fits its files proves only that nobody damaged them by accident. The `archived` events say
+what was moved, so another export in the place of one is found, however sound it is by itself. Source: ADR
+011.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What changed between two moments of a ledger, and whether two ledgers, or exports of them, share a past.
 
-Read in three passes, none of which keeps more than the jobs that changed: where the two sides part, which jobs have events after
-that, and what those jobs were before and are after. The states are the fold's, as everywhere.
+Read in three passes, none of which keeps more than the jobs that changed: where the two sides part, which
+jobs have events after that, and what those jobs were before and are after. The states are the fold's, as
+everywhere.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ async def compare(
 ) -> Difference:
     """Return what changed from one side to the other; `subject` is what both were selected by, if they were.
 
-    Raises: InvalidInputError for two sides that have no stream sequence in common; CorruptLedgerError, UnreachableError.
+    Raises: InvalidInputError for two sides that have no stream sequence in common; CorruptLedgerError,
+        UnreachableError.
     """
     begin = max(before.first_sequence, after.first_sequence)
     end = min(before.last_sequence, after.last_sequence)

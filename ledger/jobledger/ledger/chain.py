@@ -143,7 +143,8 @@ async def transact(
     decided again on the stored chain. None rests on a view older than what was known to be there before: a replica
     that lags may show one. Safe to repeat: an outcome or transition that was already recorded is refused by `decide`.
 
-    Raises: what `decide` refuses with (JobNotFoundError, IllegalTransitionError and its kin), WrongSequenceError after too many lost races, and what `Log` raises.
+    Raises: what `decide` refuses with (JobNotFoundError, IllegalTransitionError and its kin),
+        WrongSequenceError after too many lost races, and what `Log` raises.
     """
     chain = await load(log, ref) if known is None else known
     stored = known is None  # whether `chain` was read, not given

@@ -148,8 +148,8 @@ class Ledger:
     async def cancel(self, job: JobRef, *, reason: str = "", by: str = "") -> Job:
         """End a waiting job at once; ask a running one to end, and return the job as it is after that.
 
-        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. One that completes before
-        it hears of the request stays completed.
+        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. One
+        that completes before it hears of the request stays completed.
 
         Raises: JobNotFoundError, IllegalTransitionError when it has ended or was asked already, UnreachableError.
         """

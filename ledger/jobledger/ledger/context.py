@@ -60,8 +60,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def checkpoint(self, value: Any) -> Awaitable[None]:
         """Keep a JSON value for the next attempt; in the ledger once awaited.
 
-        An async task awaits it. In a sync task the call itself returns only when the value is stored, and there is nothing
-        to await. Each one is an event of the ledger: meant for every some seconds, not for every row.
+        An async task awaits it. In a sync task the call itself returns only when the value is stored, and
+        there is nothing to await. Each one is an event of the ledger: meant for every some seconds, not for
+        every row.
 
         Raises: InvalidInputError for what JSON cannot hold, StaleClaimError when the job is somebody else's by now,
         AttemptStoppedError, UnreachableError.

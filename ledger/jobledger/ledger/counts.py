@@ -88,7 +88,8 @@ def _cut(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
 async def append_counts(log: Log, parts: Sequence[Counted]) -> None:
     """Append the parts of a count, each on condition that it follows the one before.
 
-    Raises: WrongSequenceError when another run appends its own, LedgerFullError, PayloadTooLargeError, UnreachableError.
+    Raises: WrongSequenceError when another run appends its own, LedgerFullError, PayloadTooLargeError,
+        UnreachableError.
     """
     for part in parts:
         last = await log.last(log.names.reactor_chain(ARCHIVE))

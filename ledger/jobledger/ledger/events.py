@@ -16,8 +16,9 @@ from msgspec.structs import force_setattr
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
-#: Why a job was dispatched. Only `new` carries the whole work order; the others build on the chain. `carried` leaves the
-#: job as it is, waiting or running: it only puts a fresh work item where an archive run takes the old one away.
+#: Why a job was dispatched. Only `new` carries the whole work order; the others build on the chain. `carried`
+#: leaves the job as it is, waiting or running: it only puts a fresh work item where an archive run takes the
+#: old one away.
 Cause = Literal[
     "new",
     "due",

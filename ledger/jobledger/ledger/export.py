@@ -1,7 +1,8 @@
 """Exports: a range of the ledger as files that can be checked, kept and read without a server.
 
 An export is a folder with `manifest.json` and files `events-<first>-<last>.jsonl` (or `.parquet`); docs/exports.md
-describes it for who reads it with other tools. What belongs together is in modules of its own; others import it from here.
+describes it for who reads it with other tools. What belongs together is in modules of its own; others import
+it from here.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ async def verify_export(
 ) -> Report:
     """Check an export; `before` is an earlier report, of the ledger or of an export of it, which this one must continue.
 
-    An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that begins later or
-    holds a selection proves what the report does not name under "not proven". `witnesses` are as `audit.verify` takes them;
-    `is_anchored` when one of them was kept elsewhere, and not in the export itself. `on_progress` gets events done and all.
+    An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that
+    begins later or holds a selection proves what the report does not name under "not proven". `witnesses` are
+    as `audit.verify` takes them; `is_anchored` when one of them was kept elsewhere, and not in the export
+    itself. `on_progress` gets events done and all.
 
     Raises: as `read_manifest`; InvalidInputError for an earlier report that such an export cannot be compared with;
         ConfigurationError for Parquet without pyarrow; ScratchSpaceError.

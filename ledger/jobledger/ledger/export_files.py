@@ -1,6 +1,7 @@
 """The files of an export as JSON Lines: an event a line, its stored bytes verbatim; written, checked and read.
 
-What is common to both formats is here too: a row, and what is wrong where there is none. Parquet is in `export_parquet`.
+What is common to both formats is here too: a row, and what is wrong where there is none. Parquet is in
+`export_parquet`.
 """
 
 from __future__ import annotations

@@ -47,13 +47,15 @@ async def import_export(
 ) -> int:
     """Append every event of an export, up to the sequence `through`, to an empty log; return how many were appended.
 
-    The log gets the same events, byte for byte, at the same stream sequences; their server times are those of the import. A
-    log that already holds the beginning of the export, as after an interrupted import or of an export that this one continues,
-    is gone on with: what both hold must be the same. Called again after it returned, it appends nothing. The large values of
-    the export go to `payloads` first, so that no job is there without its input.
+    The log gets the same events, byte for byte, at the same stream sequences; their server times are those of
+    the import. A log that already holds the beginning of the export, as after an interrupted import or of an
+    export that this one continues, is gone on with: what both hold must be the same. Called again after it
+    returned, it appends nothing. The large values of the export go to `payloads` first, so that no job is
+    there without its input.
 
-    Raises: NotAnExportError for a selection, which has holes, and for one of another environment; RefusedError when the log
-        holds something else; WrongSequenceError when somebody else appends to it; as `read_export` and `Log.append`.
+    Raises: NotAnExportError for a selection, which has holes, and for one of another environment;
+        RefusedError when the log holds something else; WrongSequenceError when somebody else appends to it;
+        as `read_export` and `Log.append`.
     """
     export = ExportLog(folder, log.names)
     manifest = export.manifest

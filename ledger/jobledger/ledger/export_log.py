@@ -205,7 +205,8 @@ class JoinedLog(_ReadOnly):
     def __init__(self, archives: Sequence[ExportLog], live: Log, *, linked: bool = True) -> None:
         """Join exports, the oldest first, each naming the one before it, and the log that goes on behind the last.
 
-        Not `linked`, they may name others, but begin where the one before ends: for who compares them with what is known.
+        Not `linked`, they may name others, but begin where the one before ends: for who compares them with
+        what is known.
 
         Raises: NotAnExportError where they do not follow each other.
         """

@@ -1,7 +1,8 @@
 """The large values of an export: `payloads/<sha256>` beside the events, and `payloads.jsonl`, which lists them.
 
-Each is a file as the object store had it: JSON text. The list is in the order of the digests, a line each, and the manifest
-has its sha256; so neither writing nor checking holds more than one line of it, and one chunk of one file.
+Each is a file as the object store had it: JSON text. The list is in the order of the digests, a line each,
+and the manifest has its sha256; so neither writing nor checking holds more than one line of it, and one chunk
+of one file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writing an export: a range of the log, whole or selected, into a folder that is there as a whole or not at all.
 
-Everything is written into a draft beside the folder, brought to the disk, and renamed. A draft that a killed process left is
-begun anew; the lock on it ends with the process.
+Everything is written into a draft beside the folder, brought to the disk, and renamed. A draft that a killed
+process left is begun anew; the lock on it ends with the process.
 """
 
 from __future__ import annotations
@@ -138,14 +138,15 @@ async def write_export(
 ) -> Manifest:
     """Export the stream sequences `first` to `last`, by default all that the log holds now, into `folder`.
 
-    When this returns, the export is on the disk; when it does not, the folder is as it was. Where the same export lies already
-    (same range and selection, and the ledger still says the same), that one is checked and left as it is, and its manifest
-    returned. The large values that these events refer to are copied from `payloads`; without it they are left out, and the
-    manifest says so. `on_progress` gets the events (sequences, without a selection) done and the number of all, `on_payload`
-    the large values.
+    When this returns, the export is on the disk; when it does not, the folder is as it was. Where the same
+    export lies already (same range and selection, and the ledger still says the same), that one is checked
+    and left as it is, and its manifest returned. The large values that these events refer to are copied from
+    `payloads`; without it they are left out, and the manifest says so. `on_progress` gets the events
+    (sequences, without a selection) done and the number of all, `on_payload` the large values.
 
-    Raises: ExportExistsError when something else lies in `folder`, or another process writes it; InvalidInputError for a
-        range that the ledger does not hold; ConfigurationError without pyarrow; UnreachableError, CorruptLedgerError, OSError.
+    Raises: ExportExistsError when something else lies in `folder`, or another process writes it;
+        InvalidInputError for a range that the ledger does not hold; ConfigurationError without pyarrow;
+        UnreachableError, CorruptLedgerError, OSError.
     """
     begin, end = await _range(log, first, last, selection)
     wanted = _Plan(

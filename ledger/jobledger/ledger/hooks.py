@@ -33,9 +33,10 @@ Hook = Callable[[Notice], Awaitable[None] | None]
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     """Functions to call at the turning points of an attempt, async or not.
 
-    `@task(hooks=Hooks(...))` is for one task; a `Hooks` object at the top of a module given to a worker is for all its tasks.
-    They run in the worker, once the fact they tell is in the ledger, at most once, and lost if the worker dies: what must not be
-    missed belongs to an event subscriber. One that fails or takes too long is reported in the log, and that is all.
+    `@task(hooks=Hooks(...))` is for one task; a `Hooks` object at the top of a module given to a worker is
+    for all its tasks. They run in the worker, once the fact they tell is in the ledger, at most once, and
+    lost if the worker dies: what must not be missed belongs to an event subscriber. One that fails or takes
+    too long is reported in the log, and that is all.
     """
 
     on_start: Hook | None = None

@@ -198,9 +198,10 @@ class Log(Protocol):
     ) -> AsyncGenerator[list[Stored], None]:
         """Yield batches of job events (never empty, at most a few hundred) in stream order.
 
-        Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the call, or never with `follow`. Without `subject` the sequences are
-        checked to be dense, other aggregates' included. What precedes an event that cannot be read is yielded before the error is raised.
-        Close the iterator (`contextlib.aclosing`) when leaving early.
+        Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the
+        call, or never with `follow`. Without `subject` the sequences are checked to be dense, other
+        aggregates' included. What precedes an event that cannot be read is yielded before the error is
+        raised. Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
             SequenceGapError: a sequence is missing or in an archive, or the log ends before `from_sequence - 1`.

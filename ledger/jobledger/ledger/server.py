@@ -78,12 +78,13 @@ def project_configuration() -> str:
 class EmbeddedServer:
     """nats-server as a child of this process, its store kept in a directory between runs.
 
-    Use it as an async context manager, or `start` and `stop` it. After the child died, `start` brings it back on the same
-    ports and the same store. It belongs to no event loop: it may be started in one and stopped in another.
+    Use it as an async context manager, or `start` and `stop` it. After the child died, `start` brings it back
+    on the same ports and the same store. It belongs to no event loop: it may be started in one and stopped in
+    another.
 
-    The child gets a session of its own, so Ctrl-C in a terminal reaches only us and we stop in order. When we are killed
-    ourselves, a sidecar ends the child. (The sidecar watches a pipe that is closed on exec; a child made by a bare fork,
-    without exec, keeps it open, and the server then lives as long as that child.)
+    The child gets a session of its own, so Ctrl-C in a terminal reaches only us and we stop in order. When we
+    are killed ourselves, a sidecar ends the child. (The sidecar watches a pipe that is closed on exec; a
+    child made by a bare fork, without exec, keeps it open, and the server then lives as long as that child.)
     """
 
     def __init__(

@@ -32,7 +32,8 @@ from jobledger.ledger.events import (
 from jobledger.ledger.job import Job, JobState
 
 #: The types of event that may follow in each state; None is the state before the first event held. `fenced` is a
-#: receipt and may come late; `carried` says the state once more; `retry_wait` is also where a job is between the two events of one atomic batch.
+#: receipt and may come late; `carried` says the state once more; `retry_wait` is also where a job is between
+#: the two events of one atomic batch.
 LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
     {
         None: frozenset({"scheduled", "held", "queued", "carried"}),

@@ -91,7 +91,8 @@ class NewerSchemaError(ProjectionFileError):
 class NewerReadModelError(ProjectionFileError):
     """A newer version of the same read model made the file.
 
-    It is not made anew by itself: while versions change, an old and a new process would undo each other's work for ever.
+    It is not made anew by itself: while versions change, an old and a new process would undo each other's
+    work for ever.
     """
 
     def __init__(self, path: Path, found: int, known: int) -> None:

@@ -1,9 +1,10 @@
 """Copies of the projection from earlier moments, so that a past state need not be folded from the first event.
 
-They lie in `<path>.snapshots/` as `<stream sequence>-<its beginning>-<checksum>.db`, beside drafts (`draft-<pid>-...`) that are of
-no use once their process is gone. None is ever needed: a missing, stale or damaged one only makes `as_of` slower.
-So whoever finds one that cannot be used removes it, a copy that fails is given up with a word in the log, and
-several processes need no lock: each copy is made under a name of its own and takes its final name whole.
+They lie in `<path>.snapshots/` as `<stream sequence>-<its beginning>-<checksum>.db`, beside drafts
+(`draft-<pid>-...`) that are of no use once their process is gone. None is ever needed: a missing, stale or
+damaged one only makes `as_of` slower. So whoever finds one that cannot be used removes it, a copy that fails
+is given up with a word in the log, and several processes need no lock: each copy is made under a name of its
+own and takes its final name whole.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _AT_ONCE: Final = 32
 class CancelWatch:
     """Tells `on_cancel` of each running job that somebody wants to end.
 
-    `running` gives job and claim epoch of what runs now. A request is one of this claim only if it is newer: what was asked
-    earlier is obeyed when a job is taken over.
+    `running` gives job and claim epoch of what runs now. A request is one of this claim only if it is newer:
+    what was asked earlier is obeyed when a job is taken over.
     """
 
     def __init__(

@@ -3,7 +3,8 @@
 Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
 could do; only an empty lane is left waiting for one message, which goes back if the slots filled meanwhile.
 Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an eighth of
-the free slots. Queues share the slots of a priority by their weights. What is on hand, waiting or running, is kept alive by +WPI every third of the ack wait.
+the free slots. Queues share the slots of a priority by their weights. What is on hand, waiting or running, is
+kept alive by +WPI every third of the ack wait.
 """
 
 from __future__ import annotations

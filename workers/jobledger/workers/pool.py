@@ -321,8 +321,8 @@ class ProcessPool:
     def _see_off(self, child: ChildProcess, end: Awaitable[None], *, spare: int = 0) -> None:
         """Let a process go in the background.
 
-        With `spare` it is replaced at once, which is right for a loss that a call had a part in: such losses are as many
-        as calls, while a process that ends by itself might do so for ever.
+        With `spare` it is replaced at once, which is right for a loss that a call had a part in: such losses
+        are as many as calls, while a process that ends by itself might do so for ever.
         """
         _ = self._end_of(child, end, spare=spare)
 

@@ -44,8 +44,8 @@ class Running(msgspec.Struct, eq=False):
     def stop(self, reason: str, *, cancelled: bool = False) -> None:
         """Tell it to stop, once. What has an outcome already is left to record it.
 
-        A coroutine is cancelled at once. A thread cannot be: when its job is cancelled it hears so at its next heartbeat, and
-        is waited for no longer than `COOPERATION_S`.
+        A coroutine is cancelled at once. A thread cannot be: when its job is cancelled it hears so at its
+        next heartbeat, and is waited for no longer than `COOPERATION_S`.
         """
         if self.stop_reason or self.recording:
             return

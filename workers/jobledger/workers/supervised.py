@@ -1,8 +1,9 @@
 """A worker process's end of the line to its supervisor: a socket that it inherited, words with a newline each.
 
 Up: `identity NAME` before anything is done under NAME, `ready`, and `beat` while the event loop turns. Down: `stop`
-and `now`. The line's end means that the supervisor is gone. Signals are no part of it: a process manager sends them to every process of a service, and
-the stop that is then also passed on by the supervisor must not look like a second one, which ends the grace.
+and `now`. The line's end means that the supervisor is gone. Signals are no part of it: a process manager
+sends them to every process of a service, and the stop that is then also passed on by the supervisor must not
+look like a second one, which ends the grace.
 """
 
 from __future__ import annotations
