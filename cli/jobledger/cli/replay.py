@@ -55,7 +55,7 @@ def replay(
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
-    """Write the tables as the events up to a past moment make them, into a file of their own, to look into at leisure."""
+    """Write the tables of a past moment into a file of their own, to look into at leisure."""
     if exports and archives:
         raise UsageError(
             "--from reads no ledger: name every export with --from, or every archive with --archive"
@@ -135,7 +135,7 @@ def _refuse_parts(logs: Sequence[ExportLog]) -> None:
 
 
 async def _refuse_middle(log: Log) -> None:
-    """Refuse events that begin in the middle of jobs: an archive carries over what lives, an export of a range does not.
+    """Refuse events that begin in the middle of jobs, as an export of a range does; an archive carries over what lives.
 
     Raises: UsageError.
     """

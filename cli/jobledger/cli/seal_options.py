@@ -70,7 +70,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
     async def witnesses(
         self, log: Log, begin: int, last: int | None, *, is_part: bool = False
     ) -> AsyncGenerator[SealWitness, None]:
-        """Yield the ledger's own seals, and those that were kept; what was archived can be compared with the archive alone.
+        """Yield the ledger's own seals and those that were kept; archived ones can be compared with the archive alone.
 
         Seals over what comes after `last` are left out. `is_part`: as for `audit.verify`.
         """

@@ -108,7 +108,7 @@ async def _reactors(log: Log) -> AsyncGenerator[tuple[int, str], None]:
 
 
 class Survey:
-    """Takes the events of a prefix in stream order and tells which of its jobs go away whole; memory grows with the others."""
+    """Takes the events of a prefix in order and tells which jobs go away whole; memory grows with the others."""
 
     def __init__(self) -> None:
         self.events = 0

@@ -84,7 +84,7 @@ def asyncapi_document() -> dict[str, Any]:
 
 
 def address_of(aggregate: str, tag: str) -> str:
-    """Return the subject of a type of event, as the plain environment has it, with names in braces where tokens stand."""
+    """Return the subject of a type of event in the plain environment, with names in braces where tokens stand."""
     names = Names()
     match aggregate:
         case "job":

@@ -202,7 +202,7 @@ class Ledger:
         return self.locks.hold(scope, lock_id, wait_s=wait_s)
 
     def events(self, **options: Unpack[EventOptions]) -> EventStream:
-        """Return stored events to iterate, in stream order: a choice of them, from some point on, for ever or to the end.
+        """Return stored events to iterate, in stream order: all or some, from any point on, to the end or for ever.
 
         With `durable="billing"` they come from a subscription of that name instead, at least once: each is
         acknowledged when the next is asked for, and the next reader of that name goes on where this one stopped.

@@ -41,7 +41,7 @@ async def verify_export(
     is_anchored: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check an export; `before` is an earlier report, of the ledger or of an export of it, which this one must continue.
+    """Check an export; `before` is an earlier report, of the ledger or an export, which this one must continue.
 
     An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that
     begins later or holds a selection proves what the report does not name under "not proven". `witnesses` are

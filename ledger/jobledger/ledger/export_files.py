@@ -134,7 +134,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_line(message: Message) -> bytes:
-    """Return an event's line with its line end; the stored bytes stand in it as they are wherever JSON can hold them."""
+    """Return an event's line with its line end; the stored bytes stand in it as they are where JSON can hold them."""
     head = b'{"stream_sequence":%d,"stored_at":"%s","subject":%s,' % (
         message.stream_sequence,
         time_text(message.stored_at).encode(),

@@ -333,7 +333,7 @@ class Locks:
             await self._give_up(HeldLock(turn, keeper, advance(entry, event, sequence), event.by))
 
     async def _find(self, ref: LockRef, identity: str, entry: Entry) -> int | None:
-        """Return where an append without an answer is stored; None if it is not, or no matter since our lease is lost."""
+        """Return where an append without an answer is stored; None if it is not, or if our lease is lost anyway."""
         while identity == self._identity:
             try:
                 view = await self._look(ref)

@@ -109,7 +109,7 @@ async def find_subscription(inbox: Inbox, names: Names, name: str) -> Subscripti
 
 
 async def last_sequence(inbox: Inbox, names: Names) -> int:
-    """Return the ledger's last stream sequence; unlike `Log.head` it tells a server that is not ready from one that fails.
+    """Return the ledger's last stream sequence; tells a server that is not ready from one that fails.
 
     Raises: LedgerError, UnreachableError, JetStreamDisabledError.
     """

@@ -161,7 +161,10 @@ class Ledger:
 
 
 class EventStream:
-    """Stored events to iterate, in one thread; `with` begins at once and ends in time, also after `break`. See `client.Ledger.events`."""
+    """Stored events to iterate, in one thread; see `client.Ledger.events`.
+
+    `with` begins at once and ends in time, also after `break`.
+    """
 
     def __init__(self, portal: BlockingPortal, asynchronous: event_stream.EventStream) -> None:
         self._portal = portal

@@ -130,7 +130,7 @@ class Filler:
         return await self._bring_to(target, await self.prepare(), progress)
 
     async def fill(self, progress: ProgressCallback | None = None, *, until: int | None = None) -> Position:
-        """Apply everything up to the head as it is now, or up to `until` if that is less, to the file given by `adopt`."""
+        """Apply everything up to the head as it is now, or to `until` if that is less, to the file given by `adopt`."""
         head = await self._log.head()
         target = head.last_sequence if until is None else min(until, head.last_sequence)
         await self._check_beginning(self._known_position(), head)

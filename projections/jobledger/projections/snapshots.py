@@ -230,7 +230,7 @@ def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[S
 
 
 def _least_missed(sequences: list[int]) -> int:
-    """Return the place of the sequence whose removal leaves the smallest gap for its age; the newest one last of all."""
+    """Return the place of the sequence whose removal leaves the smallest gap for its age; the newest goes last."""
     newest = sequences[-1]
 
     def gap(place: int) -> float:

@@ -127,7 +127,7 @@ class World:
 
 
 class Process:
-    """One process: an event loop (as much of one as asyncio asks for), a wall clock that may jump and a monotonic one that may be fast or slow."""
+    """One process: as much of an event loop as asyncio asks for, a wall clock that may jump, a monotonic one that drifts."""
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
         self.world = world

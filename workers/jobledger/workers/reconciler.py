@@ -170,7 +170,7 @@ class Reconciler:
         return [lane for lane in lanes if lane.own is not None]
 
     async def _walk(self, lane: Lane) -> None:
-        """Look at what is old enough in one lane, a batch after the other, until the rest is young or not handed out."""
+        """Look at what is old enough in one lane, batch by batch, until the rest is young or not handed out."""
         ledger = self._ledger
         config = {
             **reactor_consumer((lane.filter_subject,), ack_wait_s=_ACK_WAIT_S),
