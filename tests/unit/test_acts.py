@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.archiving import CLAIM, NEW, OLD, World, populate
 
 from jobledger.ledger.acts import Act, acts
+from jobledger.ledger.archive_chain import open_archive
 from jobledger.ledger.audit import Checker, Report, verify
 from jobledger.ledger.audit_file import read_report, write_report
 from jobledger.ledger.chain import commit, load, transact
@@ -34,6 +36,8 @@ from jobledger.ledger.commands import (
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import InvalidInputError, NotFoundError
 from jobledger.ledger.events import ErrorInfo
+from jobledger.ledger.export import ExportLog, JoinedLog, write_export
+from jobledger.ledger.log import Log
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.subjects import JobRef, Names
 
@@ -71,8 +75,12 @@ class Place:
         return chain.job.claim_epoch
 
     async def acts(self, **options: Any) -> list[Act]:
-        async with contextlib.aclosing(acts(self.log, **options)) as found:
-            return [act async for act in found]
+        return await acts_in(self.log, **options)
+
+
+async def acts_in(log: Log, **options: Any) -> list[Act]:
+    async with contextlib.aclosing(acts(log, **options)) as found:
+        return [act async for act in found]
 
 
 def shown(found: Sequence[Act]) -> list[tuple[str, str, str, str]]:
@@ -158,6 +166,50 @@ async def test_more_acts_than_are_looked_at_at_once_keep_their_order() -> None:
     found = await place.acts(on_progress=on_progress)
     assert [act.job for act in found] == [f"j{number}" for number in range(150)]
     assert reached[-1] == (299, 300), "the newest dispatch and the head"
+
+
+async def test_acts_in_exports_are_told_as_those_in_the_ledger(tmp_path: Path) -> None:
+    place = Place()
+    await _people(place)
+    whole = await place.acts()
+    for last in range(1, (await place.log.head()).last_sequence + 1):
+        await write_export(place.log, tmp_path / str(last), last=last)
+        joined = JoinedLog([ExportLog(tmp_path / str(last))], place.log)
+        assert await acts_in(joined) == whole
+    assert await acts_in(joined, by="bob") == [act for act in whole if act.by == "bob"]
+    assert await acts_in(joined, since=whole[3].at) == whole[3:]
+
+
+async def test_acts_are_looked_up_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobledger.ledger.acts._WAITING_MAX", 2)
+    place = Place()
+    await _people(place)
+    await write_export(place.log, tmp_path / "all")
+    assert await acts_in(ExportLog(tmp_path / "all")) == await place.acts()
+
+
+async def test_acts_outlive_an_archive_run(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await populate(world)
+    for job in ("waits", "asked", "by-itself"):
+        world.clock.at = OLD
+        await world.enqueue(job, *(() if job == "waits" else (CLAIM,)))
+        world.clock.at = NEW
+    # These are over when the run comes to carry them: what the ledger holds of them begins with their end.
+    await world.do("waits", CancelJob(reason="too late"))
+    await world.do("asked", CancelJob(), ConfirmCancel(epoch=0))
+    await world.do("by-itself", ConfirmCancel(epoch=0, reason="nothing to do"))
+    whole = await acts_in(world.log)
+    await world.archive(NEW)
+    first = (await world.log.head()).first_sequence
+    held = [act for act in whole if act.stream_sequence >= first]
+    assert [act.job for act in held] == ["waits", "asked"]
+    assert await acts_in(world.log) == held
+    await world.enqueue(
+        "cancelled", CLAIM, ConfirmCancel(epoch=0)
+    )  # an id that is free again, for another job
+    assert [act.job for act in whole].count("cancelled") == 1
+    assert await acts_in(await open_archive(world.log, tmp_path)) == whole
 
 
 # Reports as files.

@@ -1,7 +1,7 @@
 """What people did to jobs: cancel, retry, requeue, discard, each with who, when and why, as the ledger has it.
 
 Only the types of event that can be such an act are read. An act carries the name its caller gave (`by`); the ledger
-records it and cannot prove it.
+records it and cannot prove it. Exports have no index of types and chains: they are read from end to end.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from jobledger.ledger.audit_rules import lean
 from jobledger.ledger.chain import fold
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import NO_VALUE, Cancelled, CancelRequested, Discarded, Queued
-from jobledger.ledger.job import WAITING_STATES
+from jobledger.ledger.export_log import ExportLog, JoinedLog
+from jobledger.ledger.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import JobRef
 
@@ -26,6 +28,8 @@ ActName = Literal["cancel", "retry", "requeue", "discard"]
 
 #: Chains read at once, to tell whose wish a `cancelled` was.
 _CHAINS_AT_ONCE: Final = 32
+#: Acts that wait for such a look where it takes reading everything once more.
+_WAITING_MAX: Final = 10_000
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,13 +56,19 @@ async def acts(
     """Yield the acts in stream order, up to the ledger's head as it is at the call; memory stays bounded.
 
     `since` is a server time, `by` one actor. `on_progress` gets the sequence reached and the head's. Close the
-    iterator (`contextlib.aclosing`) when leaving early.
+    iterator (`contextlib.aclosing`) when leaving early. Of a ledger whose beginning was archived, `log` holds the
+    acts since: `archive_chain.with_past` puts the others before them.
 
     Raises: InvalidInputError, CorruptLedgerError, UnreachableError.
     """
     if since is not None and since.utcoffset() is None:
         raise InvalidInputError("since has no time zone: give an aware datetime, such as datetime.now(UTC)")
     head = (await log.head()).last_sequence
+    if isinstance(log, ExportLog | JoinedLog):
+        async with contextlib.aclosing(_all_read(log, by, since, head, on_progress)) as found:
+            async for act in found:
+                yield act
+        return
     names = log.names
     filters = [names.all_of_type(each) for each in ("cancel_requested", "cancelled", "discarded")]
     async with contextlib.AsyncExitStack() as stack:
@@ -95,6 +105,65 @@ async def _acts_of(
                 on_progress(batch[-1].stream_sequence)
 
 
+class _Found(NamedTuple):
+    act: Act
+    is_certain: bool  #: else a cancel whose chain has to be looked at
+
+
+async def _all_read(
+    log: Log,
+    by: str | None,
+    since: datetime | None,
+    head: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> AsyncGenerator[Act, None]:
+    """Read every event, and those before once more for each part that has cancels in it."""
+    part: list[_Found] = []
+    async with contextlib.aclosing(log.read(from_time=since)) as batches:
+        async for batch in batches:
+            for stored in batch:
+                if by in (None, stored.event.by) and stored.stream_sequence <= head:
+                    part += _perhaps(stored)
+            if len(part) >= _WAITING_MAX:
+                for act in await _looked_up(log, part):
+                    yield act
+                part = []
+            if on_progress is not None:
+                on_progress(batch[-1].stream_sequence, head)
+    for act in await _looked_up(log, part):
+        yield act
+
+
+def _perhaps(stored: Stored) -> list[_Found]:
+    if isinstance(stored.event, Cancelled):
+        return [_Found(_of(stored, "cancel", stored.event.reason), is_certain=False)]
+    act = _told(stored)
+    return [] if act is None else [_Found(act, is_certain=True)]
+
+
+async def _looked_up(log: Log, part: Sequence[_Found]) -> list[Act]:
+    """Return the acts, and of the cancels those that ended a wait."""
+    cancels = {found.act.stream_sequence for found in part if not found.is_certain}
+    ended: set[int] = set()
+    jobs: dict[JobRef, Job | None] = {
+        JobRef(queue=found.act.queue, job_id=found.act.job): None for found in part if not found.is_certain
+    }
+    async with contextlib.aclosing(log.read()) as batches:
+        while cancels != ended and (batch := await anext(batches, None)) is not None:
+            for stored in batch:
+                ref = _ref(stored)
+                if ref not in jobs:
+                    continue
+                # An id that was free again, after an archive run, is another job's.
+                before = jobs[ref] if stored.event.prev else None
+                if stored.stream_sequence in cancels and _waited(before):
+                    ended.add(stored.stream_sequence)
+                jobs[ref] = evolve(before, lean(stored.event), stored.stream_sequence)
+            if batch[-1].stream_sequence >= max(cancels):
+                break
+    return [found.act for found in part if found.is_certain or found.act.stream_sequence in ended]
+
+
 async def _merged(sources: Sequence[AsyncGenerator[Act, None]]) -> AsyncGenerator[Act, None]:
     """Yield from several sources, each in stream order, in stream order."""
     waiting = [(await anext(source, None), source) for source in sources]
@@ -112,27 +181,35 @@ async def _merged(sources: Sequence[AsyncGenerator[Act, None]]) -> AsyncGenerato
 
 def _may_be_an_act(stored: Stored) -> bool:
     """Leave out what a look at the event itself tells: a timer or a reactor that dispatches names no reason."""
-    event = stored.event
-    return not isinstance(event, Queued) or event.cause == "requeued" or bool(event.reason)
+    return isinstance(stored.event, Cancelled) or _told(stored) is not None
 
 
 async def _act(log: Log, stored: Stored) -> Act | None:
     """Return the act that an event records, None when the job's own course led to it."""
+    if not isinstance(stored.event, Cancelled):
+        return _told(stored)
+    return _of(stored, "cancel", stored.event.reason) if await _ended_a_wait(log, stored) else None
+
+
+def _told(stored: Stored) -> Act | None:
+    """Return the act that an event tells by itself, None when it is none or the chain has to be looked at."""
     event = stored.event
     match event:
         case Queued(cause="requeued"):
             edited = event.input is not NO_VALUE or event.input_ref is not None
             return _of(stored, "requeue", event.reason, new_input=edited)
-        case Queued(reason=reason):
+        case Queued(reason=reason) if reason:
             return _of(stored, "retry", reason)
         case CancelRequested(reason=reason):
             return _of(stored, "cancel", reason)
         case Discarded(reason=reason):
             return _of(stored, "discard", reason)
-        case Cancelled(reason=reason) if await _ended_a_wait(log, stored):
-            return _of(stored, "cancel", reason)
         case _:
             return None
+
+
+def _ref(stored: Stored) -> JobRef:
+    return JobRef(queue=stored.event.queue, job_id=stored.event.job)
 
 
 def _of(stored: Stored, act: ActName, reason: str, *, new_input: bool = False) -> Act:
@@ -156,7 +233,21 @@ async def _ended_a_wait(log: Log, stored: Stored) -> bool:
     A running one is ended by whoever runs it or takes it over: because its task wishes so, or obeying a
     `cancel_requested`, which is an act of its own.
     """
-    ref = JobRef(queue=stored.event.queue, job_id=stored.event.job)
-    history = await log.read_chain(log.names.chain(ref))
-    before = fold(each for each in history if each.stream_sequence < stored.stream_sequence).job
+    history = await log.read_chain(log.names.chain(_ref(stored)))
+    if history and history[0].event.prev:
+        # What was before is in an archive: what was carried over behind the cancel says how the job ended.
+        after = fold(history).job
+        carried = after is not None and after.carried_sequence > stored.stream_sequence
+        if carried and history[0].stream_sequence <= stored.stream_sequence:
+            return _was_cancelled_waiting(after)
+    return _waited(fold(each for each in history if each.stream_sequence < stored.stream_sequence).job)
+
+
+def _waited(before: Job | None) -> bool:
     return before is not None and before.state in WAITING_STATES and not before.cancel_requested
+
+
+def _was_cancelled_waiting(job: Job | None) -> bool:
+    if job is None or job.state is not JobState.CANCELLED or job.cancel_requested:
+        return False
+    return not job.attempts or job.attempts[-1].state != "cancelled"
