@@ -310,6 +310,7 @@ async def test_a_projection_that_cannot_go_on_or_is_behind_is_red(connected: Con
         found = await scraped(behind)
         assert (found.one("jobledger_up"), found.one("jobledger_projection_lag_events")) == (0, 1)
         assert (found.one("jobledger_projection_lag_seconds") or 0) > 0
+        assert found.one("jobledger_projection_agrees") == 1
 
 
 async def test_counters_never_go_back_while_a_lost_file_is_made_anew(ledger: Ledger, tmp_path: Path) -> None:
@@ -339,7 +340,10 @@ async def test_a_ledger_that_lost_its_end_is_red(connected: Connect, tmp_path: P
                 ledger.inbox, specifications(ledger.names, ledger_bytes_max=1 << 20, lease_s=2.0, replicas=1)
             )
             await _health(exporter, lambda text: "it lost its end" in text or "is not followed" in text)
-            assert (await scraped(exporter)).one("jobledger_up") == 0
+            found = await scraped(exporter)
+            assert (found.one("jobledger_up"), found.one("jobledger_projection_agrees")) == (0, 0)
+            lags = ("jobledger_projection_lag_events", "jobledger_projection_lag_seconds")
+            assert [found.one(name) for name in lags] == [None, None]  # what is not there has no lag
 
 
 async def test_an_empty_ledger_has_figures_too(ledger: Ledger, tmp_path: Path) -> None:

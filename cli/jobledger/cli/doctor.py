@@ -18,17 +18,21 @@ from jobledger.cli.output import Output
 from jobledger.cli.projection import projection_status
 from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.cli.text import plain
-from jobledger.ledger import LedgerConfig
+from jobledger.ledger import Ledger, LedgerConfig
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.connection import open_connection, redact
 from jobledger.ledger.errors import ConfigurationError, LedgerError
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.streams import specifications
 from jobledger.ledger.subjects import Names
-from jobledger.projections import ProjectionError
+from jobledger.projections import EventGapError, ProjectionError
+from jobledger.projections.agreement import refuse_lost_beginning
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _PORT_DEFAULT: Final = 4222
+#: What a list that has to read it first takes seconds for.
+LAG_WARN_EVENTS: Final = 100_000
+_BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` tells what else is wrong"
 
 
 def doctor(
@@ -117,14 +121,38 @@ async def _look_at_ledger(found: list[Check], target: Target, chosen: Path | Non
                 check="workers", status=status, found=f"{len(live)} live, {jobs} jobs running", advice=advice
             )
         )
-        body, _ = await projection_status(ledger, await projection_path(ledger, chosen))
+        found.append(await _check_beginning(ledger))
+        found.append(await _check_projection(ledger, await projection_path(ledger, chosen)))
+
+
+async def _check_beginning(ledger: Ledger) -> Check:
+    """Look whether what came before the ledger's first event was archived. Raises: UnreachableError."""
+    head = await ledger.log.head()
+    found = f"begins at stream sequence {head.first_sequence:,}, ends at {head.last_sequence:,}"
+    try:
+        await refuse_lost_beginning(ledger.log, 0, head)
+    except EventGapError as error:
+        lost = f"{error.expected:,} to {error.found - 1:,}"
+        found = f"{found}, and no archive run moved {lost}: they were lost"
+        return Check(check="ledger", status="fail", found=found, advice=_BACK_UP)
+    return Check(check="ledger", status="ok", found=found)
+
+
+async def _check_projection(ledger: Ledger, path: Path) -> Check:
+    body, problem = await projection_status(ledger, path)
+    if problem is not None:
+        return Check(check="projection", status="fail", found=str(problem))
     if not body["exists"]:
-        seen = "none yet; `jobledger jobs list` makes it"
-    elif body["lag_events"]:
-        seen = f"{body['lag_events']:,} events behind, of {body['head']:,}; lists catch up by themselves"
-    else:
-        seen = f"up to date, at stream sequence {body['head']:,}"
-    found.append(Check(check="projection", status="ok", found=seen))
+        return Check(check="projection", status="ok", found="none yet; `jobledger jobs list` makes it")
+    behind = body["lag_events"]
+    if not behind:
+        found = f"up to date, at stream sequence {body['position']:,}"
+        return Check(check="projection", status="ok", found=found)
+    found = f"at stream sequence {body['position']:,}, {behind:,} events behind"
+    if behind > LAG_WARN_EVENTS:
+        advice = "the next list has to read them first: let `jobledger projection run` follow the ledger"
+        return Check(check="projection", status="warn", found=found, advice=advice)
+    return Check(check="projection", status="ok", found=f"{found}; lists catch up by themselves")
 
 
 def _monitor_beside(url: str) -> str:

@@ -21,7 +21,11 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.archive_chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.projections import (
+    EventGapError,
     Position,
+    PositionArchivedError,
+    PositionMismatchError,
+    ProjectionError,
     ProjectionMissingError,
     Projector,
     Snapshots,
@@ -29,6 +33,7 @@ from jobledger.projections import (
     rebuild,
     verify,
 )
+from jobledger.projections.agreement import refuse_disagreement
 
 app = typer.Typer(help="Follow, inspect and rebuild the projection of the ledger.", no_args_is_help=True)
 
@@ -118,22 +123,34 @@ def status(
 async def _status(output: Output, target: Target, chosen: Path | None) -> None:
     async with opened(target) as ledger:
         path = await projection_path(ledger, chosen)
-        body, updated_at = await projection_status(ledger, path)
+        body, problem = await projection_status(ledger, path)
         now = ledger.clock.now()
     if output.as_json:
         output.object(body)
-        return
+    else:
+        _show_status(output, path, body, now)
+    if problem is not None:
+        raise problem
+
+
+def _show_status(output: Output, path: Path, body: dict[str, Any], now: datetime) -> None:
     if body["missing"]:
         output.note(body["missing"])
+    updated_at = body["updated_at"]
     when = age(datetime.fromisoformat(updated_at), now) if updated_at else "never"
-    behind = f", {duration(body['lag_s'])}" if body["lag_events"] else ""
+    if body["lag_events"] is None:
+        lag = "unknown: it cannot go on in this ledger"
+    else:
+        lag = f"{body['lag_events']:,} events" + (
+            f", {duration(body['lag_s'])}" if body["lag_events"] else ""
+        )
     output.facts(
         [
             ("file", str(path)),
             ("position", f"{body['position']:,} of {body['head']:,}"),
             ("begins at", f"{body['begins_at']:,}"),
             ("counts begin at", f"{body['counts_begin_at']:,}" if body["missing"] else None),
-            ("lag", f"{body['lag_events']:,} events{behind}"),
+            ("lag", lag),
             ("updated", when),
             ("schema", str(body["schema_version"] or "none yet")),
             ("size", size(body["size_bytes"])),
@@ -141,18 +158,28 @@ async def _status(output: Output, target: Target, chosen: Path | None) -> None:
     )
 
 
-async def projection_status(ledger: Ledger, path: Path) -> tuple[dict[str, Any], str | None]:
-    """Return what is known of a projection beside its ledger; a missing file counts as position 0."""
-    head = await ledger.log.head()
+async def projection_status(ledger: Ledger, path: Path) -> tuple[dict[str, Any], ProjectionError | None]:
+    """Return what is known of a projection beside its ledger, and why it cannot go on there, None where it can.
+
+    A missing file counts as position 0.
+    """
+    problem: ProjectionError | None = None
     try:
         with Store.open(path) as store:
             position: Position | None = store.position()
         size_bytes = _size_bytes(path)
     except ProjectionMissingError:
         position, size_bytes = None, 0
+    head = await ledger.log.head()  # after the position, so that a sound ledger is never shorter
+    if position is not None:
+        try:
+            await refuse_disagreement(ledger.log, path, position)
+        except (PositionMismatchError, PositionArchivedError, EventGapError) as error:
+            problem = error
     at = position.stream_sequence if position is not None else 0
-    updated_at = position.updated_at if position is not None else None
-    missing = await ledger.log.get(max(at + 1, head.first_sequence)) if at < head.last_sequence else None
+    missing = None
+    if problem is None and at < head.last_sequence:
+        missing = await ledger.log.get(max(at + 1, head.first_sequence))
     body = {
         "projection": str(path),
         "exists": position is not None,
@@ -161,14 +188,17 @@ async def projection_status(ledger: Ledger, path: Path) -> tuple[dict[str, Any],
         "begins_at": position.begins_at if position is not None else head.first_sequence,
         "counts_begin_at": position.counts_begin_at if position is not None else None,
         "missing": position.missing if position is not None else "",
+        "problem": "" if problem is None else str(problem),
         "lag_events": max(0, head.last_sequence - max(at, head.first_sequence - 1)),
         # The server's time of the oldest event that is not in the rows, by this machine's clock.
         "lag_s": max(0.0, (ledger.clock.now() - missing.stored_at).total_seconds()) if missing else 0.0,
-        "updated_at": updated_at,
+        "updated_at": position.updated_at if position is not None else None,
         "schema_version": position.schema_version if position is not None else None,
         "size_bytes": size_bytes,
     }
-    return body, updated_at
+    if problem is not None:  # rows of another past are not behind this one
+        body |= {"lag_events": None, "lag_s": None}
+    return body, problem
 
 
 def _size_bytes(path: Path) -> int:

@@ -16,6 +16,7 @@ import msgspec
 
 from jobledger.ledger.log import Log
 from jobledger.projections import files, schema
+from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.apart import Apart
 from jobledger.projections.errors import DamagedProjectionError, PositionArchivedError
 from jobledger.projections.projector import (
@@ -88,13 +89,16 @@ async def verify(
     events, `comparing` rows. What takes long is done in a thread or in pieces; cancelled, it ends within a moment.
 
     Raises: DamagedProjectionError, PositionMismatchError, PositionArchivedError for a file with events that `log`
-        no longer has; the other errors of opening, and what `Log.read` raises.
+        no longer has because they were archived, EventGapError when they were lost; the other errors of opening,
+        and what `Log.read` raises.
     """
     path, apart = Path(path), Apart()
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder, _reading(path, apart) as connection:
         position = await apart.run(lambda: _sound(path, connection), None)
         head = await log.head()
         if head.first_sequence > position.begins_at:
+            # Lost or archived: whoever lost events must not look for an archive of them.
+            await refuse_lost_beginning(log, position.begins_at - 1, head)
             what = (
                 f"the projection {path} holds everything from stream sequence {position.begins_at:,} on, and the ledger "
                 f"begins at {head.first_sequence:,}, since what came before was archived: compare with `jobledger "

@@ -24,7 +24,7 @@ from jobledger.ledger.errors import ConfigurationError, LedgerError
 from jobledger.ledger.exposition import info, value
 from jobledger.ledger.version import version
 from jobledger.projections import metrics_names as names
-from jobledger.projections.errors import ProjectionError
+from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionError
 from jobledger.projections.metrics import (
     LABEL_VALUES_MAX,
     Figures,
@@ -90,6 +90,7 @@ class Exporter:
         self._projector: Projector | None = None
         self._position = 0  # that was read last
         self._stopped = "the projection is not followed yet"  # "" while it is
+        self._agrees = True  # no projector has found another past than the file's
         self._is_whole = False  # it had reached the ledger's head once
         self._told_up_to = 0  # stream sequence
         self._asking = threading.Lock()
@@ -106,6 +107,7 @@ class Exporter:
             try:
                 await self._follow()
             except (ProjectionError, LedgerError, ConnectionLostError, OSError) as error:
+                self._agrees = self._agrees and not isinstance(error, PositionMismatchError | EventGapError)
                 self._stopped = f"the projection is not followed: {str(error) or 'the connection was lost'}"
                 logger.warning("%s", self._stopped)
             if time.monotonic() - began > _RESTART_S_MAX:
@@ -118,7 +120,7 @@ class Exporter:
             self._projector = projector
             try:
                 await self._catch_up(projector)
-                self._stopped = ""
+                self._stopped, self._agrees = "", True
                 await projector.run()
             finally:
                 self._projector = None
@@ -165,7 +167,9 @@ class Exporter:
     def _told(self, figures: Figures, facts: ServerFacts | None) -> Iterator[Metric]:
         yield from place_metrics(figures.position)
         if facts is not None:
-            yield from ledger_metrics(facts, figures.position.stream_sequence)
+            is_ahead = figures.position.stream_sequence > facts.head_sequence
+            yield value(names.AGREES, float(self._agrees and not is_ahead))
+            yield from ledger_metrics(facts, None if is_ahead else figures.position.stream_sequence)
         if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
             return  # a file that is made anew, and not yet as far as what was told before
         self._told_up_to = figures.position.stream_sequence

@@ -17,20 +17,19 @@ from typing import Self
 import anyio
 import msgspec
 
-from jobledger.ledger.archive_chain import newest_archived
 from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.codec import Message
 from jobledger.ledger.counts import Counts, counts_before
-from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Head, Log, jobs_among
 from jobledger.ledger.times import time_text
 from jobledger.projections import files, schema
-from jobledger.projections.errors import (
-    EventGapError,
-    PositionArchivedError,
-    PositionMismatchError,
-    ProjectionConfigError,
+from jobledger.projections.agreement import (
+    refuse_archived_position,
+    refuse_lost_beginning,
+    refuse_other_environment,
+    refuse_other_past,
 )
+from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionConfigError
 from jobledger.projections.layout import JOBS, Layout, Rows
 from jobledger.projections.position import Position, read_position
 from jobledger.projections.snapshots import Snapshots
@@ -133,7 +132,7 @@ class Filler:
         """Apply everything up to the head as it is now, or to `until` if that is less, to the file given by `adopt`."""
         head = await self._log.head()
         target = head.last_sequence if until is None else min(until, head.last_sequence)
-        await self._check_beginning(self._known_position(), head)
+        await refuse_lost_beginning(self._log, self._known_position().stream_sequence, head)
         return await self._bring_to(target, await self._begun(self._known_position(), head), progress)
 
     async def _bring_to(self, target: int, start: Position, progress: ProgressCallback | None) -> Position:
@@ -200,27 +199,12 @@ class Filler:
         """
         self._open()
         position = self._known_position()
-        sequence, environment = position.stream_sequence, self._log.names.environment
-        if position.environment != environment:
-            what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
-            raise PositionMismatchError(self.path, sequence, what)
+        refuse_other_environment(self._log, self.path, position)
         head = await self._log.head()
-        await self._check_beginning(position, head)
+        await refuse_lost_beginning(self._log, position.stream_sequence, head)
         position = await self._begun(position, head)
-        await self._prove(position)
+        await refuse_other_past(self._log, self.path, position)
         return position
-
-    async def _check_beginning(self, position: Position, head: Head) -> None:
-        """Where the ledger begins later and the rows go on from there, what came before must have been archived.
-
-        Raises: EventGapError when it was lost.
-        """
-        if head.first_sequence <= max(1, position.stream_sequence) or head.is_part:
-            return
-        archived = await newest_archived(self._log)
-        through = archived.through_sequence if archived is not None else 0
-        if through < head.first_sequence - 1:
-            raise EventGapError(through + 1, head.first_sequence)
 
     async def _begun(self, position: Position, head: Head) -> Position:
         """Let a file that holds nothing yet begin where the ledger does, which may have archived its first events.
@@ -228,12 +212,10 @@ class Filler:
         Raises: PositionArchivedError.
         """
         self._ledger_begins_at = head.first_sequence
-        before = head.first_sequence - 1
         first = max(head.first_sequence, self._begins_at or 1)
         if not position.event_hash and position.stream_sequence != first - 1:
             position = self._begin(first, await counts_before(self._log, first))
-        if position.stream_sequence < before:
-            raise PositionArchivedError(self.path, position.stream_sequence, head.first_sequence)
+        refuse_archived_position(self.path, position, head)
         return position
 
     def _begin(self, first_sequence: int, counts: Counts | None) -> Position:
@@ -249,21 +231,6 @@ class Filler:
             self._position = read_position(connection)
         tables.forget()
         return self._position
-
-    async def _prove(self, position: Position) -> None:
-        sequence = position.stream_sequence
-        if position.event_hash:
-            try:
-                stored = await self._log.get(sequence)
-            except CorruptLedgerError as error:
-                what = "the event there can no longer be read"
-                raise PositionMismatchError(self.path, sequence, what) from error
-            if stored is None and sequence == (await self._log.head()).first_sequence - 1:
-                return  # an archive took it away after it was read
-            if stored is None:
-                raise PositionMismatchError(self.path, sequence, "the ledger has no event there")
-            if stored.hash != position.event_hash:
-                raise PositionMismatchError(self.path, sequence, "the ledger has another event there")
 
     def _open(self) -> None:
         self.close()

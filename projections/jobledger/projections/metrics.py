@@ -163,12 +163,15 @@ def place_metrics(position: Position) -> Iterator[Metric]:
     yield value(names.COUNTS_BEGIN, position.counts_begin_at)
 
 
-def ledger_metrics(facts: ServerFacts, position: int) -> Iterator[Metric]:
-    """Return what the server tells of the ledger, beside a projection that has reached `position`."""
-    behind = max(0, facts.head_sequence - position)
+def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]:
+    """Return what the server tells of the ledger, beside a projection that has reached `position`.
+
+    None for one that has no lag, since it stands behind the ledger's end: what it counted is no longer there.
+    """
+    behind = None if position is None else max(0, facts.head_sequence - position)
     for measure, number in (
         (names.LAG_EVENTS, behind),
-        (names.LAG_SECONDS, facts.lag_s if behind else 0.0),
+        (names.LAG_SECONDS, facts.lag_s if behind else behind),
         (names.LEDGER_BYTES, facts.ledger_bytes),
         (names.LEDGER_LIMIT, facts.limit_bytes),
         (names.LEDGER_EVENTS, facts.events),

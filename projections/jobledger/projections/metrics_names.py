@@ -47,6 +47,11 @@ COUNTS_BEGIN: Final = Measure(
 FOLLOWING: Final = Measure(
     "jobledger_projection_following", "gauge", "1 while the exporter follows the ledger, 0 while it cannot."
 )
+AGREES: Final = Measure(
+    "jobledger_projection_agrees",
+    "gauge",
+    "0 when the ledger lost or changed what was counted here. Else 1.",
+)
 LAG_EVENTS: Final = Measure(
     "jobledger_projection_lag_events", "gauge", "Events stored and not counted here yet."
 )
@@ -180,6 +185,7 @@ EXPORTER_METRICS: Final = (
     BEGINS,
     COUNTS_BEGIN,
     FOLLOWING,
+    AGREES,
     LAG_EVENTS,
     LAG_SECONDS,
     LEDGER_BYTES,

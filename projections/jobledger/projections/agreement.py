@@ -1,0 +1,83 @@
+"""Whether a file and a ledger share their past: one definition for who writes the file and for who only looks.
+
+A ledger that was rewound, re-created or silently damaged may end before the file's position, or hold another
+event there. Whoever went on from such a place would add to rows of another past.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobledger.ledger.archive_chain import newest_archived
+from jobledger.ledger.errors import CorruptLedgerError
+from jobledger.ledger.log import Head, Log
+from jobledger.projections.errors import EventGapError, PositionArchivedError, PositionMismatchError
+from jobledger.projections.position import Position
+
+
+async def refuse_disagreement(log: Log, path: Path, position: Position) -> None:
+    """Return when a projector could go on from `position` in this ledger; the file is not touched.
+
+    Raises: PositionMismatchError, PositionArchivedError, EventGapError, as `Projector.prepare` does, and what
+        reading the ledger raises.
+    """
+    refuse_other_environment(log, path, position)
+    head = await log.head()
+    await refuse_lost_beginning(log, position.stream_sequence, head)
+    if position.event_hash:
+        refuse_archived_position(path, position, head)
+    await refuse_other_past(log, path, position)
+
+
+def refuse_other_environment(log: Log, path: Path, position: Position) -> None:
+    """Refuse a file that was made from another environment's ledger.
+
+    Raises: PositionMismatchError.
+    """
+    environment = log.names.environment
+    if position.environment != environment:
+        what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
+        raise PositionMismatchError(path, position.stream_sequence, what)
+
+
+async def refuse_lost_beginning(log: Log, stream_sequence: int, head: Head) -> None:
+    """Where the ledger begins after `stream_sequence`, what came before must have been archived.
+
+    Raises: EventGapError when it was lost.
+    """
+    if head.first_sequence <= max(1, stream_sequence) or head.is_part:
+        return
+    archived = await newest_archived(log)
+    through = archived.through_sequence if archived is not None else 0
+    if through < head.first_sequence - 1:
+        raise EventGapError(through + 1, head.first_sequence)
+
+
+def refuse_archived_position(path: Path, position: Position, head: Head) -> None:
+    """Refuse a file that stands before events which were archived.
+
+    Raises: PositionArchivedError.
+    """
+    if position.stream_sequence < head.first_sequence - 1:
+        raise PositionArchivedError(path, position.stream_sequence, head.first_sequence)
+
+
+async def refuse_other_past(log: Log, path: Path, position: Position) -> None:
+    """Hold the newest event in the rows to the one that the ledger has there.
+
+    Raises: PositionMismatchError.
+    """
+    sequence = position.stream_sequence
+    if not position.event_hash:
+        return
+    try:
+        stored = await log.get(sequence)
+    except CorruptLedgerError as error:
+        what = "the event there can no longer be read"
+        raise PositionMismatchError(path, sequence, what) from error
+    if stored is None and sequence == (await log.head()).first_sequence - 1:
+        return  # an archive took it away after it was read
+    if stored is None:
+        raise PositionMismatchError(path, sequence, "the ledger has no event there")
+    if stored.hash != position.event_hash:
+        raise PositionMismatchError(path, sequence, "the ledger has another event there")

@@ -1,0 +1,100 @@
+"""A ledger that lost its end, its beginning or changed under its projection: every command that looks says so."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.command_line import Answer, CommandLine
+from tests.support.history import write_history
+
+from jobledger.cli import doctor
+from jobledger.ledger import Ledger
+from jobledger.ledger.streams import api
+from jobledger.projections import rebuild
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+
+class Cli(CommandLine):
+    """The command line on a ledger with a projection of its own."""
+
+    def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(url, capsys)
+        self.projection = folder / "p.db"
+
+        async def begin(ledger: Ledger) -> int:
+            await write_history(ledger.log)
+            return (await rebuild(ledger.log, self.projection)).stream_sequence
+
+        self.head = self.with_ledger(begin)
+
+    def __call__(self, *words: str) -> Answer:
+        return self.run(*words, *self.where, "--projection", str(self.projection))
+
+    def stands_at(self, stream_sequence: int, event_hash: str | None = None) -> None:
+        """Let the file say that it has read up to there: as it does when the ledger was rewound."""
+        with sqlite3.connect(self.projection) as connection:
+            connection.execute("UPDATE position SET stream_sequence = ?", (stream_sequence,))
+            if event_hash is not None:
+                connection.execute("UPDATE position SET event_hash = ?", (event_hash,))
+        connection.close()
+
+    def checks(self) -> tuple[int, dict[str, dict[str, str]]]:
+        answer = self("doctor", "--json")
+        return answer.code, {each["check"]: each for each in answer.lines[0]["checks"]}
+
+
+@pytest.fixture
+def cli(nats_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(nats_server.url, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(("ahead", "what"), [(7, "the ledger has no event there"), (0, "another event there")])
+def test_doctor_and_status_refuse_with_the_sentence_of_jobs_list(cli: Cli, ahead: int, what: str) -> None:
+    cli.stands_at(cli.head + ahead, None if ahead else "0" * 64)
+    listed = cli("jobs", "list")
+    sentence = listed.err.strip().removeprefix("jobledger: ")
+    assert (listed.code, what in sentence) == (4, True)
+
+    code, checks = cli.checks()
+    assert (code, checks["projection"]["status"], checks["projection"]["found"]) == (1, "fail", sentence)
+    told = cli("projection", "status")
+    assert (told.code, told.err.strip()) == (4, f"jobledger: {sentence}")
+    assert f"{cli.head + ahead:,} of {cli.head:,}" in told.out
+    assert "unknown" in told.out
+    answer = cli("projection", "status", "--json")
+    assert answer.code == 4
+    body = answer.lines[0]
+    assert (body["problem"], body["lag_events"], body["lag_s"]) == (sentence, None, None)
+
+
+def test_doctor_warns_of_a_projection_that_is_far_behind(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, checks = cli.checks()
+    assert (code, checks["projection"]["found"]) == (0, f"up to date, at stream sequence {cli.head}")
+    cli.with_ledger(lambda ledger: write_history(ledger.log, "later"))
+    checks = cli.checks()[1]
+    assert checks["projection"]["status"] == "ok"
+    assert f"at stream sequence {cli.head}, {cli.head} events behind" in checks["projection"]["found"]
+    monkeypatch.setattr(doctor, "LAG_WARN_EVENTS", cli.head - 1)
+    code, checks = cli.checks()
+    assert (code, checks["projection"]["status"]) == (0, "warn")
+    assert "jobledger projection run" in checks["projection"]["advice"]
+
+
+def test_a_lost_beginning_is_no_archive(cli: Cli) -> None:
+    async def lose(ledger: Ledger) -> None:
+        stream = ledger.names.ledger_stream
+        assert (await api(ledger.inbox, f"STREAM.PURGE.{stream}", {"seq": 6})).get("success")
+
+    assert cli.checks()[1]["ledger"]["status"] == "ok"
+    cli.with_ledger(lose)
+    refused = cli("projection", "verify")
+    assert (refused.code, "stream sequence 1 is missing" in refused.err) == (1, True)
+    assert "archive" not in refused.err
+    code, checks = cli.checks()
+    assert (code, checks["ledger"]["status"]) == (1, "fail")
+    assert "no archive run moved 1 to 5" in checks["ledger"]["found"]
