@@ -97,16 +97,15 @@ def seal(chain: Chain, events: Sequence[JobEvent], names: Names) -> Sealed:
     The events are fresh from `decide` and nobody else's, so they are linked in place.
     """
     filter_subject = names.chain(JobRef(queue=events[0].queue, job_id=events[0].job))
-    expected: int | None = chain.last_sequence
-    previous = chain.last_hash
-    entries: list[Entry] = []
-    for event in events:
-        force_setattr(event, "prev", previous)
-        data = encode(event)
-        entries.append(Entry(names.event(event), data, filter_subject, expected))
-        if len(entries) < len(events):  # the last one's is computed where the chain goes on
-            expected, previous = None, digest(data)
+    entries = [_link(events[0], chain.last_hash, names, filter_subject, chain.last_sequence)]
+    for event in events[1:]:
+        entries.append(_link(event, digest(entries[-1].data), names, filter_subject, None))
     return Sealed(tuple(events), tuple(entries))
+
+
+def _link(event: JobEvent, previous: str, names: Names, filter_subject: str, expected: int | None) -> Entry:
+    force_setattr(event, "prev", previous)
+    return Entry(names.event(event), encode(event), filter_subject, expected)
 
 
 def advance(chain: Chain, sealed: Sealed, first_sequence: int) -> Chain:

@@ -21,7 +21,7 @@ from jobledger.ledger.inputs import check_finite, keep_utc
 from jobledger.ledger.subjects import JobRef
 
 
-class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Who appends, when, and on whose behalf."""
 
     at: datetime
@@ -69,7 +69,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  #: of an operator who does not let it wait any longer
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Start the next attempt of a queued job."""
 
     worker: str
@@ -93,7 +93,7 @@ class Rescue(msgspec.Struct, frozen=True, kw_only=True):
     lost_epoch: int  #: the claim that was seen to be over
 
 
-class Complete(msgspec.Struct, frozen=True, kw_only=True):
+class Complete(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Record that the attempt returned."""
 
     epoch: int

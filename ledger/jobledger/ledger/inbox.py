@@ -31,7 +31,7 @@ class Inbox:
         self._connection = connection
         self._prefix = f"{connection.new_inbox()}."
         self._prefix_length = len(self._prefix)
-        self._waiting: dict[bytes, tuple[ReplyHandler, str]] = {}
+        self._waiting: dict[bytes, tuple[ReplyHandler, str, bool]] = {}  # by token: handler, subject, once
         self._count = 0
 
     async def open(self) -> None:
@@ -40,14 +40,14 @@ class Inbox:
         self._connection.lost_listeners.append(self._on_lost)
         self._connection.refused_listeners.append(self._on_refused)
 
-    def expect(self, subject: str, handler: ReplyHandler) -> str:
-        """Return a reply subject; `handler` gets what arrives there until `forget`.
+    def expect(self, subject: str, handler: ReplyHandler, *, once: bool = False) -> str:
+        """Return a reply subject; `handler` gets what arrives there until `forget`, or with `once` the first of it.
 
         `subject` is where the request goes, so that a refused permission finds its way back.
         """
         self._count += 1
         token = str(self._count)
-        self._waiting[token.encode()] = (handler, subject)
+        self._waiting[token.encode()] = (handler, subject, once)
         return self._prefix + token
 
     def forget(self, reply: str) -> None:
@@ -55,18 +55,22 @@ class Inbox:
         self._waiting.pop(reply[self._prefix_length :].encode(), None)
 
     def _on_message(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes) -> None:
-        waiting = self._waiting.get(subject[self._prefix_length :])
+        token = subject[self._prefix_length :]
+        waiting = self._waiting.get(token)
         if waiting is not None:
-            waiting[0](data, headers)
+            handler, _, once = waiting
+            if once:
+                del self._waiting[token]
+            handler(data, headers)
 
     def _on_lost(self) -> None:
         abandoned, self._waiting = self._waiting, {}
-        for handler, _ in abandoned.values():
+        for handler, _, _ in abandoned.values():
             handler(ConnectionLostError(), b"")
 
     def _on_refused(self, verb: str, subject: str) -> None:
         error = PermissionRefusedError(f"the server does not allow this user to {verb} {subject}")
-        refused = [token for token, (_, asked) in self._waiting.items() if asked == subject]
+        refused = [token for token, (_, asked, _) in self._waiting.items() if asked == subject]
         for token in refused:
             self._waiting.pop(token)[0](error, b"")
 

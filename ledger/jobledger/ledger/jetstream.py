@@ -45,34 +45,25 @@ _READ_TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
 
-class _Submitted:
+class _Submitted(msgspec.Struct, eq=False):
     """An append whose caller waits: told at once when it was plainly accepted, else after another look."""
 
-    __slots__ = ("entries", "log", "outcome")
-
-    def __init__(self, log: JetStreamLog, entries: Sequence[Entry], outcome: asyncio.Future[int]) -> None:
-        self.log = log
-        self.entries = entries
-        self.outcome = outcome
+    log: JetStreamLog
+    entries: Sequence[Entry]
+    outcome: asyncio.Future[int]
 
     def __call__(self, result: int | Exception) -> None:
         if isinstance(result, Exception):
             self.log.look_again(self.entries, result, self.outcome)
-        else:
-            settle(self.outcome, result)
+        elif not self.outcome.done():  # else its waiter was cancelled
+            self.outcome.set_result(result)
 
 
-class _Metered(_Submitted):
+class _Metered(_Submitted, eq=False):
     """An append whose end is counted."""
 
-    __slots__ = ("began", "meter")
-
-    def __init__(
-        self, log: JetStreamLog, entries: Sequence[Entry], outcome: asyncio.Future[int], meter: AppendMeter
-    ) -> None:
-        super().__init__(log, entries, outcome)
-        self.meter = meter
-        self.began = time.monotonic()  # the loop's own clock may count in milliseconds
+    meter: AppendMeter
+    began: float  #: by time.monotonic: the loop's own clock may count in milliseconds
 
     def __call__(self, result: int | Exception) -> None:
         if isinstance(result, Exception):
@@ -130,12 +121,15 @@ class JetStreamLog(JobReading):
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Start an append and return its outcome to come; see `Log.submit`."""
-        self._check_sizes(entries)
+        limit = self._connection.max_payload - _HEADROOM_BYTES
+        for entry in entries:
+            if len(entry.data) > limit:
+                raise PayloadTooLargeError("event", len(entry.data), limit)
         outcome: asyncio.Future[int] = self._loop.create_future()
-        meter = self._meter
-        submitted = (
-            _Submitted(self, entries, outcome) if meter is None else _Metered(self, entries, outcome, meter)
-        )
+        if self._meter is None:
+            submitted = _Submitted(self, entries, outcome)
+        else:
+            submitted = _Metered(self, entries, outcome, self._meter, time.monotonic())
         self.writer.append(entries, submitted)
         return outcome
 
@@ -161,12 +155,6 @@ class JetStreamLog(JobReading):
         answer: asyncio.Future[int] = self._loop.create_future()
         self.writer.append(entries, functools.partial(settle, answer))
         return await answer
-
-    def _check_sizes(self, entries: Sequence[Entry]) -> None:
-        limit = self._connection.max_payload - _HEADROOM_BYTES
-        for entry in entries:
-            if len(entry.data) > limit:
-                raise PayloadTooLargeError("event", len(entry.data), limit)
 
     async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:
         """Bring an append that was not plainly accepted to a definite end."""

@@ -142,7 +142,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     @property
     def attempts_left(self) -> int:
         """How many more attempts may start; never negative."""
-        return max(0, self.max_attempts + self.attempts_given_back - len(self.attempts))
+        left = self.max_attempts + self.attempts_given_back - len(self.attempts)
+        return left if left > 0 else 0  # noqa: FURB136 - without a call, since every claim asks twice
 
     @property
     def running_attempt(self) -> Attempt | None:
@@ -156,21 +157,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 _replace = msgspec.structs.replace
+_RUNNING = JobState.RUNNING  # of an enumeration's class each look is a search of its metaclass
 
 
 def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
     """Return the job after `event`, stored at `stream_sequence`; `job` is None before the first one."""
     if job is None:
+        if isinstance(event, _ORDERS) and not (isinstance(event, Queued) and event.cause == "carried"):
+            return _ordered(event, stream_sequence)
         job = _begin(event, stream_sequence)
     match event:
+        case Started():  # first, since every job has one and what does not fit costs
+            return _started(job, event, stream_sequence)
         case Queued(cause="carried"):  # a fresh work item for the job as it is, waiting or running
-            return _replace(
-                job, priority=event.priority, last_sequence=stream_sequence, dispatch_sequence=stream_sequence
-            )
+            return _dispatched_anew(job, event, stream_sequence)
         case Queued() | Scheduled() | Held():
             return _waiting(job, event, stream_sequence)
-        case Started():
-            return _started(job, event, stream_sequence)
         case Completed():
             ended = _end_attempt(job, event, "completed", JobState.COMPLETED, stream_sequence)
             return _replace(
@@ -219,7 +221,38 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             assert_never(event)
 
 
+def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
+    """Take the order from a first event."""
+    is_queued = isinstance(event, Queued)
+    return Job(
+        id=event.job,
+        queue=event.queue,
+        task=event.task,
+        state=_WAITING_STATE_OF[type(event)],
+        created_at=event.at,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        trace=event.trace,
+        correlation=event.correlation,
+        priority=event.priority,
+        input=event.input,
+        input_ref=event.input_ref,
+        max_attempts=event.max_attempts,
+        timeout_s=event.timeout_s,
+        notify=event.notify,
+        tenant=event.tenant,
+        limits=event.limits,
+        batch=event.batch,
+        tick=event.tick,
+        dispatches=1 if is_queued else 0,
+        dispatch_sequence=stream_sequence if is_queued else 0,
+        wait_sequence=stream_sequence,
+        due_at=event.run_at if isinstance(event, Scheduled) else None,
+    )
+
+
 def _begin(event: Event, stream_sequence: int) -> Job:
+    """Make what can be known of a job whose beginning is missing."""
     return Job(
         id=event.job,
         queue=event.queue,
@@ -248,6 +281,7 @@ def _note(job: Job, event: Event, stream_sequence: int) -> Job:
     return _replace(job, updated_at=event.at, last_sequence=stream_sequence)
 
 
+_ORDERS = (Queued, Scheduled, Held)
 _WAITING_STATE_OF: dict[type[Event], JobState] = {
     Queued: JobState.QUEUED,
     Scheduled: JobState.SCHEDULED,
@@ -256,32 +290,13 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 
 
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
-    """Take the order from a first event; a later one changes only what it names."""
+    """Let a job wait that exists: the event changes only what it names."""
     # A person who requeues a dead letter gives it new dispatches, as well as attempts.
     dispatches = 0 if job.is_final else job.dispatches
     if isinstance(event, Queued):
         dispatches += 1
     dispatch_sequence = stream_sequence if isinstance(event, Queued) else job.dispatch_sequence
     due_at = event.run_at if isinstance(event, Scheduled) else None
-    if job.last_sequence == stream_sequence:  # begun by this very event
-        return _replace(
-            job,
-            state=_WAITING_STATE_OF[type(event)],
-            priority=event.priority,
-            input=event.input,
-            input_ref=event.input_ref,
-            max_attempts=event.max_attempts,
-            timeout_s=event.timeout_s,
-            notify=event.notify,
-            tenant=event.tenant,
-            limits=event.limits,
-            batch=event.batch,
-            tick=event.tick,
-            dispatches=dispatches,
-            dispatch_sequence=dispatch_sequence,
-            wait_sequence=stream_sequence,
-            due_at=due_at,
-        )
     edited = event.input is not NO_VALUE or event.input_ref is not None
     return _replace(
         _closed(job, event, "lost"),
@@ -306,12 +321,18 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
     )
 
 
+def _dispatched_anew(job: Job, event: Queued, stream_sequence: int) -> Job:
+    return _replace(
+        job, priority=event.priority, last_sequence=stream_sequence, dispatch_sequence=stream_sequence
+    )
+
+
 def _started(job: Job, event: Started, stream_sequence: int) -> Job:
     attempt = Attempt(number=event.attempt, worker=event.worker, epoch=stream_sequence, started_at=event.at)
     before = _closed(job, event, "lost").attempts  # a takeover: the older attempt is lost
     return _replace(
         job,
-        state=JobState.RUNNING,
+        state=_RUNNING,
         updated_at=event.at,
         last_sequence=stream_sequence,
         attempts=(*before, attempt),

@@ -72,7 +72,7 @@ class LeaseKeeper:
 
     def holds(self, identity: str) -> bool:
         """Return whether `identity` is ours at present and its lease lives."""
-        return identity == self.identity and self.is_valid
+        return identity == self.identity and self._clock.monotonic() < self._valid_until
 
     async def open(self, *, patience_s: float = _PATIENCE_S) -> None:
         """Learn how long leases last here, and take one; for `patience_s` again when no answer comes.

@@ -49,19 +49,16 @@ class AppendRefusedError(LedgerError):
 Answered = Callable[[int | Exception], None]
 
 
-class _Awaited:
-    """One answer on its way; an object with slots, since thousands of closures at once keep the collector busy."""
+class _Awaited(msgspec.Struct, eq=False):
+    """One answer on its way; an object of few fields, since thousands of closures at once keep the collector busy."""
 
-    __slots__ = ("answered", "deadline", "publisher", "reply")
-
-    def __init__(self, publisher: Publisher, answered: Answered, deadline: float) -> None:
-        self.publisher = publisher
-        self.answered = answered
-        self.deadline = deadline
-        self.reply = ""
+    pending: dict[str, _Awaited]  #: the publisher's
+    answered: Answered
+    deadline: float
+    reply: str = ""
 
     def __call__(self, data: bytes | Exception, headers: bytes) -> None:
-        self.publisher.forget(self.reply)
+        self.pending.pop(self.reply, None)
         self.answered(data if isinstance(data, Exception) else _read_answer(data, headers))
 
 
@@ -92,8 +89,8 @@ class Publisher:
             self._loop.call_soon(answered, error)
 
     def _send(self, entry: Entry, headers: bytes, answered: Answered) -> None:
-        awaited = _Awaited(self, answered, self._loop.time() + REPLY_TIMEOUT_S)
-        reply = awaited.reply = self._inbox.expect(entry.subject, awaited)
+        awaited = _Awaited(self._pending, answered, self._loop.time() + REPLY_TIMEOUT_S)
+        reply = awaited.reply = self._inbox.expect(entry.subject, awaited, once=True)
         self._pending[reply] = awaited
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)

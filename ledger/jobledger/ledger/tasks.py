@@ -163,8 +163,7 @@ class TaskSignature:
 
         Raises: InvalidInputError.
         """
-        value = self._read(text)
-        return {name: getattr(value, name) for name in self._names}
+        return msgspec.structs.asdict(self._read(text))
 
     def _read(self, text: bytes | msgspec.Raw) -> Any:
         try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from jobledger.ledger.chain import Chain, commit, load, transact
 from jobledger.ledger.client import Ledger
@@ -31,8 +30,8 @@ from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.tasks import TaskRegistry
-from jobledger.ledger.tracing import UNTRACED, AttemptSpan
+from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.ledger.tracing import AttemptSpan
 from jobledger.workers import delays
 from jobledger.workers.claims import Claimed, Claimer, NotOurs, read_dispatch
 from jobledger.workers.execution import Execution
@@ -98,6 +97,12 @@ class Attempts:
 
     async def carry(self, delivery: Delivery) -> None:
         """Do all that is to be done about one delivery; never raises but for cancellation."""
+        if delivery.stream_sequence in self._carried:
+            # Delivered again while we are at it, perhaps before our claim is answered: it must not look like a
+            # claim that we made and lost.
+            self._intake.drop(delivery)
+            return
+        self._carried.add(delivery.stream_sequence)
         try:
             await self._carry(delivery)
         except LedgerFullError as error:
@@ -120,20 +125,10 @@ class Attempts:
             # Also for what nobody thought of: a delivery that is held for ever would keep its job from everybody.
             logger.exception("stream sequence %d is left for a redelivery", delivery.stream_sequence)
             self._intake.drop(delivery)
-
-    async def _carry(self, delivery: Delivery) -> None:
-        if delivery.stream_sequence in self._carried:
-            # Delivered again while we are at it, perhaps before our claim is answered: it must not look like a
-            # claim that we made and lost.
-            self._intake.drop(delivery)
-            return
-        self._carried.add(delivery.stream_sequence)
-        try:
-            await self._carry_once(delivery)
         finally:
             self._carried.discard(delivery.stream_sequence)
 
-    async def _carry_once(self, delivery: Delivery) -> None:
+    async def _carry(self, delivery: Delivery) -> None:
         queued = read_dispatch(delivery)
         if queued.task not in self._tasks:
             await self._pass_on(delivery, queued)
@@ -146,23 +141,26 @@ class Attempts:
             # We are nobody, until the next lease.
             self._intake.nak(delivery, delays.soon_s(_NOBODY_S, delivery.delivered))
             return
-        if self._tasks.get(queued.task).rules.run_in != "process":
-            await self._claim_and_run(delivery, queued, identity)
+        task = self._tasks.get(queued.task)
+        if task.rules.run_in != "process":
+            await self._claim_and_run(delivery, queued, task, identity)
             return
         # A job that waits for a process is not claimed yet; at first it is left to workers that have one free.
         wait = delivery.delivered > _PROCESS_DELIVERIES
         async with self._execution.place(wait=wait) as free:
             if free:
-                await self._claim_and_run(delivery, queued, identity)
+                await self._claim_and_run(delivery, queued, task, identity)
             else:
                 self._intake.nak(delivery, _PROCESS_DELAY_S)
 
-    async def _claim_and_run(self, delivery: Delivery, queued: Queued, identity: str) -> None:
+    async def _claim_and_run(
+        self, delivery: Delivery, queued: Queued, task: Task[Any, Any], identity: str
+    ) -> None:
         verdict = await self._claimer.claim(delivery, queued)
-        if isinstance(verdict, NotOurs):
+        if not isinstance(verdict, Claimed):
             self._settle(delivery, verdict)
         elif self._lease.holds(identity):
-            await self._run(delivery, verdict, identity)
+            await self._run(delivery, verdict, task, identity)
         else:
             self._finish(delivery, await self._give_back(verdict.chain))
 
@@ -183,40 +181,47 @@ class Attempts:
         else:
             self._intake.drop(delivery)
 
-    async def _run(self, delivery: Delivery, claimed: Claimed, identity: str) -> None:
-        running = self._begin(claimed.chain, identity)
+    async def _run(self, delivery: Delivery, claimed: Claimed, task: Task[Any, Any], identity: str) -> None:
+        running = self._begin(claimed.chain, task, identity)
         self.running[running.ref] = running
+        tracing = self._ledger.tracing
         try:
-            with self._span(running.job) as span:
-                outcome = await self._execute(running)
-                running.recording = True
-                if running.channel is not None:
-                    await running.channel.close()
-                span.ended(outcome)
-                self._finish(delivery, await self._record(running.newest_chain, outcome, identity))
+            if tracing is None:
+                self._finish(delivery, await self._run_and_record(task, running))
+            else:
+                with tracing.attempt(running.job) as span:
+                    self._finish(delivery, await self._run_and_record(task, running, span))
         finally:
             if self.running.get(running.ref) is running:
                 del self.running[running.ref]
 
-    def _span(self, job: Job) -> AbstractContextManager[AttemptSpan]:
-        tracing = self._ledger.tracing
-        return UNTRACED if tracing is None else tracing.attempt(job)
-
-    def _begin(self, chain: Chain, identity: str) -> Running:
+    def _begin(self, chain: Chain, task: Task[Any, Any], identity: str) -> Running:
         job = _job(chain)
         own_task = asyncio.current_task(self._ledger.connection.loop)
         assert own_task is not None
-        task = self._tasks.get(job.task)
         in_thread = not task.is_async and task.rules.run_in != "process"
         ref = JobRef(queue=job.queue, job_id=job.id)
-        self._hooks.tell("start", job, worker=identity)
-        return Running(ref=ref, task=own_task, in_thread=in_thread, identity=identity, chain=chain)
+        if job.task in self._hooks.hooked:
+            self._hooks.tell("start", job, worker=identity)
+        return Running(ref=ref, task=own_task, in_thread=in_thread, identity=identity, chain=chain, job=job)
 
-    async def _execute(self, running: Running) -> Outcome:
+    async def _run_and_record(
+        self, task: Task[Any, Any], running: Running, span: AttemptSpan | None = None
+    ) -> bool:
+        """Return whether the outcome was accepted; see `_record`."""
+        outcome = await self._execute(task, running)
+        running.recording = True
+        if running.channel is not None:
+            await running.channel.close()
+        if span is not None:
+            span.ended(outcome)
+        return await self._record(running.newest_chain, outcome, running.identity)
+
+    async def _execute(self, task: Task[Any, Any], running: Running) -> Outcome:
         """Run the task; an attempt that was told to stop ends as it was told."""
         job = running.job
         try:
-            outcome = await self._execution.run(self._tasks.get(job.task), running)
+            outcome = await self._execution.run(task, running)
         except (asyncio.CancelledError, AttemptStoppedError):
             if not running.stop_reason:
                 raise
@@ -249,25 +254,25 @@ class Attempts:
 
     async def _record(self, chain: Chain, outcome: Outcome, identity: str) -> bool:
         """Append the outcome on condition of the claim and return True; when it is lost, leave the receipt."""
-        job = _job(chain)
+        job, log = _job(chain), self._ledger.log
         try:
-            after = await self._store(chain, outcome, identity)
+            try:
+                after = await commit(log, chain, decide(job, outcome, self._ledger.stamp(identity)))
+            except (LedgerFullError, UnreachableError, WrongSequenceError):
+                after = await self._store(chain, outcome, identity)
         except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: over, and archived
             if await self._is_recorded(job):
                 return True
             await self._fence(job, outcome, identity)
             return False
-        if job.notify or self._hooks.any_for(
-            job.task
-        ):  # else nobody asked, and what it made need not be folded
+        # Else nobody asked, and what it made need not be folded.
+        if job.notify or job.task in self._hooks.hooked:
             self._announce(_job(after), identity)
         return True
 
     async def _store(self, chain: Chain, outcome: Outcome, identity: str) -> Chain:
-        """Append what follows from the outcome; the first try is spared the ways around trouble."""
+        """Append what follows from the outcome, whatever trouble a first try met."""
         job, log = _job(chain), self._ledger.log
-        with contextlib.suppress(LedgerFullError, UnreachableError, WrongSequenceError):
-            return await commit(log, chain, decide(job, outcome, self._ledger.stamp(identity)))
         ref = JobRef(queue=job.queue, job_id=job.id)
         return await patiently(
             f"the outcome of job {job.id}",
@@ -339,5 +344,6 @@ class Attempts:
 
 
 def _job(chain: Chain) -> Job:
-    assert chain.job is not None, "a claimed chain has a job"
-    return chain.job
+    job = chain.job
+    assert job is not None, "a claimed chain has a job"
+    return job

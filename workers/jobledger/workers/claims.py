@@ -45,6 +45,7 @@ class NotOurs(msgspec.Struct, frozen=True):
 Verdict = Claimed | NotOurs
 
 _DONE: Final = NotOurs("ack")
+_QUEUED: Final = JobState.QUEUED  # of an enumeration's class each look is a search of its metaclass
 
 
 class Claimer:
@@ -67,30 +68,34 @@ class Claimer:
             chain = await load(self._ledger.log, ref)
         for _ in range(_TRIES_MAX):
             try:
+                job = chain.job
+                if (
+                    job is not None
+                    and job.state is _QUEUED
+                    and job.dispatch_sequence == delivery.stream_sequence
+                    and job.attempts_left
+                ):  # nearly always, so it is not left to `_judge`: every coroutine on the way costs each await
+                    command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
+                    return Claimed(await commit(self._ledger.log, chain, decide(job, command, self._stamp())))
                 return await self._judge(chain, ref, delivery)
             except WrongSequenceError:
                 chain = await load(self._ledger.log, ref)
         raise WrongSequenceError(self._ledger.names.chain(ref), chain.last_sequence)
 
     async def _judge(self, chain: Chain, ref: JobRef, delivery: Delivery) -> Verdict:
+        """Deal with a job that cannot just be started."""
         job = chain.job
         if job is None or job.dispatch_sequence < delivery.stream_sequence:
             # The view lacks the very event that was delivered: it came from a replica that lags behind.
             return NotOurs("nak", delays.soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
         if job.dispatch_sequence > delivery.stream_sequence:
             return _DONE  # dispatched anew: the newer message is the work item
-        if job.state is JobState.QUEUED:
-            return await self._start(chain, job)
+        if job.state is JobState.QUEUED:  # and has no attempt left
+            events = decide(job, DeadLetter(reason="exhausted"), self._stamp())
+            return NotOurs("ack", ended=(await commit(self._ledger.log, chain, events)).job)
         if job.state is JobState.RUNNING:
             return await self._rescue(chain, job, ref, delivery.delivered)
         return _DONE  # it came to an end, or waits for something else
-
-    async def _start(self, chain: Chain, job: Job) -> Verdict:
-        if not job.attempts_left:
-            events = decide(job, DeadLetter(reason="exhausted"), self._stamp())
-            return NotOurs("ack", ended=(await commit(self._ledger.log, chain, events)).job)
-        command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
-        return Claimed(await commit(self._ledger.log, chain, decide(job, command, self._stamp())))
 
     async def _rescue(self, chain: Chain, job: Job, ref: JobRef, delivered: int) -> Verdict:
         """Deal with a job that is running: somewhere, here, or nowhere any more."""

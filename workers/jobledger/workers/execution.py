@@ -46,6 +46,7 @@ T = TypeVar("T")
 _NO_PROCESS_S: Final = 5.0
 #: Results of these types are written by msgspec alone; any other may hold a Raw, which is written as it is.
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
+_WISHES: Final = (Cancel, Retry, Snooze)
 
 
 class _LimitReachedError(Exception):
@@ -110,7 +111,10 @@ class Execution:
         """
         job = running.job
         try:
-            text = await self._ledger.inputs.get(job.input, job.input_ref)
+            if job.input_ref is None:
+                text = bytes(job.input)
+            else:
+                text = await self._ledger.inputs.get(job.input, job.input_ref)
             arguments = task.signature.decode(text)
             if task.rules.run_in == "process":
                 return await self._run_in_process(task, running, text)
@@ -119,7 +123,10 @@ class Execution:
         except (InvalidInputError, PayloadMissingError, PayloadTooLargeError) as error:
             return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
         try:
-            value = await self._within(task, running, lambda: self._call(task, running, arguments))
+            if task.is_async and job.timeout_s is None and task.rules.heartbeat_s is None:
+                value = await task.function(**arguments)  # as below, without what is not needed
+            else:
+                value = await self._within(task, running, lambda: self._call(task, running, arguments))
         except _LimitReachedError as error:
             info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
             return self._judge.failed(job, task.rules, info, self._ledger.clock.now())
@@ -288,12 +295,13 @@ class Execution:
 
     async def _outcome(self, task: Task[Any, Any], job: Job, value: Any) -> Outcome:
         epoch = job.claim_epoch
-        if isinstance(value, Cancel | Retry | Snooze):
+        is_plain = type(value) in _PLAIN_TYPES
+        if not is_plain and isinstance(value, _WISHES):
             return self._wish(task, job, value)
         what = f"result of task {task.name}"
         try:
             text = encode_value(value, what=what)
-            if type(value) not in _PLAIN_TYPES:
+            if not is_plain:
                 # Checked as text, too: a msgspec.Raw is written as it is, and what is no JSON would make the
                 # event, and with it the whole chain, unreadable.
                 check_text(text, what=what)

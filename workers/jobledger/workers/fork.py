@@ -153,7 +153,7 @@ async def run(
     own_task = asyncio.current_task(fork.loop)
     assert own_task is not None, "a coroutine runs in a task"
     running = Running(
-        ref=material.ref, task=own_task, in_thread=not here.is_async, identity=FORK, chain=chain
+        ref=material.ref, task=own_task, in_thread=not here.is_async, identity=FORK, chain=chain, job=job
     )
     try:
         outcome: Outcome = await execution.run(here, running)

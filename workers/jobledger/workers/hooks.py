@@ -29,16 +29,10 @@ class HookRunner:
     def __init__(self, tasks: TaskRegistry) -> None:
         self._app_hooks = tasks.hooks
         self._tasks = tasks
-        #: Tasks with a hook of some kind; most have none, and then an attempt pays one look into a set.
-        self._hooked = frozenset(
-            task.name for task in tasks if self._app_hooks or task.rules.hooks != Hooks()
-        )
+        #: Names of tasks with a hook of some kind; most have none, and then an attempt pays one look into a set.
+        self.hooked = frozenset(task.name for task in tasks if self._app_hooks or task.rules.hooks != Hooks())
         self._running: set[asyncio.Task[None]] = set()
         self._threads = anyio.CapacityLimiter(_THREADS_MAX)
-
-    def any_for(self, task_name: str) -> bool:
-        """Return whether a task has hooks of any kind."""
-        return task_name in self._hooked
 
     def tell(
         self,
@@ -52,7 +46,7 @@ class HookRunner:
         will_retry: bool = False,
     ) -> None:
         """Start the hooks for one notice, if there are any; returns at once."""
-        if job.task not in self._hooked:
+        if job.task not in self.hooked:
             return
         task_hooks = self._tasks.get(job.task).rules.hooks
         found = [hooks.get(kind) for hooks in (task_hooks, *self._app_hooks)]

@@ -24,17 +24,12 @@ class Running(msgspec.Struct, eq=False):
     in_thread: bool
     identity: str  #: the worker identity that claimed it
     chain: Chain  #: as it was claimed
+    job: Job  #: of that chain; kept beside it, since an attempt asks for it a dozen times
     channel: AttemptChannel | None = None  #: of a task that takes a context
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
     stalled: str = ""  #: what it failed to do in time; "" while it shows signs of life
     recording: bool = False  #: the task has ended and its outcome is on its way into the ledger
-
-    @property
-    def job(self) -> Job:
-        """The job as it was claimed."""
-        assert self.chain.job is not None, "a claimed chain has a job"
-        return self.chain.job
 
     @property
     def newest_chain(self) -> Chain:
