@@ -185,7 +185,7 @@ async def test_damage_to_the_archive_is_found_and_nothing_is_taken_away(world: W
     await world.archive()
     export.rename(world.folder.parent / "elsewhere")
     world.clock.at = NEW + timedelta(days=3)
-    with pytest.raises(ArchiveIncompleteError, match="lacks the export whose manifest has the sha256"):
+    with pytest.raises(ArchiveIncompleteError, match="lacks the export of stream sequence 1 to"):
         await world.archive(NEW + timedelta(days=1))
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import signal
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from tests.support.command_line import Answer, CommandLine
 
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.archive import Archiver
 from jobledger.ledger.commands import Claim, Complete
 from jobledger.projections import Store
 
@@ -23,6 +28,10 @@ DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8
 
 @task(queue="billing", max_attempts=3)
 async def charge(cents: int) -> None: ...
+
+
+@task(queue="notes", max_attempts=3)
+async def note(text: str) -> None: ...
 
 
 class Cli(CommandLine):
@@ -106,7 +115,7 @@ def test_the_documented_outputs_are_printed_and_the_ledger_is_proved_with_its_ar
     assert normal(cli("archive", *before).out) == shown_in_docs(documented)
     done = objects(cli("archive", *before, "--json"))
     assert (done["events"], done["exports"], done["first_sequence"]) == (0, [], 10)
-    assert "the ledger begins at stream sequence 10" in cli("archive", *before).out
+    assert "the ledger begins at stream sequence 10" in " ".join(cli("archive", *before).out.split())
     alone = objects(cli("verify", "--json"))
     assert (alone["sound"], alone["from_sequence"], alone["jobs"]) == (True, 10, 2)
     whole = objects(cli("verify", "--archive", "archive", "--json"))
@@ -187,7 +196,98 @@ def test_an_empty_ledger_has_nothing_to_archive(
 ) -> None:
     cli = Cli(nats_server.url, capsys)
     answer = cli("archive", "--before", now(), "--to", str(tmp_path / "archive"))
-    assert (answer.code, answer.out.strip()) == (
-        0,
-        "nothing to archive: the ledger begins at stream sequence 1",
+    assert answer.code == 0
+    assert re.fullmatch(
+        r"nothing to archive that was stored before \S+Z: the ledger begins at stream sequence 1",
+        " ".join(answer.out.split()),
     )
+
+
+@pytest.mark.parametrize("step", ["_export", "_check", "_carry", "_record", "_purge"])
+def test_ctrl_c_at_any_step_is_one_sentence_and_the_next_run_goes_on(
+    cli: Cli, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_words: object, **_options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await anyio.sleep(10)
+
+    words = ("archive", "--before", now(), "--to", "archive")
+    with monkeypatch.context() as patched:
+        patched.setattr(Archiver, step, interrupted)
+        stopped = cli(*words)
+    assert (stopped.code, stopped.out) == (130, "")
+    assert " ".join(stopped.err.split()).endswith(
+        "interrupted: nothing is lost; run it again, and it goes on where it was"
+    )
+    assert cli("verify", "--archive", "archive").code == (3 if step == "_export" else 0)
+    done = objects(cli(*words, "--json"))
+    assert (done["first_sequence"], done["jobs_archived"]) == (10, 2)
+    assert cli("verify", "--archive", "archive").code == 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An empty name, a file, a place where no folder can be made, a disk that is full when the events are written."""
+    (tmp_path / "file").touch()
+    for place, code, sentence in (
+        ("", 2, "--to is empty"),
+        ("file", 2, "that is a file, and an archive is a folder"),
+        ("file/archive", 1, "the archive cannot be written, "),
+        ("a" * 300, 2, "File name too long"),
+    ):
+        refused = cli("archive", "--before", now(), "--to", place)
+        assert (refused.code, len(refused.err.splitlines())) == (code, 1), refused
+        assert sentence in refused.err
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    monkeypatch.setenv("JOBLEDGER_PROJECTION", str(tmp_path / "p.db"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        full = cli("archive", "--before", now(), "--to", "archive")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (full.code, "the archive cannot be written, archive: File too large" in full.err) == (1, True), (
+        full
+    )
+    assert list(Path("archive").iterdir()) == []
+    assert objects(cli("verify", "--json"))["from_sequence"] == 1
+
+
+def test_another_host_is_told_where_the_archive_is(cli: Cli) -> None:
+    assert cli("archive", "--before", now(), "--to", "archive").code == 0
+    place = f"{socket.gethostname()}:{Path('archive').absolute()}"
+    cli.with_ledger(tell_more)
+    Path("archive").rename("moved")
+    Path("archive").mkdir()
+    for words in (("archive", "--before", now(), "--to"), ("verify", "--archive")):
+        lacking = cli(*words, "archive")
+        assert lacking.code == 4
+        assert "archive lacks the export of stream sequence 1 to 9 whose manifest" in lacking.err
+        assert f"the newest run wrote to {place}" in lacking.err
+    assert cli("archive", "--before", now(), "--to", "moved").code == 0
+    assert cli("verify", "--archive", "moved").code == 0
+
+
+def test_large_values_go_with_the_archive_unless_they_are_left_out(cli: Cli) -> None:
+    async def large(ledger: Ledger) -> None:
+        await ledger.enqueue(note.options(id="large"), "x" * 100_000)
+
+    cli.with_ledger(large)
+    assert cli("archive", "--before", now(), "--to", "archive", "--without-payloads").code == 0
+    cli.with_ledger(large_too)
+    assert cli("archive", "--before", now(), "--to", "archive").code == 0
+    first, second = sorted(Path("archive").iterdir())
+    assert not (first / "payloads").exists()
+    (value,) = (second / "payloads").iterdir()  # of the carried job and of the new one, which are equal
+    assert "which were left out" in " ".join(cli("verify", str(first)).out.split())
+    assert cli("verify", "--archive", "archive").code == 0
+    value.write_bytes(b"{}")
+    damaged = cli("verify", "--archive", "archive")
+    assert (damaged.code, f"{value}: it was altered" in " ".join(damaged.err.split())) == (4, True), damaged
+    assert cli.there("jobs", "show", "large").code == 0
+
+
+async def large_too(ledger: Ledger) -> None:
+    await ledger.enqueue(note.options(id="large-too"), "x" * 100_000)

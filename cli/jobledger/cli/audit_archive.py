@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from jobledger.cli import options
+from jobledger.cli import audit_options, options
+from jobledger.cli.errors import ArchiveNotWrittenError, UsageError
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, operator, projection_path, run
@@ -26,10 +28,25 @@ from jobledger.projections.counting import counting
 #: What takes its time, and what a person is told meanwhile.
 _STEPS: Final[dict[Step, str]] = {
     "export": "writing the export",
+    "copy": "copying large values",
     "check": "checking what goes",
     "carry": "carrying jobs over",
     "count": "counting what goes",
 }
+
+
+def _named(text: str) -> Path:
+    """Read --to; an empty one, as of a variable that is not set, would be the folder that one happens to be in."""
+    if not text.strip():
+        raise UsageError("--to is empty: name the folder of the archive")
+    path = Path(text)
+    try:
+        is_file = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise UsageError(f"--to {path}: {error.strerror}") from error
+    if is_file:
+        raise UsageError(f"--to {path}: that is a file, and an archive is a folder")
+    return path
 
 
 def archive(
@@ -40,7 +57,12 @@ def archive(
     ],
     folder: Annotated[
         Path,
-        typer.Option("--to", metavar="DIR", help="Folder of the archive, always the same; made if missing."),
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            parser=_named,
+            help="Folder of the archive, always the same; made if missing.",
+        ),
     ],
     plan: Annotated[
         bool, typer.Option("--plan", metavar="", help="Show what would happen; nothing is changed.")
@@ -54,6 +76,7 @@ def archive(
         ),
     ] = False,
     projection: options.ProjectionFile = None,
+    without_payloads: audit_options.WithoutPayloads = False,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
@@ -69,17 +92,47 @@ def archive(
         async with opened(target) as ledger:
             with _progress(output) as progress:
                 count = await _count(ledger, folder, projection)
-                tools = tools_of(ledger, by=operator(), on_progress=progress, count=count)
+                tools = tools_of(
+                    ledger,
+                    by=operator(),
+                    on_progress=progress,
+                    count=count,
+                    with_payloads=not without_payloads,
+                )
                 archiver = Archiver(ledger.log, folder, tools)
                 return await (archiver.plan(moment) if plan else archiver.run(moment, force=force))
 
-    outcome = run(do)
+    with _explained(output, folder):
+        outcome = run(do)
+    _tell(output, outcome, moment)
+
+
+def _tell(output: Output, outcome: Plan | Done, before: datetime) -> None:
     if output.as_json:
         output.object(outcome if isinstance(outcome, Plan) else _object(outcome))
     elif isinstance(outcome, Plan):
-        _tell_plan(output, outcome)
+        _tell_plan(output, outcome, before)
     else:
-        _tell_done(output, outcome)
+        _tell_done(output, outcome, before)
+
+
+@contextmanager
+def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
+    """Say of what cuts a run off that it does no harm.
+
+    Raises: ArchiveNotWrittenError.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note("interrupted: nothing is lost; run it again, and it goes on where it was")
+        raise
+    except OSError as error:
+        where = error.filename or folder
+        reason = error.strerror or str(error)
+        raise ArchiveNotWrittenError(
+            f"the archive cannot be written, {where}: {reason}; nothing is lost: mend that and run it again"
+        ) from error
 
 
 async def _count(ledger: Ledger, folder: Path, chosen: Path | None) -> CountEverything:
@@ -105,11 +158,16 @@ def _object(done: Done) -> dict[str, object]:
     return {**msgspec.structs.asdict(done), "exports": [str(export) for export in done.exports]}
 
 
-def _tell_plan(output: Output, plan: Plan) -> None:
+def _nothing(before: datetime, first_sequence: int) -> str:
+    since = f"the ledger begins at stream sequence {first_sequence:,}"
+    return f"nothing to archive that was stored before {time_text(before)}: {since}"
+
+
+def _tell_plan(output: Output, plan: Plan, before: datetime) -> None:
     if plan.unfinished:
         output.say(f"an earlier run, up to stream sequence {plan.unfinished:,}, is finished first")
     if not plan.events:
-        output.say(f"nothing to archive: the ledger begins at stream sequence {plan.first_sequence:,}")
+        output.say(_nothing(before, plan.first_sequence))
     else:
         output.facts(
             [
@@ -128,9 +186,9 @@ def _tell_plan(output: Output, plan: Plan) -> None:
     output.say("nothing was changed")
 
 
-def _tell_done(output: Output, done: Done) -> None:
+def _tell_done(output: Output, done: Done, before: datetime) -> None:
     if not done.exports:
-        output.say(f"nothing to archive: the ledger begins at stream sequence {done.first_sequence:,}")
+        output.say(_nothing(before, done.first_sequence))
     else:
         output.say(
             f"{done.events:,} events are in the archive now, and gone from the ledger", style="bold green"

@@ -81,6 +81,10 @@ class LedgerNotSoundError(RefusedError):
     """`audit verify` found what must not be in a ledger, and does not vouch for it; the sentence names the first."""
 
 
+class ArchiveNotWrittenError(LedgerError):
+    """`audit archive` met a folder or disk that takes no more; every event is where it was, or in the archive too."""
+
+
 class PastsDifferError(RefusedError):
     """`audit diff` compared two ledgers, or exports of them, that do not say the same where both say something."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import anyio.to_thread
 import msgspec
@@ -23,26 +23,23 @@ from jobledger.ledger.archive_chain import (
     make_folder,
     newest_archived,
     open_archive,
+    place_of,
     sync_folder,
 )
 from jobledger.ledger.archive_survey import (
     Bound,
-    FindUnread,
-    LiveHolders,
     Survey,
     SurveyingWitness,
     Unread,
     bound,
     survey,
-    unread,
 )
+from jobledger.ledger.archive_tools import OnProgress, Step, Tools, tools_of
 from jobledger.ledger.audit import Options, verify
 from jobledger.ledger.chain import Chain, commit, fold, load, transact
-from jobledger.ledger.client import Ledger
-from jobledger.ledger.clock import Clock
 from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import Carry, Stamp
-from jobledger.ledger.counts import CountEverything, append_counts, counted_parts
+from jobledger.ledger.commands import Carry
+from jobledger.ledger.counts import append_counts, counted_parts
 from jobledger.ledger.decisions import decide
 from jobledger.ledger.errors import (
     ArchiveIncompleteError,
@@ -54,22 +51,19 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import Carried
 from jobledger.ledger.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
+from jobledger.ledger.export_payloads import check_payloads
 from jobledger.ledger.job import WAITING_STATES, Job
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
 from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.timers import Timer, Timers, wait_timer
+from jobledger.ledger.timers import wait_timer
 
-__all__ = ["Archiver", "Done", "Plan", "Step", "Tools", "open_archive", "tools_of"]
+__all__ = ["Archiver", "Done", "OnProgress", "Plan", "Step", "Tools", "open_archive", "tools_of"]
 
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
 #: A job that waited too long at the end of the range is no reason to keep it.
 _AS_HISTORY: Final = Options(overdue_grace_s=10 * 366 * 24 * 3600.0)
-
-#: What a run does, in this order; each is begun after all before it are on the disk.
-Step = Literal["export", "check", "carry", "count", "record", "purge", "end"]
-OnProgress = Callable[[Step, int, int], None]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,50 +91,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     jobs_archived: int
     jobs_carried: int
     held_back_by: str
-
-
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs beside the log."""
-
-    clock: Clock
-    stamp: Callable[[], Stamp]
-    leases: LiveHolders
-    unread: FindUnread  #: given the last sequence that goes
-    set_timer: Callable[[Timer], Awaitable[None]]
-    count: CountEverything | None = (
-        None  #: None: counters of projections made anew begin where the ledger does
-    )
-    on_progress: OnProgress = lambda _step, _done, _total: None
-
-
-def tools_of(
-    ledger: Ledger, *, by: str, on_progress: OnProgress, count: CountEverything | None = None
-) -> Tools:
-    """Return the tools for a connected ledger; `by` is who acts, `count` what `projections.counting` returns.
-
-    Without `count` the counters of a projection that is made anew after the run begin where the ledger then does.
-    """
-    timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
-
-    async def find_unread(through: int) -> list[Unread]:
-        return await unread(ledger.log, ledger.inbox, through)
-
-    streams: list[str] = []  # the timers' one, once it was looked for
-
-    async def set_timer(timer: Timer) -> None:
-        if not streams:
-            streams.append(await timers.ensure())
-        await timers.set(timer, ledger.clock.now())
-
-    return Tools(
-        clock=ledger.clock,
-        stamp=lambda: ledger.stamp(by),
-        leases=ledger.leases,
-        unread=find_unread,
-        set_timer=set_timer,
-        count=count,
-        on_progress=on_progress,
-    )
 
 
 class Archiver:
@@ -275,8 +225,10 @@ class Archiver:
             first=first,
             last=through,
             previous=previous,
+            payloads=self._tools.payloads,
             clock=self._tools.clock,
             on_progress=self._progress("export"),
+            on_payload=self._progress("copy"),
         )
         # Also the one that is found: whoever renamed it into place may have been killed before this.
         await anyio.to_thread.run_sync(sync_folder, self._folder)
@@ -292,7 +244,7 @@ class Archiver:
                     "are: somebody purged it by hand"
                 )
             return None
-        chain = chained(exports_in(self._folder, self._log.names), newest.manifest_sha256, self._folder)
+        chain = chained(exports_in(self._folder, self._log.names), newest, self._folder)
         if chain[-1].manifest.last_sequence != first - 1:
             raise ArchiveRefusedError(
                 f"the ledger begins at stream sequence {first}, and its archive goes up to "
@@ -304,6 +256,7 @@ class Archiver:
         """Prove the export without the server; only then it may take the place of what it holds."""
         manifest = export.manifest
         first, last = manifest.first_sequence, manifest.last_sequence
+        await anyio.to_thread.run_sync(check_payloads, export.folder, manifest)
         found = SurveyingWitness()
         report = await verify(
             export,
@@ -435,6 +388,7 @@ class Archiver:
             head_hash=manifest.head_hash,
             digest=manifest.digest,
             count=manifest.count,
+            folder=place_of(self._folder),
         )
         try:
             await self._log.append([seal_reactor_event(event, last, self._log.names)])
@@ -460,10 +414,10 @@ class Archiver:
         if (await self._log.head()).first_sequence <= through:
             if not self._folder.exists():
                 raise ArchiveIncompleteError(
-                    f"an earlier run moved events up to stream sequence {through} into another folder than "
-                    f"{self._folder}, and was cut off: name that one"
+                    f"an earlier run moved events up to stream sequence {through} into {newest.folder or 'another folder'} "
+                    f"and was cut off: name that folder, on a machine that has it, and not {self._folder}"
                 )
-            chain = chained(exports_in(self._folder, self._log.names), newest.manifest_sha256, self._folder)
+            chain = chained(exports_in(self._folder, self._log.names), newest, self._folder)
             found = await self._check(chain[-1], force=True)
             late = await self._carry_fenced(through)
             self._done.append(chain[-1].folder)

@@ -6,6 +6,7 @@ Reads only. What is moved into it, and in which order, is `archive`'s business. 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,11 @@ from jobledger.ledger.subjects import Names
 def export_name(first: int, last: int) -> str:
     """Return what the export of a range is called in an archive."""
     return f"{first:020}-{last:020}"
+
+
+def place_of(folder: Path) -> str:
+    """Return how the ledger names the folder of an archive, for people who look for it: `<host>:<path>`."""
+    return f"{socket.gethostname()}:{folder.absolute()}"
 
 
 def make_folder(folder: Path) -> None:
@@ -75,12 +81,12 @@ def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
     return found
 
 
-def chained(exports: Mapping[str, ExportLog], newest: str, folder: Path) -> list[ExportLog]:
-    """Return the exports from the ledger's first event up to the one with the manifest `newest`, the oldest first.
+def chained(exports: Mapping[str, ExportLog], newest: Archived, folder: Path) -> list[ExportLog]:
+    """Return the exports from the ledger's first event up to the one that `newest` names, the oldest first.
 
     Raises: ArchiveIncompleteError when one of them is not there, or another one in its place.
     """
-    chain, problems = _chain(exports, newest, folder, 0)
+    chain, problems = _chain(exports, newest, folder)
     if problems:
         raise ArchiveIncompleteError(problems[0].sentence)
     return chain
@@ -103,21 +109,22 @@ class Past(NamedTuple):
 
 
 def _chain(
-    exports: Mapping[str, ExportLog], newest: str, folder: Path, through: int
+    exports: Mapping[str, ExportLog], newest: Archived, folder: Path
 ) -> tuple[list[ExportLog], list[Problem]]:
-    """Follow the manifests back from `newest`, which ends at `through`, or 0 where that is not known.
+    """Follow the manifests back from the one that the ledger names.
 
     Where the export that is named is not there, and another that ends where it does, that one is taken, and told.
     """
     chain: list[ExportLog] = []
     problems: list[Problem] = []
-    wanted: str | None = newest
+    wanted: str | None = newest.manifest_sha256
+    through = newest.through_sequence
     while wanted is not None:
         export = exports.get(wanted)
         if export is None:
             export = _in_place(exports, through)
             if export is None:
-                raise ArchiveIncompleteError(_missing(exports, wanted, folder, through, chain))
+                raise ArchiveIncompleteError(_missing(exports, newest, folder, chain))
             problems.append(_replaced(export, wanted, chain))
         chain.append(export)
         previous = export.manifest.previous
@@ -134,15 +141,20 @@ def _in_place(exports: Mapping[str, ExportLog], through: int) -> ExportLog | Non
 
 
 def _missing(
-    exports: Mapping[str, ExportLog], wanted: str, folder: Path, through: int, chain: Sequence[ExportLog]
+    exports: Mapping[str, ExportLog], newest: Archived, folder: Path, chain: Sequence[ExportLog]
 ) -> str:
-    ends = (export.manifest.last_sequence for export in exports.values())
-    begin = 1 + max((end for end in ends if end < through), default=0)
-    range_of = f" of stream sequence {begin} to {through}" if through else ""
-    by = chain[-1].folder.name if chain else "the ledger"
+    previous = chain[-1].manifest.previous if chain else None
+    if previous is None:
+        wanted, through, by = newest.manifest_sha256, newest.through_sequence, "the ledger"
+        begin = through - newest.count + 1
+    else:
+        wanted, through, by = previous.manifest_sha256, previous.last_sequence, chain[-1].folder.name
+        ends = (export.manifest.last_sequence for export in exports.values())
+        begin = 1 + max((end for end in ends if end < through), default=0)
+    where = f"; the newest run wrote to {newest.folder}" if newest.folder else ""
     return (
-        f"{folder} lacks the export{range_of} whose manifest has the sha256 {wanted}, as {by} says: "
-        "put it beside the others, or name the folder that it is in"
+        f"{folder} lacks the export of stream sequence {begin} to {through} whose manifest has the sha256 {wanted}, "
+        f"as {by} says: put it beside the others, or name the folder that it is in{where}"
     )
 
 
@@ -167,7 +179,7 @@ async def open_archive(log: Log, folder: Path) -> Log:
     if newest is None:
         return log
     exports = exports_in(folder, log.names)
-    chain, problems = _chain(exports, newest.manifest_sha256, folder, newest.through_sequence)
+    chain, problems = _chain(exports, newest, folder)
     if problems:
         raise ArchiveIncompleteError(problems[0].sentence)
     manifest = chain[-1].manifest
@@ -199,7 +211,7 @@ async def read_past(log: Log, places: Sequence[Path]) -> Past:
     if newest is None:
         return Past(log, (), (), ())
     found, folder = exports_in(places[0], log.names), places[0]
-    chain, problems = _chain(found, newest.manifest_sha256, folder, newest.through_sequence)
+    chain, problems = _chain(found, newest, folder)
     strangers = sorted(export.folder.name for export in found.values() if export not in chain)
     joined = JoinedLog(chain, log, linked=not problems)
     return Past(joined, tuple(chain), tuple(problems), tuple(strangers))
