@@ -9,7 +9,6 @@ import queue
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.pools import TASKS, Pools, is_gone
+from tests.support.warm import start
 from tests.support.working import Connect
 
 from jobledger.ledger import Ledger, connect
@@ -46,15 +46,13 @@ class Process:
     ) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
         environment |= {"PYTHONPATH": SOURCES, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "80"}
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "jobledger.cli", *words],
-            cwd=folder,
-            env=environment | (variables or {}),
+        self.child = start(
+            "-m",
+            "jobledger.cli",
+            *words,
+            folder=folder,
+            variables=environment | (variables or {}),
             stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
         )
         self.errors = ""
         self._lines: queue.Queue[str | None] = queue.Queue()
