@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -219,3 +219,68 @@ async def test_what_waits_when_grouping_ends_is_still_sent() -> None:
         bench.publisher.answer(1)
         await turn()
     assert set(bench.answers) == set("abcde")
+
+
+class Paced(Bench):
+    """A writer that finds out by itself, and a server that answers at a rate, in time of the test's own."""
+
+    def __init__(self, in_flight: int) -> None:
+        super().__init__("auto")
+        self.time_s = 0.0
+        self.writer._loop = self  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
+        self._count = 0
+        for _ in range(in_flight):
+            self._append()
+
+    def time(self) -> float:
+        return self.time_s
+
+    def call_soon(self, call: Callable[[], None]) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(call)
+
+    def _append(self) -> None:
+        self._count += 1
+        self.append(f"n{self._count}")
+
+    def serve(self, answers: int, *, per_second: float) -> int:
+        """Answer one after the other, each answer brings another append; return after how many it grouped."""
+        for number in range(answers):
+            if self.writer.grouping:
+                return number
+            self.time_s += 1 / per_second
+            self.publisher.answer(number + 1)
+            self._append()
+        return answers
+
+
+@pytest.mark.parametrize("in_flight", [10, 100, 5_000])
+async def test_without_a_disk_in_the_way_it_never_groups_and_most_appends_are_not_looked_at(
+    in_flight: int,
+) -> None:
+    bench = Paced(in_flight)
+    looks = 0
+    observe = bench.writer._observed.answered
+
+    def look(messages: int, in_flight: int, now: float, *, grouping: bool) -> bool | None:
+        nonlocal looks
+        looks += 1
+        return observe(messages, in_flight, now, grouping=grouping)
+
+    bench.writer._observed.answered = look  # type: ignore[method-assign]
+    assert bench.serve(40_000, per_second=25_000) == 40_000
+    assert 1_000 < looks < 20_000
+
+
+@pytest.mark.parametrize("in_flight", [10, 100, 1_000])
+async def test_a_disk_that_comes_in_the_way_is_noticed_soon(in_flight: int) -> None:
+    bench = Paced(in_flight)
+    bench.serve(10_000, per_second=25_000)
+    assert not bench.writer.grouping
+    assert bench.serve(10_000, per_second=3_000) < 4_000 + 2 * in_flight
+
+
+async def test_after_a_reconnect_it_looks_at_once() -> None:
+    bench = Paced(50)
+    bench.serve(3_000, per_second=25_000)
+    bench.writer.forget_observations()
+    assert bench.serve(3_000, per_second=3_000) < 600
