@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from tests.support.histories import memory_history
 from tests.support.projections import finish
@@ -20,6 +26,8 @@ from jobledger.projections import (
     rebuild,
     verify,
 )
+from jobledger.projections import compare as compare_module
+from jobledger.projections.apart import Apart
 
 pytestmark = pytest.mark.anyio
 
@@ -176,3 +184,77 @@ async def test_verify_of_an_empty_ledger(tmp_path: Path) -> None:
     await finish(log, path)
     position, found = await verify(log, path)
     assert (position.stream_sequence, position.begins_at, found) == (0, 1, None)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_comparing_leaves_the_event_loop_free_tells_how_far_it_is_and_ends_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    log, path = await memory_history(jobs=20, steps=100), tmp_path / "p.db"
+    await finish(log, path)
+    whole = compare_module._rows  # pyright: ignore[reportPrivateUsage]
+    began, ended = threading.Event(), threading.Event()
+
+    def slowly(*words: Any) -> Iterator[tuple[Any, ...]]:
+        for row in whole(*words):
+            began.set()
+            time.sleep(1.0 if cancelled else 0.002)  # a large file on a slow disk
+            yield row
+        ended.set()
+
+    monkeypatch.setattr(compare_module, "_rows", slowly)
+    told: list[tuple[int, int]] = []
+    at = 0.0
+    turns = 0
+    async with anyio.create_task_group() as group:
+
+        async def compare() -> None:
+            _, found = await verify(log, path, comparing=lambda done, total: told.append((done, total)))
+            assert found is None
+            group.cancel_scope.cancel()
+
+        group.start_soon(compare)
+        with anyio.fail_after(15):
+            while True:
+                await anyio.sleep(0.001)
+                turns += began.is_set()
+                if cancelled and turns:
+                    break
+        at = time.monotonic()
+        group.cancel_scope.cancel()
+    if cancelled:
+        assert time.monotonic() - at < 2.0, "at the next row"
+        assert not ended.is_set()
+    else:
+        assert turns > 20, "while it compared, others had their turn"
+        done, total = zip(*told, strict=True)
+        assert list(done) == sorted(done)
+        assert len(set(total)) == 1
+        assert 0 < done[-1] <= total[0]
+
+
+async def test_a_statement_that_runs_for_long_is_ended_when_nobody_waits(tmp_path: Path) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with closing(sqlite3.connect(tmp_path / "any.db", check_same_thread=False)) as connection:
+        apart = Apart()
+        apart.reads.append(connection)
+        with anyio.move_on_after(0.2) as scope:
+            await apart.run(lambda: connection.execute(endless).fetchall(), None)
+        assert scope.cancelled_caught
+        assert connection.execute("SELECT 1").fetchone() == (1,), "and the thread is gone from it"
+
+
+async def test_projections_that_begin_differently_are_not_compared_row_for_row(tmp_path: Path) -> None:
+    log = await memory_history(jobs=20, steps=100)
+    for name in ("whole", "late"):
+        await finish(log, tmp_path / name)
+    for column in ("begins_at", "counts_begin_at"):
+        with closing(sqlite3.connect(tmp_path / "late")) as connection:
+            connection.execute(f"UPDATE position SET {column} = 7")
+            connection.commit()
+        found = difference(tmp_path / "late", tmp_path / "whole")
+        assert found is not None
+        assert f"{column} is 7 in" in found
+        assert "cannot be compared" in found
+        (tmp_path / "late").unlink()
+        await finish(log, tmp_path / "late")

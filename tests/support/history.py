@@ -32,7 +32,9 @@ from jobledger.ledger.job import Job
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import JobRef
 
-_SOON: Final = timedelta(milliseconds=20)
+_SOON: Final = timedelta(
+    milliseconds=100
+)  #: longer than one act takes on a busy machine, else it is due at once
 _LATER: Final = timedelta(hours=1)
 
 
@@ -140,10 +142,10 @@ async def _waits(history: History, name: str) -> None:
     timed = await history.enqueue(f"{name}-timed", queue="reports", task="render")
     await history.act(timed, Pause(epoch=await history.start(timed), until=until))
     retried = await history.enqueue(f"{name}-retried")
+    epoch = await history.start(retried)
     soon = datetime.now(UTC) + _SOON
-    await history.act(
-        retried, Fail(epoch=await history.start(retried), error=_error("OSError"), retry_at=soon)
-    )
-    await asyncio.sleep(2 * _SOON.total_seconds())  # the checker refuses a dispatch before its time
+    await history.act(retried, Fail(epoch=epoch, error=_error("OSError"), retry_at=soon))
+    while datetime.now(UTC) <= soon:
+        await asyncio.sleep(_SOON.total_seconds() / 4)  # the checker refuses a dispatch before its time
     await history.act(retried, Dispatch(cause="due"))
     await history.complete(retried)

@@ -6,20 +6,17 @@ imports it.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder, generate_latest, gzip_accepted
+from prometheus_client.samples import Sample as ClientSample
 
 from jobledger.ledger.meter import Histogram
 
@@ -27,6 +24,8 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 #: What a label means when its values were too many: everything of the rest.
 OTHER: Final = "(other)"
 _UNITS: Final = ("seconds", "bytes")
+_END: Final = b"# EOF\n"  # of a page of OpenMetrics
+_BEGINNINGS_MAX: Final = 4_096  #: rows of which the unchanging text is kept
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -67,13 +66,80 @@ class Distribution(msgspec.Struct, frozen=True):
         return cls(histogram.bounds, tuple(itertools.accumulate(histogram.counts)), histogram.sum)
 
 
+class Table(Metric):
+    """A family of many samples: written at once for a page, and made one by one only for who looks at `samples`."""
+
+    def __init__(self, measure: Measure, rows: Iterable[tuple[Sequence[str], float | Distribution]]) -> None:
+        super().__init__(measure.family, measure.help, measure.kind, _unit(measure))
+        self._rows = list(rows)
+        self._suffix = "_total" if measure.kind == "counter" else ""
+        self._labels = measure.labels
+        del self.samples  # until somebody looks at it
+
+    def __getattr__(self, name: str) -> list[ClientSample]:
+        """Make the samples as prometheus-client has them, when they are first looked at."""
+        if name != "samples":
+            raise AttributeError(name)
+        self.samples = [sample for labels, found in self._rows for sample in self._samples(labels, found)]
+        return self.samples
+
+    def _samples(self, labels: Sequence[str], found: float | Distribution) -> Iterator[ClientSample]:
+        named = dict(zip(self._labels, labels, strict=True))
+        if not isinstance(found, Distribution):
+            yield ClientSample(f"{self.name}{self._suffix}", named, float(found))
+            return
+        for bound, count in zip(_bounds(tuple(found.bounds)), found.counts, strict=True):
+            yield ClientSample(f"{self.name}_bucket", {**named, "le": bound}, float(count))
+        yield ClientSample(f"{self.name}_count", named, float(found.counts[-1]))
+        yield ClientSample(f"{self.name}_sum", named, float(found.sum))
+
+    def lines(self) -> Iterator[str]:
+        """Return a line for each sample, without its end; both formats write them alike."""
+        for labels, found in self._rows:
+            key = (self.name + self._suffix, self._labels, tuple(labels))
+            if not isinstance(found, Distribution):
+                yield f"{_beginnings(*key, None)[0]} {_number(found)}"
+                continue
+            *buckets, count, total = _beginnings(*key, tuple(found.bounds))
+            for beginning, number in zip(buckets, found.counts, strict=True):
+                yield f"{beginning} {number}.0"
+            yield f"{count} {found.counts[-1]}.0"
+            yield f"{total} {_number(found.sum)}"
+
+
+@functools.lru_cache(maxsize=16)
+def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*(repr(float(bound)) for bound in bounds), "+Inf")
+
+
+@functools.lru_cache(maxsize=_BEGINNINGS_MAX)
+def _beginnings(
+    name: str, labels: tuple[str, ...], found: tuple[str, ...], bounds: tuple[float, ...] | None
+) -> tuple[str, ...]:
+    """Return what stands before the numbers of one row, which is most of the work and the same in every scrape."""
+    named = [f'{label}="{_escaped(value)}"' for label, value in zip(labels, found, strict=True)]
+    own = f"{{{','.join(named)}}}" if named else ""
+    if bounds is None:
+        return (f"{name}{own}",)
+    before = "".join(f"{each}," for each in named)
+    buckets = (f'{name}_bucket{{{before}le="{bound}"}}' for bound in _bounds(bounds))
+    return (*buckets, f"{name}_count{own}", f"{name}_sum{own}")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(number: float) -> str:
+    number = float(number)
+    if math.isfinite(number):
+        return repr(number)
+    return "NaN" if math.isnan(number) else "+Inf" if number > 0 else "-Inf"
+
+
 def values(measure: Measure, samples: Iterable[Sample]) -> Metric:
     """Return the family of a counter or gauge; each sample has the labels' values in their order."""
-    kind = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
-    family = kind(measure.family, measure.help, labels=measure.labels, unit=_unit(measure))
-    for labels, value in samples:
-        family.add_metric(labels, value)
-    return family
+    return Table(measure, samples)
 
 
 def value(measure: Measure, number: float | None) -> Metric:
@@ -83,11 +149,7 @@ def value(measure: Measure, number: float | None) -> Metric:
 
 def histograms(measure: Measure, samples: Iterable[tuple[Sequence[str], Distribution]]) -> Metric:
     """Return the family of a histogram."""
-    family = HistogramMetricFamily(measure.family, measure.help, labels=measure.labels, unit=_unit(measure))
-    for labels, found in samples:
-        bounds = [*(repr(float(bound)) for bound in found.bounds), "+Inf"]
-        family.add_metric(labels, list(zip(bounds, found.counts, strict=True)), found.sum)
-    return family
+    return Table(measure, samples)
 
 
 def info(measure: Measure, facts: Mapping[str, str]) -> Metric:
@@ -120,15 +182,33 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     is_gzip: bool = False
 
 
+_Encode = Callable[[Any], bytes]
+
+
+def _written(families: Iterable[Metric], encode: _Encode) -> bytes:
+    """Return all families as text: what stands around samples, and samples of others, as prometheus-client writes it."""
+    parts: list[bytes] = []
+    for family in families:
+        if isinstance(family, Table):
+            head = Metric(family.name, family.documentation, family.type, family.unit)
+            parts.append(encode(_Fixed([head])).removesuffix(_END))
+            parts.extend(f"{line}\n".encode() for line in family.lines())
+        else:
+            parts.append(encode(_Fixed([family])).removesuffix(_END))
+    if encode(_Fixed(())).endswith(_END):
+        parts.append(_END)
+    return b"".join(parts)
+
+
 def metrics_page(collected: Collected, *, accept: str, accept_encoding: str) -> Page:
     """Return a scrape in the format that `accept` asks for: OpenMetrics or Prometheus text, packed if that is fine."""
-    families = _Fixed(collected.collect())
+    families = list(collected.collect())
     try:
         encode, content_type = choose_encoder(accept)
-        body = encode(families)
+        body = _written(families, encode)
     except (ValueError, TypeError, IndexError):  # a header that nobody can read asks for nothing
         encode, content_type = generate_latest, "text/plain; version=0.0.4; charset=utf-8"
-        body = encode(families)
+        body = _written(families, encode)
     packed = gzip_accepted(accept_encoding)
     return Page(
         status=200,

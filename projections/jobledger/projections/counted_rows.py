@@ -16,6 +16,7 @@ from jobledger.projections import schema
 from jobledger.projections.position import Position
 from jobledger.projections.rows import Row
 from jobledger.projections.stats import FAILURE_COUNTERS
+from jobledger.projections.stats_tables import add_totals
 
 _IN_ORDER: Final = (
     "ORDER BY rowid"  # of their first event, which decides what has a series or a row of its own
@@ -52,9 +53,7 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
 def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
     """Write what was counted into empty tables, and up to where."""
     totals = _placed(schema.STATISTICS, counts.columns)
-    connection.executemany(
-        schema.ADD_TOTALS, ((row.queue, row.task, *_values(totals, row.counts)) for row in counts.totals)
-    )
+    add_totals(connection, [(row.queue, row.task, _values(totals, row.counts)) for row in counts.totals])
     failures = _placed(FAILURE_COUNTERS, counts.failure_columns)
     rows: Iterator[Row] = (
         (row.queue, row.task, row.error_type, *_values(failures, row.counts)) for row in counts.failures

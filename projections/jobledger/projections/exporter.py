@@ -27,15 +27,14 @@ from jobledger.projections import metrics_names as names
 from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionError
 from jobledger.projections.metrics import (
     LABEL_VALUES_MAX,
-    Figures,
     Labels,
     figures_metrics,
     lane_metrics,
     ledger_metrics,
     place_metrics,
-    read_figures,
 )
 from jobledger.projections.metrics_facts import FACTS_S, ServerFacts, server_facts
+from jobledger.projections.metrics_figures import Figures, read_figures
 from jobledger.projections.projector import Position, Projector
 from jobledger.projections.queries import Store
 from jobledger.projections.snapshots import Snapshots
@@ -151,7 +150,7 @@ class Exporter:
     def collect(self) -> Iterable[Metric]:
         """Return every family; those that nobody can know at this moment have no sample."""
         began = time.monotonic()
-        figures = self._read(read_figures)
+        figures = self._read(lambda store: read_figures(store, self._config.label_values_max))
         place = figures.position if isinstance(figures, Figures) else figures
         asked = self._ask(
             place
@@ -173,10 +172,9 @@ class Exporter:
         if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
             return  # a file that is made anew, and not yet as far as what was told before
         self._told_up_to = figures.position.stream_sequence
-        labels = Labels(figures, self._config.label_values_max)
-        yield from figures_metrics(figures, labels, self._ledger.clock.now())
+        yield from figures_metrics(figures, self._ledger.clock.now())
         if facts is not None:
-            yield from lane_metrics(facts, labels)
+            yield from lane_metrics(facts, Labels(figures.shown, self._config.label_values_max))
 
     def _ask(self, place: Position | str) -> _Asked:
         """Ask the server through the event loop, once for all who wait for an answer at this moment."""

@@ -10,71 +10,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final, TypeVar
 
-import msgspec
 from prometheus_client.core import Metric
 
 from jobledger.ledger.exposition import OTHER, Distribution, Measure, value, values
 from jobledger.ledger.exposition import histograms as distributions
 from jobledger.projections import metrics_names as names
 from jobledger.projections.metrics_facts import LaneFacts, ServerFacts
-from jobledger.projections.projector import Position
-from jobledger.projections.queries import Store
+from jobledger.projections.metrics_figures import Figures
+from jobledger.projections.position import Position
 from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
-from jobledger.projections.stats_rows import FailureRow, QueueRow, TotalsRow
+from jobledger.projections.stats_rows import Histogram, QueueRow, TotalsRow
 
 LABEL_VALUES_MAX: Final = 200
 
 K = TypeVar("K", bound=tuple[str, ...])
-R = TypeVar("R")
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the collector needs of a projection, as of one position."""
-
-    position: Position
-    timers_pending: int
-    queues: list[QueueRow]
-    totals: list[TotalsRow]
-    failures: list[FailureRow]
-    queue_order: list[tuple[str, ...]]
-    task_order: list[tuple[str, ...]]
-    error_order: list[tuple[str, ...]]
-
-
-def read_figures(store: Store) -> Figures:
-    """Read everything in one transaction.
-
-    Raises: the errors of the projection's file.
-    """
-    with store.one_moment():
-        return Figures(
-            position=store.position(),
-            timers_pending=store.timers_pending(),
-            queues=store.queues(),
-            totals=store.totals(),
-            failures=store.failures(),
-            queue_order=store.keys("queues"),
-            task_order=store.keys("totals"),
-            error_order=store.keys("failures"),
-        )
 
 
 class Labels:
-    """Which queues, tasks and types of error are shown under their own names."""
+    """Which queues are shown under their own names."""
 
-    def __init__(self, figures: Figures, values_max: int) -> None:
+    def __init__(self, shown: Iterable[str], values_max: int) -> None:
         self._values_max = values_max
-        queues = dict.fromkeys(key[0] for key in (*figures.queue_order, *figures.task_order))
-        self._queues = set(list(queues)[:values_max])
-        tasks = list(figures.task_order)
-        self._tasks = {key for key in tasks[:values_max] if key[0] in self._queues}
-        errors = [key for key in figures.error_order if key[2] != OTHER]
-        self._errors = {key for key in errors[:values_max] if key[:2] in self._tasks}
-        self.folded = {
-            "queue": len(queues) - len(self._queues),
-            "task": len(tasks) - len(self._tasks),
-            "error_type": len(errors) - len(self._errors),
-        }
+        self._queues = set(shown)
 
     def admit(self, queues: Iterable[str]) -> None:
         """Give queues that are not in the ledger yet what room is left: for gauges, which may change hands."""
@@ -85,15 +42,6 @@ class Labels:
         """Return the label of a queue."""
         return queue if queue in self._queues else OTHER
 
-    def task(self, queue: str, task: str) -> tuple[str, str]:
-        """Return the labels of a task in a queue."""
-        return (queue, task) if (queue, task) in self._tasks else (self.queue(queue), OTHER)
-
-    def error(self, row: FailureRow) -> tuple[str, str, str]:
-        """Return the labels of a type of error."""
-        key = (row.queue, row.task, row.error_type)
-        return key if key in self._errors else (*self.task(row.queue, row.task), OTHER)
-
 
 def _added(rows: Iterable[tuple[K, float]]) -> dict[K, float]:
     found: dict[K, float] = {}
@@ -102,58 +50,42 @@ def _added(rows: Iterable[tuple[K, float]]) -> dict[K, float]:
     return found
 
 
-def _greatest(rows: Iterable[tuple[K, float]]) -> dict[K, float]:
-    found: dict[K, float] = {}
-    for key, number in rows:
-        found[key] = max(found.get(key, 0.0), number)
-    return found
-
-
-def figures_metrics(figures: Figures, labels: Labels, now: datetime) -> Iterator[Metric]:
+def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     """Return what the projection tells; ages are as of `now`."""
     yield value(names.TIMERS_PENDING, figures.timers_pending)
-    yield values(names.FOLDED, (((label,), count) for label, count in labels.folded.items()))
-    yield from _queue_metrics(figures.queues, labels, now)
-    yield from _task_metrics(figures.totals, labels)
+    yield values(names.FOLDED, (((label,), count) for label, count in figures.folded.items()))
+    yield from _queue_metrics(figures.queues, now)
+    yield from _task_metrics(figures.totals)
     for column, measure in names.FAILURES.items():
-        failures = _added((labels.error(row), getattr(row, column)) for row in figures.failures)
-        yield values(measure, failures.items())
+        rows = figures.failures
+        yield values(measure, (((row.queue, row.task, row.error_type), getattr(row, column)) for row in rows))
 
 
-def _queue_metrics(rows: Sequence[QueueRow], labels: Labels, now: datetime) -> Iterator[Metric]:
-    jobs = _added(
-        ((labels.queue(row.queue), row.priority, state), count)
-        for row in rows
-        for state, count in row.counts.items()
-    )
-    yield values(names.JOBS, jobs.items())
+def _queue_metrics(rows: Sequence[QueueRow], now: datetime) -> Iterator[Metric]:
+    jobs = (((row.queue, row.priority, state), count) for row in rows for state, count in row.counts.items())
+    yield values(names.JOBS, jobs)
     ages: tuple[tuple[Measure, Callable[[QueueRow], str | None]], ...] = (
         (names.OLDEST_WAITING, lambda row: row.oldest_waiting),
         (names.OLDEST_RUNNING, lambda row: row.oldest_running),
     )
     for measure, since in ages:
-        oldest = _greatest(((labels.queue(row.queue), row.priority), _age_s(since(row), now)) for row in rows)
-        yield values(measure, oldest.items())
+        yield values(measure, [((row.queue, row.priority), _age_s(since(row), now)) for row in rows])
 
 
 def _age_s(since: str | None, now: datetime) -> float:
     return 0.0 if since is None else max(0.0, (now - datetime.fromisoformat(since)).total_seconds())
 
 
-def _task_metrics(rows: Sequence[TotalsRow], labels: Labels) -> Iterator[Metric]:
-    keys = [labels.task(row.queue, row.task) for row in rows]
+def _task_metrics(rows: Sequence[TotalsRow]) -> Iterator[Metric]:
     for column, measure in names.COUNTERS.items():
-        counts = _added((key, getattr(row, column)) for key, row in zip(keys, rows, strict=True))
-        yield values(measure, counts.items())
+        yield values(measure, [((row.queue, row.task), getattr(row, column)) for row in rows])
     for column, measure in names.HISTOGRAMS.items():
-        sums: dict[tuple[str, str], tuple[list[int], float]] = {}
-        for key, row in zip(keys, rows, strict=True):
-            histogram = getattr(row, column)
-            known, total = sums.get(key, ([0] * (len(HISTOGRAM_BOUNDS_S) + 1), 0.0))
-            added = [a + b for a, b in zip(known, (*histogram.counts, histogram.count), strict=True)]
-            sums[key] = (added, total + histogram.sum_s)
-        shown = ((key, Distribution(HISTOGRAM_BOUNDS_S, *each)) for key, each in sums.items())
-        yield distributions(measure, shown)
+        yield distributions(measure, [((row.queue, row.task), _distribution(row, column)) for row in rows])
+
+
+def _distribution(row: TotalsRow, column: str) -> Distribution:
+    histogram: Histogram = getattr(row, column)
+    return Distribution(HISTOGRAM_BOUNDS_S, [*histogram.counts, histogram.count], histogram.sum_s)
 
 
 def place_metrics(position: Position) -> Iterator[Metric]:

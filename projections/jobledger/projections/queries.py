@@ -377,14 +377,6 @@ class Store:
         finally:
             self._connection.execute("ROLLBACK")
 
-    def keys(self, table: Literal["queues", "totals", "failures"]) -> list[tuple[str, ...]]:
-        """Return the keys of a table of statistics in the order in which the ledger brought them up.
-
-        Rows are never deleted, so what is at a place stays there, also in a projection that is made anew.
-        """
-        columns = ", ".join(schema.KEYS[table])
-        return self._query(f"SELECT {columns} FROM {table} ORDER BY rowid", ())  # noqa: S608 - our own names
-
     def timers_pending(self) -> int:
         """Return how many jobs wait for a moment."""
         always = "SELECT coalesce(sum(scheduled + retry_wait), 0) FROM queues"
@@ -420,6 +412,10 @@ class Store:
             f"the projection {self.path} did not reach stream sequence {stream_sequence} within {timeout_s:g} s: "
             "see whether a projector runs, with `jobledger projection status`",
         )
+
+    def select(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a SELECT over the tables of docs/projections.md, which may change with the schema."""
+        return self._query(sql, values)
 
     def _query(self, sql: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
         with files.translated(self.path, self._busy_timeout_s):

@@ -157,6 +157,8 @@ _TABLES: Final[dict[str, dict[str, type]]] = {
     },
     "queues": {"queue": str, "priority": str, **dict.fromkeys(QUEUE_COUNTS, int)},
     "totals": {"queue": str, "task": str, **dict.fromkeys(STATISTICS, int)},
+    # The same of all tasks of a queue, and in the row "" of all queues, so that an exporter need not read every row.
+    "sums": {"queue": str, **dict.fromkeys(STATISTICS, int)},
     "buckets": {
         "minute": int,  # since 1970, by the server's time
         "queue": str,
@@ -187,6 +189,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "dead_letters": ("job_id", "queue"),
     "queues": ("queue", "priority"),
     "totals": ("queue", "task"),
+    "sums": ("queue",),
     "buckets": ("minute", "queue", "task"),
     "failures": ("queue", "task", "error_type"),
     "workers": ("worker",),
@@ -284,6 +287,7 @@ def _adding(table: str, columns: tuple[str, ...], *extra: str) -> str:
 TIMES: Final = ("first_at", "last_at")
 ADD_QUEUE: Final = _adding("queues", QUEUE_COUNTS)
 ADD_TOTALS: Final = _adding("totals", STATISTICS)
+ADD_SUMS: Final = _adding("sums", STATISTICS)
 ADD_BUCKET: Final = _adding("buckets", STATISTICS)
 ADD_FAILURES: Final = _adding("failures", FAILURE_COUNTERS)
 ADD_WORKER: Final = _adding(

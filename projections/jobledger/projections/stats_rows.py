@@ -130,6 +130,17 @@ QUEUES_SQL: Final = (
     f"SELECT queue, priority, {', '.join(schema.QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
     "FROM queues WHERE ? IS NULL OR queue = ? ORDER BY queue, priority"
 )
+#: Of those in a JSON list, and of all others together.
+QUEUES_SHOWN_SQL: Final = (
+    f"SELECT queue, priority, {', '.join(schema.QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
+    "FROM queues WHERE queue IN (SELECT value FROM json_each(?)) ORDER BY queue, priority"
+)
+QUEUES_OTHER_SQL: Final = (
+    f"SELECT ?, priority, {', '.join(f'sum({name})' for name in schema.QUEUE_COUNTS)}, "  # noqa: S608
+    f"min(CASE WHEN queued > 0 THEN ({_OLDEST} 'queued') END), "
+    f"min(CASE WHEN running > 0 THEN ({_OLDEST} 'running') END) "
+    "FROM queues WHERE queue NOT IN (SELECT value FROM json_each(?)) GROUP BY priority ORDER BY priority"
+)
 TOTALS_SQL: Final = (
     f"SELECT queue, task, {', '.join(schema.STATISTICS)} FROM totals "  # noqa: S608
     "WHERE (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) ORDER BY queue, task"

@@ -6,7 +6,8 @@ The caller owns the transaction. Every row is added to, never replaced, so the s
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import add
 from typing import Final
 
 from jobledger.ledger.job import JobState
@@ -26,8 +27,19 @@ def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = Tr
     connection.executemany(schema.ADD_WORKER, _worker_rows(tally))
     if not totals:
         return
-    connection.executemany(schema.ADD_TOTALS, _total_rows(buckets))
+    add_totals(connection, list(_total_rows(buckets)))
     connection.executemany(schema.ADD_FAILURES, _failure_rows(connection, tally))
+
+
+def add_totals(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, Sequence[int]]]) -> None:
+    """Add to `totals`, and to the sums of queues and of everything; in the order of the stream, which both keep."""
+    sums: dict[str, Sequence[int]] = {}
+    for queue, _, values in rows:
+        for key in ("", queue):
+            known = sums.get(key)
+            sums[key] = values if known is None else tuple(map(add, known, values))
+    connection.executemany(schema.ADD_TOTALS, ((queue, task, *values) for queue, task, values in rows))
+    connection.executemany(schema.ADD_SUMS, ((queue, *values) for queue, values in sums.items()))
 
 
 def _queue_rows(tally: Tally) -> Iterator[Row]:
@@ -35,12 +47,14 @@ def _queue_rows(tally: Tally) -> Iterator[Row]:
         yield (*key, *(gauge.get(state, 0) for state in _STATES))
 
 
-def _total_rows(buckets: dict[tuple[int, str, str], tuple[int, ...]]) -> Iterator[Row]:
+def _total_rows(
+    buckets: dict[tuple[int, str, str], tuple[int, ...]],
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     minutes: dict[tuple[str, str], list[tuple[int, ...]]] = {}
     for (_, queue, task), values in buckets.items():
         minutes.setdefault((queue, task), []).append(values)
     for key, found in minutes.items():
-        yield (*key, *map(sum, zip(*found, strict=True)))
+        yield (*key, tuple(map(sum, zip(*found, strict=True))))
 
 
 def _worker_rows(tally: Tally) -> Iterator[Row]:
