@@ -58,6 +58,10 @@ class _Submitted(msgspec.Struct, eq=False):
         elif not self.outcome.done():  # else its waiter was cancelled
             self.outcome.set_result(result)
 
+    def __repr__(self) -> str:
+        """Show no entries: an event loop writes callbacks that fail into the log."""
+        return f"<{type(self).__name__}>"
+
 
 class _Metered(_Submitted, eq=False):
     """An append whose end is counted."""

@@ -61,6 +61,10 @@ class _Awaited(msgspec.Struct, eq=False):
         self.pending.pop(self.reply, None)
         self.answered(data if isinstance(data, Exception) else _read_answer(data, headers))
 
+    def __repr__(self) -> str:
+        """Show nothing that is on its way: an event loop writes callbacks that fail into the log."""
+        return f"<{type(self).__name__} {self.reply}>"
+
 
 class Publisher:
     """Sends entries and routes their answers; every one is answered, by the limit at the latest."""
