@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,33 @@ def test_up_does_real_work_and_stops_in_order(start: Start) -> None:
     assert "why" in job["attempts"][0]["error"]["traceback"]
     assert up.end(signal.SIGTERM) == 0
     assert _gone(ready["pid"])
+
+
+def test_up_shows_the_metrics_of_the_ledger_and_of_its_worker_on_one_page(
+    start: Start, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    up = start(
+        *("up", "--app", "tasks_of_processes", "--port", "0", "--durability", "process", "--json"),
+        *("--metrics-port", "0", "--metrics-token-file", str(token)),
+    )
+    ready = up.line()
+    there = ("--url", ready["url"], "--app", "tasks_of_processes")
+    assert start("enqueue", "add", "a=2", "b=3", "--wait", "--json", *there).end() == 0
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(ready["metrics"], timeout=LIMIT_S)
+    known = urllib.request.Request(ready["metrics"], headers={"Authorization": "Bearer 0123456789abcdef"})
+    deadline = time.monotonic() + LIMIT_S
+    page = ""
+    while "jobledger_jobs_completed_total{" not in page or "jobledger_up 1.0" not in page:
+        assert time.monotonic() < deadline, page
+        page = urllib.request.urlopen(known, timeout=LIMIT_S).read().decode()
+    assert page.count("# TYPE jobledger_worker_build_info") == 1
+    assert up.end(signal.SIGTERM) == 0
+    open_to_all = start("up", "--port", "0", "--metrics-port", "0", "--metrics-host", "0.0.0.0")
+    assert open_to_all.end() == 2
+    assert "give a token file too" in open_to_all.errors
 
 
 def test_up_ends_with_a_sentence_when_its_server_dies(start: Start) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
+from typing import Any, NoReturn
 
 import anyio
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from jobledger.cli import options
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.errors import UsageError
+from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.output import Output
 from jobledger.cli.session import (
     Target,
@@ -30,6 +32,12 @@ from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import settle
 
 
+class _Projecting(msgspec.Struct, frozen=True):
+    follow: Callable[[], Coroutine[Any, Any, NoReturn]]  #: keeps the projection up to date
+    path: Path
+    metrics: str | None  #: where they are
+
+
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     port: int
@@ -41,6 +49,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     registry: TaskRegistry | None
     config: WorkerConfig
     app: str
+    exposure: Exposure
 
 
 def up(
@@ -54,6 +63,9 @@ def up(
     queues: options.Queues = None,
     concurrency: options.Concurrency = 100,
     grace: options.Grace = 30.0,
+    metrics_port: options.MetricsPort = None,
+    metrics_host: options.MetricsHost = LOOPBACK,
+    metrics_token_file: options.MetricsTokenFile = None,
     projection: options.ProjectionFile = None,
     ledger_bytes_max: options.LedgerBytesMax = None,
     as_json: options.Json = False,
@@ -65,6 +77,7 @@ def up(
             "leave one of them out"
         )
     served, weights = options.weighted(queues)
+    exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     plan = _Plan(
         directory=directory or Path(".jobledger"),
         port=4222 if port is None else port,
@@ -76,6 +89,7 @@ def up(
         config=WorkerConfig(queues=served, weights=weights, concurrency=concurrency, grace_s=grace),
         registry=load_tasks(app) if options.split(app) else None,
         app=",".join(options.split(app)),
+        exposure=exposure,
     )
     run(lambda: _up(Output(as_json=as_json), plan))
 
@@ -89,10 +103,36 @@ async def _up(output: Output, plan: _Plan) -> None:
         async with opened(target) as ledger:
             path = await projection_path(ledger, plan.projection)
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
-            with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
-                await projector.prepare()
-                _say_ready(output, plan, server, url, made, path)
-                await _run(output, ledger, server, projector, made)
+            async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
+                _say_ready(output, plan, server, url, made, projecting)
+                await _run(output, ledger, server, projecting, made)
+
+
+@contextlib.asynccontextmanager
+async def _projecting(
+    output: Output, ledger: Ledger, path: Path, made: Worker | None, exposure: Exposure
+) -> AsyncGenerator[_Projecting, None]:
+    """Give what keeps the projection up to date; where metrics were asked for, serve them for the length of the block."""
+    with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
+        missing = (await projector.prepare()).missing
+        if missing:
+            output.note(missing)
+        if exposure.port is None:
+            yield _Projecting(projector.run, path, None)
+            return
+    # Imported here: who shows no metrics does not load what it takes.
+    from jobledger.ledger.exposition import Together  # noqa: PLC0415
+    from jobledger.projections.exporter import Exporter  # noqa: PLC0415
+    from jobledger.workers.metrics import measured  # noqa: PLC0415
+
+    exporter = Exporter(ledger, path)
+    async with contextlib.AsyncExitStack() as stack:
+        shown = Together((exporter, exporter.health))
+        if made is not None:
+            collector = await stack.enter_async_context(measured(ledger, made))
+            shown = Together((exporter, exporter.health), (collector, collector.health))
+        server = stack.enter_context(exposure.server(shown, shown.health))
+        yield _Projecting(exporter.follow, path, server.url)
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +145,11 @@ async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
 
 
 async def _run(
-    output: Output, ledger: Ledger, server: EmbeddedServer | None, projector: Projector, made: Worker | None
+    output: Output,
+    ledger: Ledger,
+    server: EmbeddedServer | None,
+    projecting: _Projecting,
+    made: Worker | None,
 ) -> None:
     stopped = anyio.Event()
 
@@ -121,7 +165,7 @@ async def _run(
         if server is not None:
             group.start_soon(until_ended, server)
         group.start_soon(until_closed, ledger)
-        group.start_soon(projector.run)
+        group.start_soon(projecting.follow)
         if made is not None:
             await made.run()
         else:
@@ -130,11 +174,18 @@ async def _run(
 
 
 def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
-    output: Output, plan: _Plan, server: EmbeddedServer | None, url: str, made: Worker | None, path: Path
+    output: Output,
+    plan: _Plan,
+    server: EmbeddedServer | None,
+    url: str,
+    made: Worker | None,
+    projecting: _Projecting,
 ) -> None:
     if output.as_json:
         body = described(server) if server is not None else {"url": url}
-        output.object({**body, "worker": made.identity if made else None, "projection": str(path)})
+        shown = {} if projecting.metrics is None else {"metrics": projecting.metrics}
+        worker = made.identity if made else None
+        output.object({**body, "worker": worker, "projection": str(projecting.path), **shown})
         return
     output.say(f"jobledger is ready at {url}", style="bold green")
     here = "" if url == "nats://127.0.0.1:4222" else f" --url {url}"
@@ -153,7 +204,8 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
                 if made
                 else "none: name tasks with --app",
             ),
-            ("projection", str(path)),
+            ("projection", str(projecting.path)),
+            ("metrics", projecting.metrics),
             ("next", f"jobledger enqueue --app {plan.app or 'MODULE'} TASK key=value --wait{here}"),
             ("", f"jobledger jobs list{here}"),
             ("", f"jobledger events tail --follow{here}"),

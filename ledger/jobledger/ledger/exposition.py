@@ -50,6 +50,21 @@ class Collected(Protocol):
         ...
 
 
+class Together:
+    """Several collectors of one process as one, each with what tells whether it is well; no two have the same metric."""
+
+    def __init__(self, *parts: tuple[Collected, Callable[[], str]]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of all, in their order."""
+        return itertools.chain.from_iterable(collected.collect() for collected, _ in self._parts)
+
+    def health(self) -> str:
+        """Return "" when all are well, else what the first that is not says."""
+        return next((reason for _, health in self._parts if (reason := health())), "")
+
+
 Sample = tuple[Sequence[str], float]
 
 

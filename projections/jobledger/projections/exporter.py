@@ -104,7 +104,7 @@ class Exporter:
         while True:
             began = time.monotonic()
             try:
-                await self._follow()
+                await self.follow()
             except (ProjectionError, LedgerError, ConnectionLostError, OSError) as error:
                 self._agrees = self._agrees and not isinstance(error, PositionMismatchError | EventGapError)
                 self._stopped = f"the projection is not followed: {str(error) or 'the connection was lost'}"
@@ -114,7 +114,11 @@ class Exporter:
             await asyncio.sleep(pause_s)
             pause_s = min(_RESTART_S_MAX, 2 * pause_s)
 
-    async def _follow(self) -> None:
+    async def follow(self) -> NoReturn:
+        """Follow the ledger until cancelled; what stops the projector is raised.
+
+        Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
+        """
         with Projector(self._ledger.log, self._path, snapshots=Snapshots(self._path)) as projector:
             self._projector = projector
             try:
@@ -128,11 +132,14 @@ class Exporter:
         """Reach the ledger's head before anything is told: counters that catch up would look like a sudden rush."""
         if not self._is_whole:
             self._stopped = "the projection catches up with the ledger"
+        position = await projector.prepare()
         for _ in range(_CATCH_UP_ROUNDS_MAX):
             position = await projector.catch_up()
             behind = (await self._ledger.log.head()).last_sequence - position.stream_sequence
             if behind < projector.config.batch_events_max:  # what comes meanwhile is as good as followed
                 break
+        if position.missing and not self._is_whole:
+            logger.warning("%s", position.missing)
         self._is_whole = True
 
     async def _facts(self) -> ServerFacts:
