@@ -257,6 +257,91 @@ def test_what_was_sealed_and_archived_is_compared_with_the_archive(cli: Cli, tmp
     code, out, _ = cli("verify", "--seal-key", f"{key}.pub")
     assert code == 0
     assert "seals: 0 of 0 agree with the events; 1 begin before what was read\n" in out
+    code, out, err = cli("verify", "--seal-key", f"{key}.pub", "--since-seal")
+    assert code == 0, err
+    assert "stream sequence 4 to " in out
+    code, out, err = cli("verify", "--seal-key", f"{key}.pub", "--since-seal", "--archive", archive)
+    assert code == 0, err
+    assert "seals: 1 of 1 agree with the events, up to stream sequence 3\n" in out
     code, out, _ = cli("verify", "--seal-key", f"{key}.pub", "--archive", archive)
     assert code == 0
     assert "seals: 1 of 1 agree with the events, up to stream sequence 3\n" in out
+
+
+def test_several_environments_publish_to_one_file_and_each_is_held_to_its_own(
+    nats_server: EmbeddedServer, cli: Cli, tmp_path: Path
+) -> None:
+    key, kept = str(tmp_path / "seal.pem"), tmp_path / "seals.jsonl"
+    cli("keygen", key)
+    other, third = (Cli(nats_server, f"t_{secrets.token_hex(6)}", cli.capsys) for _ in range(2))
+    other.enqueue(9)
+    third.enqueue(1)
+    assert cli("seal", "--key", key)[0] == 0  # not published yet, and at a lower sequence than the other's
+    for each in (other, cli):
+        each.enqueue(1)
+        assert each("seal", "--key", key, "--publish", str(kept))[0] == 0
+    found = [(each.environment, each.seal.to_sequence) for each in read_published(kept)]
+    assert sorted(found) == sorted([(other.environment, 10), (cli.environment, 3), (cli.environment, 5)])
+    for each, count in ((other, 1), (cli, 2)):
+        for words in ((), ("--since-seal",)):
+            code, out, err = each("verify", "--seal-key", f"{key}.pub", "--seal", str(kept), *words)
+            assert code == 0, err
+            assert words or f"published seals: {count} of {count} agree" in out
+    code, _, err = third("verify", "--seal", str(kept))
+    assert (code, f"and this ledger is {third.environment!r}" in err) == (2, True)
+
+
+def test_a_key_is_changed_as_the_docs_say(cli: Cli, tmp_path: Path) -> None:
+    """What the old key signed stays good by its public half; only what it signs later is not by the new one."""
+    old, new, kept = str(tmp_path / "old.pem"), str(tmp_path / "new.pem"), str(tmp_path / "seals.jsonl")
+    cli("keygen", old)
+    cli("seal", "--key", old, "--publish", kept)
+    cli.enqueue(2)
+    cli("seal", "--key", old, "--publish", kept)  # once more, so that nothing unpublished is left behind
+    Path(old).unlink()
+    cli("keygen", new)
+    cli.enqueue(2)
+    assert cli("seal", "--key", new, "--publish", kept)[0] == 0
+    both = ("--seal-key", f"{old}.pub", "--seal-key", f"{new}.pub", "--seal", kept)
+    code, out, err = cli("verify", *both)
+    assert code == 0, err
+    assert out.count("3 of 3 agree with the events") == 2
+    code, _, err = cli("verify", "--seal-key", f"{new}.pub")
+    assert (code, "which is not among the trusted ones (and 1 more)" in err) == (4, True)
+    Path(new).chmod(0o644)
+    code, _, err = cli("seal", "--key", new)
+    assert (code, f"can be read by others: run `chmod 600 {new}`" in err) == (2, True)
+
+
+def test_a_sealer_that_is_killed_again_and_again_publishes_every_seal_once(
+    nats_server: EmbeddedServer, cli: Cli, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    key, kept = str(tmp_path / "seal.pem"), tmp_path / "seals.jsonl"
+    make_keys(Path(key))
+    words = (
+        "audit",
+        "seal",
+        "--follow",
+        "--every",
+        "1",
+        "--interval",
+        "1",
+        "--key",
+        key,
+        "--publish",
+        str(kept),
+    )
+    for _ in range(3):
+        process = command(*words, "--json", *cli.where)
+        process.line()
+        cli.enqueue(3)
+        process.child.kill()
+        process.child.wait(LIMIT_S)
+    assert cli("seal", "--key", key, "--publish", str(kept))[0] == 0
+    published = read_published(kept)
+    assert "".join(f"{each.line()}\n" for each in published) == cli("seals", "--json")[1]
+    ends = [(each.seal.from_sequence, each.seal.to_sequence) for each in published]
+    assert (ends[0][0], ends[-1][1]) == (1, published[-1].stream_sequence - 1)
+    code, out, err = cli("verify", "--seal-key", f"{key}.pub", "--seal", str(kept))
+    assert code == 0, err
+    assert out.count(f"{len(ends)} of {len(ends)} agree with the events") == 2

@@ -130,6 +130,22 @@ async def test_a_long_range_is_sealed_in_parts(signer: Signer, trusted: TrustedK
     assert not found
 
 
+async def test_a_clock_that_was_set_back_or_far_ahead_changes_nothing(
+    signer: Signer, trusted: TrustedKeys
+) -> None:
+    log = MemoryLog()
+    found: list[Seal] = []
+    for at in (AT, AT - timedelta(days=400), AT + timedelta(days=4_000), AT - timedelta(hours=1)):
+        await enqueue(log, 2, prefix=f"job-{len(found)}")
+        seal = await seal_next(log, signer, by="ada", at=at)
+        assert seal is not None
+        found.append(seal)
+    assert [each.seal.at for each in found] != sorted(each.seal.at for each in found)
+    assert await read_seals(log) == found
+    _, wrong = problems(found, [(m.stream_sequence, m.data) for m in await stored(log)], trusted)
+    assert not wrong
+
+
 async def test_whoever_seals_the_same_range_second_is_refused(signer: Signer) -> None:
     log = MemoryLog()
     await enqueue(log, 5)

@@ -117,7 +117,9 @@ class _Publisher:
         Raises: OSError, ConfigurationError, InvalidInputError, and as `each_seal`.
         """
         published = read_published(self._path, begun=False)
-        reached = max((each.stream_sequence for each in published), default=0)
+        environment = ledger.names.environment
+        ours = (each.stream_sequence for each in published if each.environment == environment)
+        reached = max(ours, default=0)
         async with contextlib.aclosing(each_seal(ledger.log)) as found:
             async for each in found:
                 if each.stream_sequence > reached and self._is_ours(each):

@@ -60,12 +60,20 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.since:
             return begin
-        newest = newest_of(self.kept) if self.kept else await newest_seal(log)
+        kept = self._kept_of(log)
+        newest = newest_of(kept) if kept else await newest_seal(log)
         if newest is None:
             raise UsageError(
                 "--since-seal: the ledger has no seal; make one with `jobledger audit seal --key FILE`"
             )
-        return newest.seal.from_sequence
+        # What the newest seal covers may lie in the archive by now, and is compared with that alone.
+        return max(newest.seal.from_sequence, (await log.head()).first_sequence)
+
+    def kept_through(self, log: Log) -> int:
+        """Return the stream sequence that the kept seals of this ledger go up to, 0 without any."""
+        environment = log.names.environment
+        ours = (each.seal.to_sequence for each in self.kept if each.environment == environment)
+        return max(ours, default=0)
 
     async def witnesses(
         self, log: Log, begin: int, last: int | None, *, is_part: bool = False
@@ -80,9 +88,24 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         )
         if own is not None:
             yield own
-        kept = [each for each in self.kept if last is None or each.seal.to_sequence <= last]
+        kept = [each for each in self._kept_of(log) if last is None or each.seal.to_sequence <= last]
         if kept:
             yield SealWitness(kept, log.names, from_sequence=begin, trusted=self.trusted, published=True)
+
+    def _kept_of(self, log: Log) -> list[Seal]:
+        """Return the kept seals of this ledger: several environments may be published to one file.
+
+        Raises: UsageError when all are of others.
+        """
+        environment = log.names.environment
+        found = [each for each in self.kept if each.environment == environment]
+        if self.kept and not found:
+            others = ", ".join(sorted({repr(each.environment) for each in self.kept}))
+            raise UsageError(
+                f"--seal: it holds seals of the environment {others} alone, and this ledger is {environment!r}: "
+                "name the file of this one, or the right --environment"
+            )
+        return found
 
 
 def seals_asked(

@@ -44,6 +44,8 @@ class ArchiveWitness:
         self._is_archive = is_archive
         self._chain = f"{live.names.ledger_root}.reactor.{ARCHIVE}."
         self._waiting = [each for each in past.exports if each.manifest.first_sequence >= from_sequence]
+        skipped = (each.manifest for each in past.exports if each.manifest.first_sequence < from_sequence)
+        self._skipped = {manifest.last_sequence for manifest in skipped}
         self._totals = Totals()
         self._found: dict[int, _Found] = {}  # by last sequence; not yet named by an `archived` event
         self._problems: list[tuple[int, str]] = [(each[0], each[1]) for each in past.problems]
@@ -77,7 +79,7 @@ class ArchiveWitness:
             return
         found = self._found.pop(event.through_sequence, None)
         if found is None:
-            self._unmatched += 1
+            self._unmatched += event.through_sequence not in self._skipped
             return
         first = found.export.manifest.first_sequence
         said = (event.count, event.digest, event.head_hash)
@@ -141,6 +143,8 @@ class ArchiveWitness:
         through = exports[-1].manifest.last_sequence
         noun = "export" if len(exports) == 1 else "exports"
         said = f"{self._agreeing:,} of {len(exports):,} {noun}, up to stream sequence {through:,}, agree with the ledger"
+        if self._skipped:
+            said += f"; {len(self._skipped):,} begin before what was read"
         if self._unmatched:
             said += f"; {self._unmatched:,} could not be compared, since no export ends where `archived` says"
         if self._past.strangers:
