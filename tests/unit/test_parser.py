@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from jobledger.ledger.parser import MessageParser
+from jobledger.ledger.parser import Collector, MessageParser
 
 OURS = 1
 HANDLERS: dict[int, Any] = {OURS: "handler"}
@@ -101,3 +101,52 @@ def test_what_was_kept_is_forgotten_with_the_connection() -> None:
     _parsed(parser, client, [b"MSG a.b 1 10\r\nabc"])
     parser.reset()
     assert _parsed(parser, client, [_message(OURS, b"", b"", b"new")]) == [(OURS, b"a.b", b"", b"new", b"")]
+
+
+class Collecting(Client):
+    """Calls the collector for what is not collected, as a connection does."""
+
+    def __init__(self, collector: Collector) -> None:
+        super().__init__()
+        self.collector = collector
+
+    def deliver(self, handler: object, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        assert handler is self.collector
+        self.collector(subject, reply, data, headers)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        if sid == OURS:
+            self.collector(bytes(subject), bytes(reply), data, headers or b"")
+
+
+class Noting(Collector):
+    """Notes what comes by a call, and how many were collected before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, bytes, bytes]] = []
+
+    def heard(self, subject: bytes, data: bytes, headers: bytes) -> None:
+        self.calls.append((len(self.messages), data, headers))
+
+
+@given(st.lists(frames, max_size=12), st.lists(st.integers(1, 100_000), max_size=20))
+def test_a_collector_has_everything_in_the_order_of_the_wire(sent: list[bytes], cuts: list[int]) -> None:
+    stream, chunks = b"".join(sent), list[bytes]()
+    for cut in cuts:
+        chunks.append(stream[:cut])
+        stream = stream[cut:]
+    chunks = [chunk for chunk in [*chunks, stream] if chunk]
+    plain, collector = Client(), Noting()
+    messages: list[tuple[bytes, bytes, bytes, int]] = []
+    calls: list[tuple[int, bytes, bytes]] = []
+    for got in _parsed(Parser(plain), plain, chunks):
+        if got[0] == OURS and got[2]:
+            messages.append((got[1], got[2], got[3], len(got[3]) + len(got[4])))
+        elif got[0] == OURS:
+            calls.append((len(messages), got[3], got[4]))
+    client = Collecting(collector)
+    parser = MessageParser(cast("Any", client), {OURS: collector}, {b"%d" % OURS: collector})
+    _parsed(parser, client, chunks)
+    assert [(raw.subject, raw.reply, raw.data, raw.wire_bytes) for raw in collector.messages] == messages
+    assert collector.calls == calls

@@ -56,18 +56,18 @@ def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: dat
     Raises: UnknownEventError for an aggregate or type of a newer version, MalformedEventError for anything else.
     """
     aggregate = aggregate_of(subject)
-    if aggregate != "job" and aggregate in AGGREGATES:
-        return Message(data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject)
-    if aggregate != "job":
-        message = (
-            f"{subject[:200]!r} at stream sequence {stream_sequence} is about something that this version does not "
-            "know: read this ledger with a newer jobledger"
+    if aggregate == "job":
+        event = decode(data, stream_sequence=stream_sequence)
+        return Stored(
+            event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
         )
-        raise UnknownEventError(message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1)
-    event = decode(data, stream_sequence=stream_sequence)
-    return Stored(
-        event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
+    if aggregate in AGGREGATES:
+        return Message(data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject)
+    message = (
+        f"{subject[:200]!r} at stream sequence {stream_sequence} is about something that this version does not "
+        "know: read this ledger with a newer jobledger"
     )
+    raise UnknownEventError(message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1)
 
 
 def encode(event: JobEvent) -> bytes:

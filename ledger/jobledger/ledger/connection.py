@@ -23,7 +23,7 @@ from jobledger.ledger.errors import (
     ServerUnreachableError,
     UnsupportedServerError,
 )
-from jobledger.ledger.parser import Handler, MessageParser
+from jobledger.ledger.parser import Collector, Handler, MessageParser
 
 logger = logging.getLogger("jobledger.connection")
 
@@ -49,7 +49,8 @@ class Connection(Client):
         #: Kept, for on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
         self.loop = asyncio.get_running_loop()
         self._handlers: dict[int, Handler] = {}
-        self._ps = MessageParser(self, self._handlers)
+        self._collectors: dict[bytes, Collector] = {}
+        self._ps = MessageParser(self, self._handlers, self._collectors)
         self._up = asyncio.Event()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         self.refused_listeners: list[Callable[[str, str], None]] = []  #: called with verb and subject
@@ -83,14 +84,19 @@ class Connection(Client):
         return bool(self._server_info.get("jetstream", False))
 
     async def listen(self, subject: str, handler: Handler) -> Subscription:
-        """Subscribe; `handler` is called for every message, straight from the reader."""
+        """Subscribe; `handler` is called for every message, straight from the reader, or collects them."""
         subscription = await self.subscribe(subject, cb=_unused)
-        self._handlers[subscription._id] = handler  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # the key of nats-py's own table
+        number = subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # the key of nats-py's own table
+        self._handlers[number] = handler
+        if isinstance(handler, Collector):
+            self._collectors[b"%d" % number] = handler
         return subscription
 
     async def unlisten(self, subscription: Subscription) -> None:
         """End a subscription made by `listen`; harmless when the connection is gone."""
-        self._handlers.pop(subscription._id, None)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        number = subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        self._handlers.pop(number, None)
+        self._collectors.pop(b"%d" % number, None)
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from jobledger.ledger.codec import Message, read_message
 from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.errors import (
+    CorruptLedgerError,
     JetStreamDisabledError,
     LedgerError,
     SequenceGapError,
@@ -22,18 +23,13 @@ from jobledger.ledger.errors import (
     UnreachableError,
 )
 from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import readable
-from jobledger.ledger.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.parser import Raw
+from jobledger.ledger.pull import ack_numbers_at, time_of
 from jobledger.ledger.streams import api
+from jobledger.ledger.window import Window
 
 logger = logging.getLogger("jobledger.feed")
 
-_REQUEST: Final = 512  # messages asked for at once; two requests overlap
-_ASKED_MAX: Final = 2 * _REQUEST
-_HELD_MAX: Final = 4 * _REQUEST  # delivered and not yet taken by the reader
-_EXPIRES_S: Final = 30.0
-_HEARTBEAT_S: Final = 2.0
-_SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
 _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
@@ -61,9 +57,6 @@ class Feed:
         self._from_time = from_time
         self._subject = subject
         self._dense = dense
-        self._held: list[Delivery] = []
-        self._wake = asyncio.Event()
-        self._lost = False
         self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
 
@@ -102,82 +95,57 @@ class Feed:
         await self._connection.wait_connected(_FINITE_PATIENCE_S)
         if self._begun:
             await self._check_not_rewound()
-        name, pending = await self._create()
+        made = await self._create()
+        name = str(made["name"])
         self._begun = True
-        if pending == 0 and until is not None:
+        if until is not None and made["num_pending"] == 0:
             self._exhausted = True
             return
-        self._lost, self._held = False, []
-        consumer = PullConsumer(
-            self._connection, self._stream, name, on_delivery=self._on_delivery, on_ended=self._on_ended
-        )
-        await consumer.open()
+        # What the consumer takes in one request is the operator's to limit; 0 is no limit.
+        messages_max = int(made.get("config", {}).get("max_batch", 0))
+        window = Window(self._connection, self._stream, name, messages_max=messages_max)
+        await window.open()
         try:
             while until is None or self._next <= until:
-                taken = await self._take(consumer)
-                pending = taken[-1].pending
-                batch, problem = readable(taken, self._check)
-                wanted = (
-                    batch
-                    if until is None
-                    else [stored for stored in batch if stored.stream_sequence <= until]
-                )
-                if wanted:
-                    yield wanted
+                taken = await window.take()
+                if not taken:
+                    raise ConnectionLostError
+                batch, problem = self._read(taken)
+                if until is not None and self._next > until + 1:
+                    batch = [message for message in batch if message.stream_sequence <= until]
+                if batch:
+                    yield batch
                 if problem is not None and (until is None or problem.stream_sequence <= until):
                     raise problem
-                if until is not None and pending == 0:
+                if until is not None and _pending_after(taken[-1]) == 0:
                     self._exhausted = True
                     return
         finally:
-            await consumer.close()
+            await window.close()
             await self._delete(name)
 
-    def _on_delivery(self, delivery: Delivery) -> None:
-        if self._lost:
-            return  # what was on its way when the connection broke is missing before this one
-        self._held.append(delivery)
-        self._wake.set()
-
-    def _on_ended(self, ended: Ended) -> None:
-        if ended == "lost":
-            self._lost = True
-        self._wake.set()
-
-    async def _take(self, consumer: PullConsumer) -> list[Delivery]:
-        """Wait for deliveries; return them in order, at least one."""
-        loop = asyncio.get_running_loop()
-        while not self._held:
-            if self._lost or (loop.time() - max(consumer.heard_at, 0.0) > _SILENCE_MAX_S and consumer.asked):
-                raise ConnectionLostError
-            self._ask(consumer)
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(_HEARTBEAT_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-        taken, self._held = self._held, []
-        self._ask(consumer)
-        return taken
-
-    def _ask(self, consumer: PullConsumer) -> None:
-        if consumer.asked <= _ASKED_MAX - _REQUEST and len(self._held) < _HELD_MAX:
-            consumer.request(_REQUEST, expires_s=_EXPIRES_S, heartbeat_s=_HEARTBEAT_S)
-
-    def _check(self, delivery: Delivery) -> Message:
-        """Decode one delivery; in a dense feed its sequence must be the next."""
-        sequence = delivery.stream_sequence
-        if self._dense and sequence != self._next and self._from_time is None:
-            message = (
-                f"stream sequence {self._next} is missing: the ledger goes on with {sequence} (unless it was moved "
-                "into an archive just now, an event is lost)"
-            )
-            raise SequenceGapError(message, stream_sequence=self._next, next_sequence=sequence)
-        self._from_time = None  # only the first event is found by time
-        self._next = sequence + 1
-        subject = delivery.subject.decode(errors="replace")
-        return read_message(subject, delivery.data, sequence, delivery.stored_at)
+    def _read(self, taken: list[Raw]) -> tuple[list[Message], CorruptLedgerError | None]:
+        """Read what came up to the first that cannot be read; in a dense feed each sequence must be the next."""
+        messages: list[Message] = []
+        numbers_at, following = ack_numbers_at(taken[0].reply.split(b".")), self._next
+        try:
+            for raw in taken:
+                tokens = raw.reply.split(b".")
+                sequence = int(tokens[numbers_at + 1])
+                if sequence != following and self._dense and self._from_time is None:
+                    raise _gap(following, sequence)
+                self._from_time = None  # only the first event is found by time
+                following = sequence + 1
+                subject, stored_at = (
+                    raw.subject.decode(errors="replace"),
+                    time_of(int(tokens[numbers_at + 3])),
+                )
+                messages.append(read_message(subject, raw.data, sequence, stored_at))
+        except CorruptLedgerError as error:
+            return messages, error
+        finally:
+            self._next = following
+        return messages, None
 
     async def _check_not_rewound(self) -> None:
         """Notice a ledger that was rewound or made anew meanwhile: its consumer would only wait.
@@ -193,8 +161,8 @@ class Feed:
             )
             raise SequenceGapError(message)
 
-    async def _create(self) -> tuple[str, int]:
-        """Make the consumer; return its name and how many events it has to deliver."""
+    async def _create(self) -> dict[str, Any]:
+        """Make the consumer; return what the server says of it."""
         config: dict[str, Any] = {
             "ack_policy": "none",
             "inactive_threshold": int(_INACTIVE_S * _NANOSECONDS),
@@ -214,7 +182,7 @@ class Feed:
         if "error" in answer:
             message = f"the ledger cannot be read: {answer['error'].get('description', '?')}"
             raise (UnreachableError if answer["error"].get("code") == 503 else LedgerError)(message)  # noqa: PLR2004
-        return str(answer["name"]), int(answer["num_pending"])
+        return answer
 
     async def _delete(self, name: str) -> None:
         """Tidy up; the server forgets it by itself after a minute when this does not get through."""
@@ -222,3 +190,17 @@ class Feed:
             self._connection.send(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", "", b"", b"")
         except ConnectionLostError:
             return
+
+
+def _pending_after(raw: Raw) -> int:
+    """Return how many messages its consumer had yet to deliver when it delivered this one."""
+    tokens = raw.reply.split(b".")
+    return int(tokens[ack_numbers_at(tokens) + 4])
+
+
+def _gap(missing: int, found: int) -> SequenceGapError:
+    message = (
+        f"stream sequence {missing} is missing: the ledger goes on with {found} (unless it was moved into an archive "
+        "just now, an event is lost)"
+    )
+    return SequenceGapError(message, stream_sequence=missing, next_sequence=found)

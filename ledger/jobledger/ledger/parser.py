@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+import msgspec
 from nats.protocol.parser import AWAITING_CONTROL_LINE, MAX_CONTROL_LINE_SIZE, Parser
 
 #: Called in the reader's task with subject, reply, data and raw headers: must be quick and must not raise.
@@ -17,8 +18,46 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 #: What is kept of an incomplete message until the rest comes; a longer one is gathered by nats-py's parser.
 _KEPT_BYTES_MAX: Final = 128 * 1024
 _CRLF_BYTES: Final = 2
+_H: Final = 72  # of HMSG, a message with headers
+_FIRST_BYTES: Final = (_H, 77)  # and of MSG
+_WORDS_MIN: Final = 4  # MSG, subject, sid, size
 _PLAIN_WORDS: Final = (3, 4)  # subject, sid, [reply], size
 _HEADED_WORDS: Final = (4, 5)  # subject, sid, [reply], header size, size
+
+
+class Raw(msgspec.Struct, gc=False):
+    """A message as a `Collector` is given it."""
+
+    subject: bytes
+    reply: bytes
+    data: bytes
+    wire_bytes: int  #: of headers and data
+
+
+class Collector:
+    """A handler for many messages: those that ask for a reply are put into `messages`, without a call for each.
+
+    Whoever reads takes the list away and puts an empty one in its place. Messages without a reply subject, which is
+    what a server's own words are, come by a call, after what was sent before them.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Raw] = []
+
+    def arrived(self) -> None:
+        """Hear that there is a first message; called from the reader, so must be quick and must not raise."""
+
+    def heard(self, subject: bytes, data: bytes, headers: bytes) -> None:
+        """Take a message without a reply subject; as `arrived`."""
+
+    def __call__(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Take any message, as another handler does."""
+        if not reply:
+            self.heard(subject, data, headers)
+            return
+        if not self.messages:
+            self.arrived()
+        self.messages.append(Raw(subject, reply, data, len(headers) + len(data)))
 
 
 class Receiver(Protocol):
@@ -32,13 +71,20 @@ class Receiver(Protocol):
 class MessageParser(Parser):
     """nats-py's parser with a shortcut for whole messages.
 
-    `handlers`: by subscription id, and not a copy: it is looked into for every message.
+    `handlers`: by subscription id, and not a copy: it is looked into for every message. `collectors`: those of them
+    that are collectors, by subscription id as it is on the wire.
     """
 
-    def __init__(self, receiver: Receiver, handlers: Mapping[int, Handler]) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        handlers: Mapping[int, Handler],
+        collectors: Mapping[bytes, Collector] | None = None,
+    ) -> None:
         super().__init__(receiver)
         self._receiver = receiver
         self._handlers = handlers
+        self._collectors: Mapping[bytes, Collector] = {} if collectors is None else collectors
         self._kept = b""
 
     def reset(self) -> None:
@@ -65,39 +111,42 @@ class MessageParser(Parser):
         """Hand on messages from the front as long as they are whole and ours; return how many bytes are done."""
         done, length = 0, len(data)
         find, handlers, deliver = data.find, self._handlers, self._receiver.deliver
+        collectors = self._collectors
         while done < length:
             first = data[done]
-            if first == 77:  # noqa: PLR2004 - M, of MSG
-                headed = False
-            elif first == 72:  # noqa: PLR2004 - H, of HMSG
-                headed = True
-            else:
+            if first not in _FIRST_BYTES:
                 break
             line_end = find(b"\r\n", done)
             if line_end < 0:
                 break
             words = data[done:line_end].split()
-            count = len(words) - 1
-            if count not in (_HEADED_WORDS if headed else _PLAIN_WORDS) or not _is_verb(
-                words[0], headed=headed
+            headed = first == _H
+            # A message that asks for no reply has one word less.
+            replies = len(words) - _WORDS_MIN - headed
+            if (
+                replies not in (0, 1)
+                or words[0] != (b"HMSG" if headed else b"MSG")
+                or not words[-1].isdigit()
             ):
                 break
-            handler = handlers.get(int(words[2])) if words[2].isdigit() else None
-            if handler is None or not words[-1].isdigit():
-                break
             start = line_end + _CRLF_BYTES
-            end = start + int(words[-1])
+            size = int(words[-1])
+            end = start + size
             if end + _CRLF_BYTES > length:
                 break
-            if headed:
-                if not words[-2].isdigit():
-                    break
-                body = start + int(words[-2])
-                reply = words[3] if count == _HEADED_WORDS[1] else b""
-                deliver(handler, words[1], reply, data[body:end], data[start:body])
+            if headed and not words[-2].isdigit():
+                break
+            body = start + int(words[-2]) if headed else start
+            collector = collectors.get(words[2]) if replies else None
+            if collector is not None:
+                if not collector.messages:
+                    collector.arrived()
+                collector.messages.append(Raw(words[1], words[3], data[body:end], size))
             else:
-                reply = words[3] if count == _PLAIN_WORDS[1] else b""
-                deliver(handler, words[1], reply, data[start:end], b"")
+                handler = handlers.get(int(words[2])) if words[2].isdigit() else None
+                if handler is None:
+                    break
+                deliver(handler, words[1], words[3] if replies else b"", data[body:end], data[start:body])
             done = end + _CRLF_BYTES
         return done
 
@@ -112,10 +161,6 @@ class MessageParser(Parser):
             return False
         size = int(words[-1])
         return int(words[2]) in self._handlers and size < _KEPT_BYTES_MAX
-
-
-def _is_verb(word: bytes, *, headed: bool) -> bool:
-    return word == (b"HMSG" if headed else b"MSG")
 
 
 def _may_be_ours(rest: bytes) -> bool:

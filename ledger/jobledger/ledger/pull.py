@@ -45,15 +45,25 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 def time_of(nanoseconds: int) -> datetime:
-    """Return the UTC time of nanoseconds since 1970, cut to microseconds without rounding through a float."""
-    seconds, rest = divmod(nanoseconds, _NANOSECONDS)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
+    """Return the UTC time of nanoseconds since 1970, cut to microseconds.
+
+    A float of seconds tells microseconds apart until the year 2242, and five times as fast as whole numbers do.
+    """
+    return datetime.fromtimestamp(nanoseconds // 1_000 / 1_000_000, UTC)
+
+
+def ack_numbers_at(tokens: list[bytes]) -> int:
+    """Return where in an ack subject, of either generation, its five numbers begin.
+
+    They are: deliveries, stream sequence, consumer sequence, nanoseconds since 1970, how many are pending.
+    """
+    return 4 if len(tokens) == _OLD_ACK_TOKENS else 4 + _NEW_ACK_OFFSET
 
 
 def parse_delivery(reply: bytes, data: bytes, subject: bytes = b"") -> Delivery:
-    """Read what an ack subject says of its message; both generations of the subject."""
+    """Read what an ack subject says of its message."""
     tokens = reply.split(b".")
-    at = 4 if len(tokens) == _OLD_ACK_TOKENS else 4 + _NEW_ACK_OFFSET
+    at = ack_numbers_at(tokens)
     return Delivery(
         data,
         reply.decode(),

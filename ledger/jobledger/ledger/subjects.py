@@ -26,6 +26,8 @@ SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
 #: What this version knows chains of; the second token of a ledger subject.
 AGGREGATES: Final = frozenset({"job", "lock", "reactor"})
 
+_AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and all the rest
+
 
 def check_token(field: str, value: object) -> str:
     """Return `value` if it can be one token of a subject.
@@ -39,9 +41,8 @@ def check_token(field: str, value: object) -> str:
 
 def aggregate_of(subject: str) -> str:
     """Return what a ledger subject is about, "job", "lock" or "reactor"; "" for what has not the form of one."""
-    _, _, rest = subject.partition(".")
-    aggregate, dot, _ = rest.partition(".")
-    return aggregate if dot else ""
+    tokens = subject.split(".", 2)
+    return tokens[1] if len(tokens) == _AGGREGATE_TOKENS else ""
 
 
 def is_token(value: str) -> bool:

@@ -1,0 +1,202 @@
+"""Reading in windows: bounded in bytes, and neither a large message nor a lost server or prefix skips an event."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.conftest import ServerFactory
+from tests.support.log_entries import entry, event, fill
+
+from jobledger.ledger import Ledger, connect, feed, window
+from jobledger.ledger.codec import Message
+from jobledger.ledger.errors import SequenceGapError
+from jobledger.ledger.feed import Feed
+from jobledger.ledger.log import Log
+from jobledger.ledger.parser import Raw
+from jobledger.ledger.pull import time_of
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.window import Window
+
+pytestmark = pytest.mark.anyio
+LIMIT_S = 10.0
+KIB = 1024
+
+
+class Watched(Window):
+    """Notes every window made, and the size of every message taken, as the server counts it."""
+
+    made: list[Watched] = []  # noqa: RUF012 - emptied for each test
+    sizes: list[int] = []  # noqa: RUF012
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.made.append(self)
+
+    async def take(self) -> list[Raw]:
+        taken = await super().take()
+        self.sizes.extend(_size(raw) for raw in taken)
+        return taken
+
+
+def _size(raw: Raw) -> int:
+    return len(raw.subject) + len(raw.reply) + raw.wire_bytes
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Watched]]:
+    monkeypatch.setattr(feed, "Window", Watched)
+    yield Watched
+    Watched.made.clear()
+    Watched.sizes.clear()
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
+    settings: dict[str, Any] = {"environment": f"t_{secrets.token_hex(6)}", "ledger_bytes_max": 64 << 20}
+    async with connect(nats_server.url, **settings) as opened:
+        yield opened
+
+
+async def _read(log: Log) -> list[Message]:
+    found: list[Message] = []
+    async with asyncio.timeout(LIMIT_S), aclosing(log.read_messages()) as batches:
+        async for batch in batches:
+            found += batch
+    return found
+
+
+async def _append_sized(log: Log, sizes_kib: list[int]) -> list[bytes]:
+    entries = [
+        entry(log, 0, event(f"of-{number:04}", text="x" * (size * KIB)))
+        for number, size in enumerate(sizes_kib)
+    ]
+    for each in entries:
+        await log.append([each])
+    return [each.data for each in entries]
+
+
+async def test_messages_larger_than_a_window_come_in_their_turn(
+    ledger: Ledger, watched: type[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = await _append_sized(ledger.log, [1, 300, 1, 1, 90, 30, 200, 201, 1])
+    monkeypatch.setattr(window, "_BYTES", 64 * KIB)
+    assert [message.data for message in await _read(ledger.log)] == stored
+    assert len(watched.made) == 1, "no message was taken for a loss"
+
+
+async def test_a_window_that_is_filled_to_its_last_byte_is_followed_by_another(
+    ledger: Ledger, watched: type[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server says nothing then: a reader that does not count waits for a sign of life in vain.
+    stored = await _append_sized(ledger.log, [1] * 40)
+    await _read(ledger.log)
+    sizes = set(watched.sizes[:9])
+    assert len(sizes) == 1, "each is as large as the others"
+    for whole in (1, 3, 8):
+        for more in (-1, 0, 1):
+            watched.made.clear()
+            monkeypatch.setattr(window, "_BYTES", whole * max(sizes) + more)
+            began = asyncio.get_running_loop().time()
+            assert [message.data for message in await _read(ledger.log)] == stored
+            assert len(watched.made) == 1
+            assert asyncio.get_running_loop().time() - began < window._HEARTBEAT_S  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_no_more_than_a_window_is_read_ahead_of_a_slow_reader(
+    ledger: Ledger, watched: type[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = await _append_sized(ledger.log, [100] * 60)
+    limit = 1_000 * KIB
+    monkeypatch.setattr(window, "_BYTES", limit)
+    found: list[bytes] = []
+    async with asyncio.timeout(LIMIT_S), aclosing(ledger.log.read_messages()) as batches:
+        async for batch in batches:
+            found += [message.data for message in batch]
+            (one,) = watched.made
+            waiting = one.messages + one._held  # pyright: ignore[reportPrivateUsage]
+            assert sum(map(_size, waiting)) <= limit
+            await ledger.log.head()  # its answer comes behind what the server has sent until then
+            assert sum(map(_size, one.messages + one._held)) <= limit  # pyright: ignore[reportPrivateUsage]
+    assert found == stored
+
+
+async def test_a_server_killed_in_the_middle_of_a_window_costs_no_event(
+    server_factory: ServerFactory, watched: type[Watched]
+) -> None:
+    server = server_factory()
+    await server.start()
+    async with connect(server.url, ledger_bytes_max=64 << 20) as ledger:
+        await fill(ledger.log, 6_000)
+        seen: list[int] = []
+        async with asyncio.timeout(LIMIT_S), aclosing(ledger.log.read_messages()) as batches:
+            async for batch in batches:
+                seen += [message.stream_sequence for message in batch]
+                if len(watched.made) == 1:
+                    assert server.pid is not None
+                    os.kill(server.pid, signal.SIGKILL)
+                    await server.stop()
+                    await server.start()
+        assert seen == list(range(1, 6_001))
+        assert len(watched.made) >= 2
+
+
+async def test_a_purge_in_the_middle_of_a_read_is_told_where_it_begins(ledger: Ledger) -> None:
+    await fill(ledger.log, 8_000)
+    seen: list[int] = []
+
+    async def read() -> None:
+        async with asyncio.timeout(LIMIT_S), aclosing(ledger.log.read_messages()) as batches:
+            async for batch in batches:
+                if not seen:
+                    await ledger.log.purge(7_000)
+                seen.extend(message.stream_sequence for message in batch)
+
+    with pytest.raises(SequenceGapError, match="is missing: the ledger goes on with 7001") as caught:
+        await read()
+    assert seen == list(range(1, len(seen) + 1))
+    assert caught.value.stream_sequence == len(seen) + 1
+    assert caught.value.next_sequence == 7_001
+
+
+def _raw(log: Log, sequence: int) -> Raw:
+    one = entry(log, 0, event(f"j{sequence}"))
+    reply = f"$JS.ACK.LEDGER.c.1.{sequence}.{sequence}.1795278572698392034.5".encode()
+    return Raw(one.subject.encode(), reply, one.data, len(one.data))
+
+
+async def test_a_gap_ends_a_dense_read_with_what_came_before(ledger: Ledger) -> None:
+    options: dict[str, Any] = {"from_sequence": 1, "from_time": None, "subject": None}
+    dense, sparse = (
+        Feed(ledger.connection, ledger.inbox, "LEDGER", dense=is_dense, **options)
+        for is_dense in (True, False)
+    )
+    raws = [_raw(ledger.log, sequence) for sequence in (1, 2, 4, 5)]
+    messages, problem = dense._read(raws)  # pyright: ignore[reportPrivateUsage]
+    assert [message.stream_sequence for message in messages] == [1, 2]
+    assert isinstance(problem, SequenceGapError)
+    assert (problem.stream_sequence, problem.next_sequence) == (3, 4)
+    messages, problem = sparse._read(raws)  # pyright: ignore[reportPrivateUsage]
+    assert [message.stream_sequence for message in messages] == [1, 2, 4, 5]
+    assert problem is None
+    # The acknowledgement subjects of nats-server 2.16 and later name domain and account before the stream.
+    newer = [
+        Raw(raw.subject, raw.reply.replace(b"$JS.ACK.", b"$JS.ACK._.hash."), raw.data, raw.wire_bytes)
+        for raw in raws
+    ]
+    assert sparse._read(newer) == (messages, None)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("micros", [0, 1, 999_999, 1_795_278_572_698_392, 4_102_444_799_999_999])
+def test_a_stored_time_is_cut_to_the_microsecond(micros: int) -> None:
+    seconds, rest = divmod(micros, 1_000_000)
+    exact = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
+    for nanos in (0, 1, 999):
+        assert time_of(micros * 1_000 + nanos) == exact
