@@ -171,6 +171,55 @@ async def test_what_would_part_rows_from_position_is_refused(tmp_path: Path, act
     assert rows(path) == await truth(log)
 
 
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_statement_that_ends_the_transaction_keeps_nothing_of_what_comes_after(
+    tmp_path: Path, swallows: bool
+) -> None:
+    """Each statement after it would be kept by itself, and the batch applied once more the next time."""
+    log, path = await memory_history(), tmp_path / "p"
+
+    def apply(self: Counts, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+        for stored in events:
+            with contextlib.suppress(sqlite3.DatabaseError) if swallows else contextlib.nullcontext():
+                if stored.stream_sequence == 40:
+                    connection.execute("INSERT OR ROLLBACK INTO seen SELECT type, 0 FROM seen LIMIT 1")
+                if stored.stream_sequence == 41:
+                    connection.execute("CREATE TABLE IF NOT EXISTS other (x)")
+            with contextlib.suppress(sqlite3.DatabaseError) if swallows else contextlib.nullcontext():
+                connection.execute(
+                    PUT, (event_type(stored.event), 1)
+                )  # prepared before: it asks no authorizer
+
+    words = "ended the transaction: where it says ROLLBACK it must say ABORT"
+    with pytest.raises(ReadModelFailedError, match=words):
+        await follow(log, path, made(apply=apply))
+    assert (position(path), rows(path)) == (35, await truth(log, 35))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'other'").fetchall()
+    await follow(log, path, made())
+    assert rows(path) == await truth(log)
+
+
+async def test_what_apply_makes_is_of_its_transaction_too(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+
+    def apply(self: Counts, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+        Counts.apply(self, connection, events)
+        connection.execute("CREATE TABLE IF NOT EXISTS later (x)")
+        connection.isolation_level = "DEFERRED"
+        connection.execute("INSERT INTO later VALUES (1)")
+        if events[-1].stream_sequence > 40:
+            connection.execute("DROP TABLE later")
+            raise ValueError("enough")
+
+    with pytest.raises(ReadModelFailedError, match="enough"):
+        await follow(log, path, made(apply=apply))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM later").fetchone()[0] == len(
+            range(7, position(path) + 1, 7)
+        )
+
+
 @pytest.mark.parametrize("answer", [1, iter(())])
 async def test_an_answer_means_a_misunderstanding(tmp_path: Path, answer: Any) -> None:
     def apply(_self: Any, _connection: sqlite3.Connection, _events: Sequence[Stored]) -> Any:
@@ -302,6 +351,14 @@ def test_what_lacks_a_name_is_refused_at_once() -> None:
         ({"read_model": {"x": int}}, "the name read_model is the projector's"),
         ("BEGIN; CREATE TABLE seen (type, count)", "leaves a transaction open"),
         ({"seen": {"type": object()}}, "its tables cannot be made"),
+        (
+            "CREATE TABLE seen (type UNIQUE on conflict\n rollback)",
+            "seen would end the projector's transaction",
+        ),
+        (
+            "CREATE TABLE seen (x); CREATE TRIGGER t AFTER INSERT ON seen BEGIN SELECT raise (ROLLBACK, 'no'); END",
+            "t would end the projector's transaction: where it says ROLLBACK it must say ABORT",
+        ),
     ],
 )
 async def test_tables_that_cannot_be_made_are_refused_and_no_file_is_left(

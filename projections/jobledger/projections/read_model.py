@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ from jobledger.projections.layout import Rows
 #: "jlrm" in SQLite's header, by which a file is known as a read model's.
 APPLICATION_ID: Final = 0x6A6C726D
 _OURS: Final = ("position", "read_model")
+_ENDS_TRANSACTION: Final = re.compile(
+    r"\bON\s+CONFLICT\s+ROLLBACK\b|\bRAISE\s*\(\s*ROLLBACK\b", re.IGNORECASE
+)
+_USE_ABORT: Final = "where it says ROLLBACK it must say ABORT"
 _VERSION_MAX: Final = 2**31 - 1
 #: What a file of another jobledger may lack: a file made for other columns is made anew.
 _FORM: Final = ",".join(schema.POSITION_COLUMNS)
@@ -126,10 +131,11 @@ class ReadModelLayout:
             keys: Mapping[str, Any] = getattr(self.model, "keys", {})
             for name, columns in self.model.tables.items():
                 database.table(name).create(dict(columns), pk=keys.get(name))
-        theirs = [row[0].lower() for row in connection.execute("SELECT name FROM sqlite_master")]
-        for name in _OURS:
-            if name in theirs:
-                raise ValueError(f"the name {name} is the projector's, give it another")
+        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master").fetchall():
+            if name.lower() in _OURS:
+                raise ValueError(f"the name {name.lower()} is the projector's, give it another")
+            if _ENDS_TRANSACTION.search(sql or ""):
+                raise ValueError(f"{name} would end the projector's transaction: {_USE_ABORT}")
 
     def create_indexes(self, connection: sqlite3.Connection) -> None:
         """Make nothing: `tables` may hold indexes, which `apply` may need; see `Layout.create_indexes`."""
@@ -177,6 +183,8 @@ class _ModelRows:
             if files.is_of_the_file(error):
                 raise
             why = refused[-1] if refused and "not authorized" in str(error) else _said(error)
+            if not self._connection.in_transaction and _ENDED not in why:
+                why = f"{why}; {_ENDED}"
             raise ReadModelFailedError(self._layout.what, watched.place(), why) from error
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
@@ -187,9 +195,7 @@ class _ModelRows:
         if answer is not None:
             raise TypeError(f"apply returned a {type(answer).__name__}, and has nothing to return")
         if not self._connection.in_transaction:
-            raise RuntimeError(
-                "the transaction was ended by a ROLLBACK clause of its tables: use ABORT there"
-            )
+            raise RuntimeError(_ENDED)
 
     def forget(self) -> None:
         """Let the model forget what is not in its rows."""
@@ -228,6 +234,15 @@ _WRITES: Final = frozenset(
         sqlite3.SQLITE_ALTER_TABLE,
     }
 )
+_MAKES: Final = frozenset(
+    {
+        sqlite3.SQLITE_CREATE_INDEX,
+        sqlite3.SQLITE_CREATE_TABLE,
+        sqlite3.SQLITE_CREATE_TRIGGER,
+        sqlite3.SQLITE_CREATE_VIEW,
+    }
+)
+_ENDED: Final = f"a ROLLBACK clause of a statement, table or trigger ended the transaction: {_USE_ABORT}"
 _PRAGMAS: Final = frozenset({"application_id", "user_version", "journal_mode", "synchronous", "locking_mode"})
 
 
@@ -237,7 +252,11 @@ def _guarded(connection: sqlite3.Connection, refused: list[str]) -> Generator[No
 
     def authorize(action: int, one: str | None, two: str | None, _file: str | None, _by: str | None) -> int:
         table = two if action == sqlite3.SQLITE_ALTER_TABLE else one
-        if action == sqlite3.SQLITE_TRANSACTION:
+        if not connection.in_transaction and (
+            action == sqlite3.SQLITE_TRANSACTION or action in _WRITES or action in _MAKES
+        ):
+            refused.append(_ENDED)
+        elif action == sqlite3.SQLITE_TRANSACTION:
             refused.append(f"{one}, `commit()` and their like are the projector's: leave them out")
         elif action in _WRITES and table in _OURS:
             refused.append(f"the table {table} is the projector's: leave it alone")
@@ -247,6 +266,9 @@ def _guarded(connection: sqlite3.Connection, refused: list[str]) -> Generator[No
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
+    # Where a statement ended the transaction, each further one would be kept by itself, and statements that are prepared
+    # already ask no authorizer. So sqlite3 has to begin a transaction before it writes, which does ask.
+    connection.isolation_level = "IMMEDIATE"
     connection.set_authorizer(authorize)
     try:
         yield
