@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -226,3 +228,35 @@ async def test_a_ledger_purged_by_hand_is_not_archived_over(world: World) -> Non
     await world.log.purge(3)
     with pytest.raises(ArchiveRefusedError, match="somebody purged it by hand"):
         await world.archive()
+
+
+@pytest.mark.parametrize("at", ["export", "carry", "record", "purge", "end"])
+async def test_another_host_without_the_folder_goes_on_or_says_where_it_is(
+    world: World, tmp_path: Path, at: str
+) -> None:
+    """Before the record nothing is bound to the folder; after it the archive is there, and the ledger says where."""
+    await populate(world)
+
+    def die(step: str, _done: int, _total: int) -> None:
+        if step == at:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        await world.archiver(on_progress=die).run(BEFORE)
+    elsewhere = world.archiver(tmp_path / "elsewhere")
+    if at in ("export", "carry", "record"):  # it dies on the way into each
+        assert (await elsewhere.run(BEFORE)).events > 0
+        world.folder = tmp_path / "elsewhere"
+    elif at == "purge":
+        place = re.escape(f"{socket.gethostname()}:{world.folder}")
+        with pytest.raises(ArchiveIncompleteError, match=f"into {place} and was cut off: name that folder"):
+            await elsewhere.run(BEFORE)
+        assert not (tmp_path / "elsewhere").exists()
+    world.clock.at = NEW + timedelta(days=2)
+    if at in ("purge", "end"):
+        with pytest.raises(
+            ArchiveIncompleteError, match="cut off" if at == "purge" else "the newest run wrote to"
+        ):
+            await elsewhere.run(NEW + timedelta(days=1))
+    await world.archive(NEW + timedelta(days=1))
+    await world.check()

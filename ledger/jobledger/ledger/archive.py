@@ -244,7 +244,8 @@ class Archiver:
                     "are: somebody purged it by hand"
                 )
             return None
-        chain = chained(exports_in(self._folder, self._log.names), newest, self._folder)
+        there = exports_in(self._folder, self._log.names) if self._folder.exists() else {}
+        chain = chained(there, newest, self._folder)
         if chain[-1].manifest.last_sequence != first - 1:
             raise ArchiveRefusedError(
                 f"the ledger begins at stream sequence {first}, and its archive goes up to "
