@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from tests.support.working import LIMIT_S, Connect, working
 
+from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, sync, task
 from jobledger.ledger.events import event_type
 
@@ -158,18 +160,26 @@ async def test_nothing_is_traced_unless_asked_for(ledger: Ledger, spans: InMemor
     assert {stored.event.trace for stored in await job.history()} == {""}
 
 
-def test_the_callers_span_is_known_through_the_portal(
-    nats_server: EmbeddedServer, spans: InMemorySpanExporter
+def test_the_callers_span_is_known_through_the_portal_and_shown_with_the_job(
+    nats_server: EmbeddedServer,
+    spans: InMemorySpanExporter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with (
         sync.connect(
             nats_server.url, environment="t_traced", ledger_bytes_max=1 << 20, tracing=True
         ) as ledger,
         trace.get_tracer("app").start_as_current_span("request") as request,
     ):
-        ledger.enqueue(in_thread, 1)
+        job = ledger.enqueue(in_thread, 1)
     (enqueued,) = named(spans, "enqueue traced")
     assert enqueued.parent == request.get_span_context()
+    assert run(["jobs", "show", job.id, "--json", "--url", nats_server.url, "--environment", "t_traced"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [trace_of(each["trace"]) for each in (shown, *shown["events"])] == [whole(enqueued)] * 2
 
 
 def test_a_supervised_worker_is_told_to_trace(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,6 +13,8 @@ import typer
 from rich.text import Text
 
 from jobledger.cli import options
+from jobledger.cli.archived import with_archive
+from jobledger.cli.audit_options import Archives
 from jobledger.cli.errors import PastsDifferError, UsageError
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
@@ -20,7 +24,8 @@ from jobledger.ledger.audit_diff import Difference, JobChange, Side, compare
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.export import ExportLog, Selection
 from jobledger.ledger.log import Log
-from jobledger.projections.as_of import moment_of
+from jobledger.projections.as_of import moment_of, refuse_archived
+from jobledger.projections.errors import MomentArchivedError
 
 _LIMIT_MAX: Final = 100_000
 _HEAD: Final = "head"
@@ -28,6 +33,9 @@ _DIGITS_MAX: Final = 18
 _MOMENT: Final = "A stream sequence, a time (UTC), an export's folder, or head."
 _NEW, _GONE = "new", "gone"  #: in the place of a state: there was no such job before, or is none after
 _NO_TIME: Final = "a stream sequence, the folder of an export, head, or "
+_WITH_ARCHIVE: Final = (
+    "name the archive with --archive DIR, as in `jobledger audit diff BEFORE AFTER --archive DIR`"
+)
 
 Moment = Annotated[str, typer.Argument(metavar="MOMENT", help=_MOMENT)]
 
@@ -39,13 +47,14 @@ def diff(
     limit: Annotated[
         int, typer.Option("--limit", min=0, max=_LIMIT_MAX, metavar="N", help="List so many jobs at most.")
     ] = 20,
+    archives: Archives = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
     as_json: options.Json = False,
 ) -> None:
     """Tell which jobs changed from one moment to another; exits with 4 when the two do not share a past."""
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    found = run(lambda: _diff(output, target, before, after))
+    found = run(lambda: _diff(output, target, before, after, archives or ()))
     if output.as_json:
         output.object(_as_object(found, limit))
     else:
@@ -56,15 +65,24 @@ def diff(
         )
 
 
-async def _diff(output: Output, target: Target, before: str, after: str) -> Difference:
+async def _diff(
+    output: Output, target: Target, before: str, after: str, archives: Sequence[Path]
+) -> Difference:
     exports = [_export(word) for word in (before, after)]
+    if archives and None not in exports:
+        raise UsageError("--archive goes with moments of the ledger, and both that were given are exports")
     async with AsyncExitStack() as stack:
         live: Log | None = None
         if None in exports:
-            live = (await stack.enter_async_context(opened(target))).log
-        one, other = [
-            await _side(export, live, word) for export, word in zip(exports, (before, after), strict=True)
-        ]
+            ledger = await stack.enter_async_context(opened(target))
+            live = await with_archive(ledger.log, archives)
+        try:
+            one, other = [
+                await _side(export, live, word) for export, word in zip(exports, (before, after), strict=True)
+            ]
+        except MomentArchivedError as error:
+            hint = f"`jobledger audit diff {shlex.join((before, after))} --archive DIR` reads that as well"
+            raise MomentArchivedError(error.what, error.to, hint) from error
         if one.log is other.log and one.last_sequence > other.last_sequence:
             raise UsageError(f"{before} comes after {after}: give the earlier moment first")
         with output.progress("comparing") as progress:
@@ -84,11 +102,21 @@ async def _side(export: ExportLog | None, live: Log | None, word: str) -> Side:
     head = await log.head()
     last = head.last_sequence
     if export is None and word != _HEAD:
-        if word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX:
-            last = (await moment_of(log, stream_sequence=int(word))).stream_sequence
-        else:
-            last = (await moment_of(log, at=parse_time("MOMENT", word, _NO_TIME))).stream_sequence
+        last = await _moment(log, word)
     return Side(log=log, first_sequence=max(1, head.first_sequence), last_sequence=last)
+
+
+async def _moment(live: Log, word: str) -> int:
+    """Return the stream sequence of a moment of the ledger.
+
+    Raises: UsageError, MomentAheadError, MomentArchivedError where the ledger no longer holds what jobs were then.
+    """
+    if word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX:
+        last = (await moment_of(live, stream_sequence=int(word))).stream_sequence
+    else:
+        last = (await moment_of(live, at=parse_time("MOMENT", word, _NO_TIME))).stream_sequence
+    await refuse_archived(live, last)
+    return last
 
 
 def _subject(one: Side, other: Side) -> str | None:

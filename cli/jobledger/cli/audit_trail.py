@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.text import Text
 
 from jobledger.cli import options
-from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
+from jobledger.cli.audit_options import Archives
+from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import run
 from jobledger.cli.text import clock_time, plain
@@ -24,6 +26,7 @@ def trail(
     *,
     job_id: JobId,
     queue: options.Queue = None,
+    archives: Archives = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
@@ -33,14 +36,15 @@ def trail(
     which = one_job(
         job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
     )
-    run(lambda: _trail(which))
+    run(lambda: _trail(which, archives or ()))
 
 
-async def _trail(which: OneJob) -> None:
-    async with found_job(which) as (ledger, handle):
-        history = await handle.history()
-        now = ledger.clock.now()
-    show_trail(which.output, history, now)
+async def _trail(which: OneJob, archives: Sequence[Path]) -> None:
+    async with found_history(which, archives, "jobledger audit trail") as found:
+        now = found.ledger.clock.now()
+    show_trail(which.output, newest_life(found.history, which.output), now)
+    if found.missing:
+        which.output.note(found.missing)
 
 
 def show_trail(output: Output, history: Sequence[Stored], now: datetime) -> None:

@@ -136,7 +136,7 @@ async def _show(which: OneJob) -> None:
                 f"see `jobledger jobs show {job.id}`"
             )
         name = job_fingerprint(job)
-        body = await job_object(ledger, job)
+        body = await job_object(ledger, job, history)
         if output.as_json:
             output.object({**body, "fingerprint": name})
             return

@@ -115,10 +115,11 @@ async def _run(which: OneJob, tasks: TaskRegistry) -> None:
     async with found_job(which) as (ledger, handle):
         seen = (await handle.history())[-1].stream_sequence
         job = await run_one(ledger, tasks, handle.ref, by=operator())
+        history = await handle.history()
         if output.as_json:
-            output.object(await job_object(ledger, job))
+            output.object(await job_object(ledger, job, history))
         else:
-            for stored in await handle.history():
+            for stored in history:
                 if stored.stream_sequence > seen:
                     output.line(event_line(stored, with_job=False))
     if job.state is not JobState.COMPLETED:

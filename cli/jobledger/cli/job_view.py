@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,10 +21,12 @@ from jobledger.ledger.payloads import Payloads
 
 _VALUE_SHOWN_MAX: Final = 600
 _TRACEBACK_LINES_MAX: Final = 12
+#: Fields of stored events that hold what a task was given, noted or returned.
+_PAYLOADS: Final = frozenset({"input", "result", "value", "checkpoint"})
 
 
-async def job_object(ledger: Ledger, job: Job) -> dict[str, Any]:
-    """Return the job as JSON shows it; inputs and results in the object store are fetched."""
+async def job_object(ledger: Ledger, job: Job, history: Iterable[Stored]) -> dict[str, Any]:
+    """Return the job as JSON shows it, with its events; inputs and results in the object store are fetched."""
     progress = job.progress
     return {
         "id": job.id,
@@ -46,7 +48,9 @@ async def job_object(ledger: Ledger, job: Job) -> dict[str, Any]:
         "cancel_reason": job.cancel_reason or None,
         "progress": msgspec.structs.asdict(progress) if progress is not None else None,
         "last_sequence": job.last_sequence,
+        "trace": job.trace or None,
         "attempts": [_attempt(attempt) for attempt in job.attempts],
+        "events": [_event(stored) for stored in history],
     }
 
 
@@ -59,6 +63,18 @@ async def _value(store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) ->
     except PayloadMissingError:
         assert ref is not None, "only a referenced value can be missing"
         return {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "missing": True}
+
+
+def _event(stored: Stored) -> dict[str, Any]:
+    """Return an event with the fields that it was stored with, but for values: the job's own stand beside it."""
+    fields: dict[str, Any] = _without_payloads(msgspec.json.decode(stored.data))
+    if "job_state" in fields:  # of `carried`
+        fields["job_state"] = _without_payloads(fields["job_state"])
+    return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
+
+
+def _without_payloads(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in _PAYLOADS}
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:

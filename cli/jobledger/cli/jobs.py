@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,18 +11,20 @@ import msgspec
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.audit_options import Archives
 from jobledger.cli.events import parse_time
 from jobledger.cli.job_view import job_object, show_job
-from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
+from jobledger.cli.one_job import Found, JobId, OneJob, found_history, newest_life, one_job
 from jobledger.cli.output import Output
-from jobledger.cli.past import Asked, asked, events_until, said, viewed
+from jobledger.cli.past import Asked, asked, events_until, rows_begin, said, viewed
 from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import age, colored, shortened
 from jobledger.ledger.chain import fold
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.subjects import check_token
 from jobledger.ledger.times import time_text
-from jobledger.projections import JobRow
+from jobledger.projections import JobRow, Moment
+from jobledger.projections.errors import MomentArchivedError
 
 app = typer.Typer(help="List, show, explain, cancel, retry and run jobs.", no_args_is_help=True)
 
@@ -69,10 +72,10 @@ async def _list(  # noqa: PLR0917 - what the command was told
     past: Asked | None,
 ) -> None:
     async with opened(target) as ledger, viewed(ledger, chosen, past, output) as (store, now):
-        found = store.jobs(limit, **filters)
+        found, begin = store.jobs(limit, **filters), rows_begin(store)
     if output.as_json:
         for row in found:
-            output.object(msgspec.structs.asdict(row))
+            output.object({**msgspec.structs.asdict(row), **begin})
     elif not found:
         plainly = past is not None or any(filters.values())
         output.say("no jobs" if plainly else "no jobs; add one with `jobledger enqueue`")
@@ -100,6 +103,7 @@ def show(
     queue: options.Queue = None,
     at: options.At = None,
     sequence: options.Sequence = None,
+    archives: Archives = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
@@ -110,20 +114,19 @@ def show(
     which = one_job(
         job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
     )
-    run(lambda: _show(which, past))
+    run(lambda: _show(which, past, archives or ()))
 
 
-async def _show(which: OneJob, past: Asked | None) -> None:
+async def _show(which: OneJob, past: Asked | None, archives: Sequence[Path]) -> None:
     output = which.output
-    async with found_job(which) as (ledger, handle):
-        then = await past.moment(ledger) if past is not None else None
-        history = await handle.history()
-        if then is not None:
-            history = events_until(history, then)
-        job = fold(history).job
+    async with found_history(which, archives, "jobledger jobs show") as found:
+        then = await _moment(found, past, which.job_id) if past is not None else None
+        until = found.history if then is None else events_until(found.history, then)
+        events = newest_life(until, output)
+        job = fold(events).job
         assert job is not None, "a history is not empty"
-        body = await job_object(ledger, job)
-        now = ledger.clock.now()
+        body = await job_object(found.ledger, job, events)
+        now = found.ledger.clock.now()
     if then is not None:
         body["as_of"] = {"stream_sequence": then.stream_sequence, "at": then.at}
         output.say(said(then), style="dim")
@@ -131,4 +134,14 @@ async def _show(which: OneJob, past: Asked | None) -> None:
     if output.as_json:
         output.object(body)
     else:
-        show_job(output, job, body, history, now)
+        show_job(output, job, body, events, now)
+    if found.missing:
+        output.note(found.missing)
+
+
+async def _moment(found: Found, past: Asked, job_id: str) -> Moment:
+    try:
+        return await past.moment(found.log, found.ledger.clock)
+    except MomentArchivedError as error:
+        hint = f"`jobledger jobs show {job_id} {past.words} --archive DIR` reads that as well"
+        raise MomentArchivedError(error.what, error.to, hint) from error

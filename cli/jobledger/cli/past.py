@@ -14,7 +14,9 @@ from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import caught_up, projection_path
 from jobledger.ledger import Ledger
+from jobledger.ledger.clock import Clock
 from jobledger.ledger.codec import Stored
+from jobledger.ledger.log import Log
 from jobledger.ledger.times import time_text
 from jobledger.projections import Moment, Store, as_of, moment_of, refuse_archived
 
@@ -25,12 +27,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None
     stream_sequence: int | None
 
-    async def moment(self, ledger: Ledger) -> Moment:
+    @property
+    def words(self) -> str:
+        """The option again, as it is given on a command line."""
+        return f"--sequence {self.stream_sequence}" if self.at is None else f"--at {time_text(self.at)}"
+
+    async def moment(self, log: Log, clock: Clock) -> Moment:
         """Return the moment in this ledger. Raises: MomentAheadError, MomentArchivedError, UnreachableError."""
-        found = await moment_of(
-            ledger.log, at=self.at, stream_sequence=self.stream_sequence, clock=ledger.clock
-        )
-        await refuse_archived(ledger.log, found.stream_sequence)
+        found = await moment_of(log, at=self.at, stream_sequence=self.stream_sequence, clock=clock)
+        await refuse_archived(log, found.stream_sequence)
         return found
 
 
@@ -58,9 +63,10 @@ async def viewed(
     if past is None:
         await caught_up(ledger, path, output)
         with Store.open(path) as store:
+            _tell_beginning(store, output)
             yield store, ledger.clock.now()
         return
-    then = await past.moment(ledger)
+    then = await past.moment(ledger.log, ledger.clock)
     output.note(said(then))
     with contextlib.ExitStack() as shown:
         progress = shown.enter_context(output.progress("reading the ledger"))
@@ -68,7 +74,22 @@ async def viewed(
             ledger.log, path, then.stream_sequence, progress=progress, clock=ledger.clock
         ) as store:
             shown.close()
+            _tell_beginning(store, output)
             yield store, then.at or ledger.clock.now()
+
+
+def rows_begin(store: Store) -> dict[str, int]:
+    """Return what a row of --json also says where the rows do not begin with the ledger: `rows_begin_at`."""
+    begins_at = store.position().begins_at
+    return {} if begins_at == 1 else {"rows_begin_at": begins_at}
+
+
+def _tell_beginning(store: Store, output: Output) -> None:
+    for begins_at in rows_begin(store).values():
+        output.note(
+            f"rows begin at stream sequence {begins_at}: what was before is in the archive, and "
+            "`jobledger projection rebuild --archive DIR` puts it into them"
+        )
 
 
 def events_until(history: Sequence[Stored], then: Moment) -> list[Stored]:

@@ -12,7 +12,7 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.output import Cell, Output
-from jobledger.cli.past import Asked, asked, viewed
+from jobledger.cli.past import Asked, asked, rows_begin, viewed
 from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import age, shortened
 from jobledger.ledger.config import DEFAULT_URL
@@ -64,11 +64,11 @@ async def _list(
     by_priority: bool,
 ) -> None:
     async with opened(target) as ledger, viewed(ledger, chosen, past, output) as (store, now):
-        rows = store.queues(queue)
+        rows, begin = store.queues(queue), rows_begin(store)
     lines = sorted(rows, key=_place) if by_priority else together(rows)
     if output.as_json:
         for row in lines:
-            output.object(_object(row, by_priority=by_priority))
+            output.object({**_object(row, by_priority=by_priority), **begin})
     elif not lines:
         output.say("no queues")
     else:

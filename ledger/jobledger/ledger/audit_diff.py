@@ -108,8 +108,7 @@ class _Jobs:
     def take(self, message: Message) -> None:
         if not isinstance(message, Stored):
             return
-        event = message.event
-        ref = JobRef(queue=event.queue, job_id=event.job)
+        event, ref = message.event, _ref(message)
         if ref not in self._jobs:
             return
         job = self._jobs[ref]
@@ -127,6 +126,10 @@ class _Jobs:
             return UNKNOWN
         job = self._jobs.get(ref)
         return None if job is None else job.state.value
+
+
+def _ref(stored: Stored) -> JobRef:
+    return JobRef(queue=stored.event.queue, job_id=stored.event.job)
 
 
 async def compare(
@@ -224,7 +227,7 @@ async def _touched(side: Side, shared: int, subject: str | None) -> dict[JobRef,
         async for message in messages:
             if not isinstance(message, Stored):
                 continue
-            ref = JobRef(queue=message.event.queue, job_id=message.event.job)
+            ref = _ref(message)
             counts = found.get(ref)
             if counts is None:
                 counts = found[ref] = _Counts(has_past=bool(message.event.prev))
@@ -255,7 +258,9 @@ async def _shared_jobs(
     messages = _messages(side.log, side.first_sequence, shared, subject, on_progress)
     async with contextlib.aclosing(messages):
         async for message in messages:
-            jobs.take(message)
+            # What has no past is new, though an archived job had its id.
+            if isinstance(message, Stored) and _ref(message) in with_past:
+                jobs.take(message)
     return jobs
 
 

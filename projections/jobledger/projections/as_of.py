@@ -21,7 +21,9 @@ from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.errors import SequenceGapError
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.times import time_text
 from jobledger.projections import files
+from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.errors import (
     MomentAheadError,
     MomentArchivedError,
@@ -54,7 +56,7 @@ async def moment_of(
     A time means the server's: the newest event stored at that microsecond or before it is the last that counts.
 
     Raises: MomentAheadError for what is still to come, MomentArchivedError for what the ledger no longer holds,
-        SequenceGapError, UnreachableError.
+        EventGapError where that was lost, SequenceGapError, UnreachableError.
     """
     assert (at is None) != (stream_sequence is None), "a moment is a time or a sequence"
     head = await log.head()
@@ -72,10 +74,12 @@ async def moment_of(
             sentence = f"stream sequence {found} is still to come: the ledger ends at {head.last_sequence}"
             raise MomentAheadError(sentence)
     if oldest and found <= oldest:
-        raise MomentArchivedError(
-            f"the ledger begins at stream sequence {head.first_sequence}, and the moment asked for lies before that: "
-            "what was then is in the archive"
+        await refuse_lost_beginning(log, found, head)
+        what = (
+            f"the ledger begins at stream sequence {head.first_sequence}, and the moment asked for lies before "
+            "that, in the archive"
         )
+        raise MomentArchivedError(what, str(found) if at is None else time_text(at))
     if at is None and found:
         last = await log.get(found)
         at = last.stored_at if last is not None else None
@@ -125,10 +129,11 @@ async def refuse_archived(log: Log, stream_sequence: int) -> None:
     """
     begins = await whole_from(log)
     if stream_sequence < begins:
-        raise MomentArchivedError(
-            f"what was at stream sequence {stream_sequence} is in the archive: from the ledger alone its state "
-            f"can be told from stream sequence {begins} on"
+        what = (
+            f"what jobs were at stream sequence {stream_sequence} is in the archive, and from the ledger alone "
+            f"its state can be told from stream sequence {begins} on"
         )
+        raise MomentArchivedError(what, str(stream_sequence))
 
 
 @contextlib.asynccontextmanager

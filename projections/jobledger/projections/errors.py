@@ -147,6 +147,14 @@ class MomentAheadError(ProjectionConfigError):
 class MomentArchivedError(ProjectionError):
     """The state as of a moment was asked for whose events were moved to an archive; the ledger begins after it."""
 
+    def __init__(self, what: str, to: str, hint: str = "") -> None:
+        self.what = what
+        self.to = to  #: the moment, as `jobledger replay --to` takes it
+        then = (
+            f"`jobledger replay --archive DIR --to {to} --into FILE` makes the tables of that moment from it"
+        )
+        super().__init__(f"{what}: {hint or then}")
+
 
 class ReadModelDefinitionError(ProjectionConfigError):
     """A class cannot be a read model: it cannot be made, has not the shape, or its tables cannot be made."""
