@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,6 +82,25 @@ def test_modules_are_named_for_what_they_hold() -> None:
     assert [
         _name(path) for path in SOURCES if {"utils", "common", "helpers"} & set(path.with_suffix("").parts)
     ] == []
+
+
+def test_the_map_of_the_code_names_every_module_once() -> None:
+    page = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    found: dict[str, int] = {}
+    dead: list[str] = []
+    for portion in PORTIONS:
+        _, _, section = page.partition(f"\n## {portion}\n")
+        rows = [
+            line.split("|")[2] for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")
+        ]
+        patterns = re.findall(r"`([^`]+)`", "".join(rows))
+        folder = ROOT / portion / "jobledger" / portion
+        modules = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")]
+        modules = [module for module in modules if not module.endswith("__init__")]
+        dead += [f"{portion}: {each}" for each in patterns if not fnmatch.filter(modules, each)]
+        for module in modules:
+            found[f"{portion}: {module}"] = sum(fnmatch.fnmatch(module, each) for each in patterns)
+    assert ({module: count for module, count in found.items() if count != 1}, dead) == ({}, [])
 
 
 def _unexplained(text: str) -> Iterator[int]:
