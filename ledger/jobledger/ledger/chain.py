@@ -96,7 +96,7 @@ def seal(chain: Chain, events: Sequence[JobEvent], names: Names) -> Sealed:
 
     The events are fresh from `decide` and nobody else's, so they are linked in place.
     """
-    filter_subject = names.chain(JobRef(queue=events[0].queue, job_id=events[0].job))
+    filter_subject = names.chain_of(events[0])
     entries = [_link(events[0], chain.last_hash, names, filter_subject, chain.last_sequence)]
     for event in events[1:]:
         entries.append(_link(event, digest(entries[-1].data), names, filter_subject, None))

@@ -67,9 +67,8 @@ class Connection(Client):
             raise ConnectionLostError
         if headers:
             size = len(headers)
-            command = (
-                f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode() + headers + data + b"\r\n"
-            )
+            line = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode()
+            command = b"".join((line, headers, data, b"\r\n"))
         else:
             command = f"PUB {subject} {reply} {len(data)}\r\n".encode() + data + b"\r\n"
         self._pending.append(command)

@@ -56,7 +56,7 @@ def filter_pattern(subject: str) -> re.Pattern[str]:
     return re.compile(r"\.".join(patterns.get(part) or re.escape(part) for part in subject.split(".")))
 
 
-class JobRef(msgspec.Struct, frozen=True, kw_only=True):
+class JobRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The name of one job's chain."""
 
     queue: str
@@ -151,6 +151,10 @@ class Names(msgspec.Struct, frozen=True):
     def chain(self, ref: JobRef) -> str:
         """Return the filter of one job's chain, always this same string for every append to it."""
         return f"{self.jobs_root}{ref.queue}.{ref.job_id}.>"
+
+    def chain_of(self, event: JobEvent) -> str:
+        """Return the filter of the chain that `event` belongs to: `chain`, without the making of a reference."""
+        return f"{self.jobs_root}{event.queue}.{event.job}.>"
 
     def of_type(self, ref: JobRef, event: str) -> str:
         """Return the subject of one job's events of one type; `queued` has a priority more."""
