@@ -11,6 +11,7 @@ from jobledger.ledger.archive import Archiver, open_archive, tools_of
 from jobledger.ledger.audit import verify
 from jobledger.ledger.errors import JobNotFoundError
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.projections import counting
 from jobledger.workers import Worker
 
 
@@ -38,7 +39,9 @@ async def main() -> None:
             await ledger.enqueue(report.options(id="later", delay_s=1), "2025-02")
 
             # What `jobledger audit archive --before TIME --to DIR` does; a run that is cut off is finished by the next.
-            tools = tools_of(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
+            # It counts what goes, so that the counters of a projection made anew stay what they are.
+            count = counting(ledger.log, Path(folder) / "jobs.db")
+            tools = tools_of(ledger, by="alice", on_progress=lambda _step, _done, _total: None, count=count)
             done = await Archiver(ledger.log, archive, tools).run(before=datetime.now(UTC))
             print(f"{done.events} events archived, {done.jobs_carried} job carried on")
             try:

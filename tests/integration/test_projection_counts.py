@@ -184,6 +184,13 @@ async def test_a_count_that_was_not_finished_or_is_of_another_run_is_none(tmp_pa
     assert await counts_before(log, 61) is None, "it was counted for another archive"
     assert await counts_before(log, 51) is None
 
+    ahead = replace(large, through_sequence=10**9)  # it would never be reached
+    narrow = replace(large, columns=large.columns[1:])
+    for number, wrong in enumerate((ahead, narrow), start=62):
+        await append_counts(log, counted_parts(wrong, number, stamp))
+        await log.append([await archived(history, number)])
+        assert await counts_before(log, number + 1) is None
+
     parts = counted_parts(large, 70, stamp)
     await append_counts(log, parts[:2])  # dies, and the next run counts anew
     await append_counts(log, parts)
@@ -214,3 +221,39 @@ async def test_a_projection_that_cannot_count_stops_the_run(tmp_path: Path) -> N
     (tmp_path / "other.db").write_bytes(b"SQLite format 3\0" + bytes(500))
     with pytest.raises(ArchiveRefusedError, match="--force"):
         await counting(history.log, tmp_path / "other.db")(ignore)
+
+
+async def test_a_file_that_begins_again_after_another_archive_counts_nothing_twice(tmp_path: Path) -> None:
+    """Also where nothing was carried, and nothing came after what went away."""
+    log, clock, empty = MemoryLog(clock=JumpyClock(1)), SteppedClock(), tmp_path / "empty"
+    await finish(log, tmp_path / "followed")
+    for run in range(1, 3):
+        for step in ("enqueue", "claim", "complete"):
+            assert await act(log, run, step, clock)
+        through = (await log.head()).last_sequence
+        first = (await log.head()).first_sequence
+        counts = await counting(log, tmp_path / "followed")(ignore)
+        assert counts.through_sequence == through
+        await append_counts(log, counted_parts(counts, through, Stamp(at=clock.now(), by="a")))
+        last = await log.last(log.names.reactor_chain(ARCHIVE))
+        event = Archived(
+            reactor=ARCHIVE,
+            at=clock.now(),
+            by="a",
+            through_sequence=through,
+            manifest_sha256="a" * 64,
+            head_hash="b" * 64,
+            digest="c" * 64,
+            count=through - first + 1,
+        )
+        await log.append([seal_reactor_event(event, last, log.names)])
+        await log.purge(through)
+        with Projector(log, empty) as projector:  # it begins, and reads nothing
+            position = await projector.prepare()
+        assert (position.begins_at, position.counts_begin_at) == (through + 1, 1)
+        assert counters(empty)[:2] == counters(tmp_path / "followed")[:2]
+    await finish(log, empty)
+    await finish(log, tmp_path / "followed")
+    assert counters(empty) == counters(tmp_path / "followed")
+    with Store.open(empty) as store:
+        assert [(row.enqueued, row.completed) for row in store.totals()] == [(1, 1), (1, 1)]

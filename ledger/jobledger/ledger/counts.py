@@ -116,34 +116,41 @@ async def counts_before(log: Log, first_sequence: int) -> Counts | None:
     Raises: CorruptLedgerError, UnreachableError.
     """
     parts: list[Counted] = []
+    begins = 0  # the stream sequence of the first part
     async with contextlib.aclosing(_chain(log, first_sequence)) as events:
-        async for event in events:
+        async for sequence, event in events:
             if isinstance(event, Counted):
                 if event.part == 1:
-                    parts = []
+                    parts, begins = [], sequence
                 parts.append(event)
             elif isinstance(event, Archived):
                 if event.through_sequence == first_sequence - 1:
-                    return _joined(parts, event)
+                    return _joined(parts, event, begins)
                 parts = []
     return None
 
 
-async def _chain(log: Log, first_sequence: int) -> AsyncGenerator[ReactorEvent, None]:
+async def _chain(log: Log, first_sequence: int) -> AsyncGenerator[tuple[int, ReactorEvent], None]:
     batches = log.read_messages(from_sequence=first_sequence, subject=log.names.reactor_chain(ARCHIVE))
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
-                yield decode_reactor_event(message)
+                yield message.stream_sequence, decode_reactor_event(message)
 
 
-def _joined(parts: Sequence[Counted], archived: Archived) -> Counts | None:
-    """Put a count together again; one that is not whole, or of another run, is none."""
+def _joined(parts: Sequence[Counted], archived: Archived, begins: int) -> Counts | None:
+    """Put a count together again; one that is not whole, of another run, or cannot be, is none."""
     if not parts or parts[0].archive_through != archived.through_sequence:
         return None
     first = parts[0]
     said = [(each.part, each.parts, each.through_sequence) for each in parts]
     if said != [(number, len(parts), first.through_sequence) for number in range(1, len(parts) + 1)]:
+        return None
+    if not archived.through_sequence <= first.through_sequence < begins:
+        return None
+    widths = {len(row.counts) - len(first.columns) for part in parts for row in part.totals}
+    widths |= {len(row.counts) - len(first.failure_columns) for part in parts for row in part.failures}
+    if widths - {0}:
         return None
     return Counts(
         through_sequence=first.through_sequence,

@@ -5,6 +5,7 @@ Nothing here is the truth: a projection can be deleted at any time and made agai
 
 from jobledger.projections.as_of import Moment, as_of, moment_of, refuse_archived
 from jobledger.projections.compare import Difference, difference, verify
+from jobledger.projections.counting import counting
 from jobledger.projections.errors import (
     DamagedProjectionError,
     EventGapError,
@@ -95,6 +96,7 @@ __all__ = [
     "TotalsRow",
     "WorkerRow",
     "as_of",
+    "counting",
     "difference",
     "moment_of",
     "rebuild",

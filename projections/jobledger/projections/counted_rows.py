@@ -51,7 +51,9 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
 
 
 def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
-    """Write what was counted into empty tables, and up to where."""
+    """Write what was counted, and up to where; a file that begins anew, since another archive run came by, has some."""
+    for table in ("totals", "sums", "failures", "origins"):
+        connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
     totals = _placed(schema.STATISTICS, counts.columns)
     add_totals(connection, [(row.queue, row.task, _values(totals, row.counts)) for row in counts.totals])
     failures = _placed(FAILURE_COUNTERS, counts.failure_columns)

@@ -49,9 +49,8 @@ class Tables:
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
         """Begin with what an archive run counted; see `layout.Rows`."""
-        if counts is None or counts.through_sequence < first_sequence:
-            return
-        begin_with(self._connection, counts)
+        if counts is not None and counts.through_sequence >= first_sequence - 1:
+            begin_with(self._connection, counts)
 
     def apply(self, events: Sequence[Stored]) -> None:
         """Fold `events`, which follow each other in the stream, and write the rows of every job they touch."""
