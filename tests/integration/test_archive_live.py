@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,45 @@ async def test_jobs_in_every_state_go_on_while_workers_work(connected: Connect, 
         # All is over by now: the next run takes everything that the first one left.
         assert (await archive(ledger, tmp_path)).jobs_carried == 1  # the dead letter
         await check(ledger, tmp_path)
+
+
+async def test_the_fresh_work_item_of_a_job_that_runs_is_held_and_settled_with_it(
+    connected: Connect, tmp_path: Path
+) -> None:
+    """Let go, it would come again after every ack wait, with a delay that doubles where no slot is free."""
+    RAN.clear()
+    GATE.clear()
+    async with connected() as ledger, connected() as other, working(other, work, ack_wait_s=1.0):
+        job = await ledger.enqueue(work.options(id="held"), "waits")
+        await state(job, JobState.RUNNING)
+        for _ in range(2):
+            await archive(ledger, tmp_path)
+        info = await _consumer(ledger, lambda info: info["delivered"]["consumer_seq"] >= 3)
+        deadline = asyncio.get_running_loop().time() + 2.3  # two ack waits
+        while asyncio.get_running_loop().time() < deadline:
+            info = await _consumer(ledger, lambda _: True)
+            assert (info["num_redelivered"], info["delivered"]["consumer_seq"]) == (0, 3)
+            await asyncio.sleep(0.1)
+        GATE.set()
+        assert (await ended(job)).attempts[0].state == "completed"
+        await _consumer(
+            ledger, lambda info: not info["num_ack_pending"], limit_s=0.4
+        )  # at once: no ack wait is over
+        assert RAN == {"waits:1": 1}
+        await check(ledger, tmp_path)
+
+
+async def _consumer(
+    ledger: Ledger, holds: Callable[[dict[str, Any]], bool], limit_s: float = LIMIT_S
+) -> dict[str, Any]:
+    """Return what the server says of the consumer of `work`, once it is as it should be."""
+    name = ledger.names.consumer("work", "normal")
+    async with asyncio.timeout(limit_s):
+        while True:
+            info = await api(ledger.inbox, f"CONSUMER.INFO.{ledger.names.ledger_stream}.{name}", {})
+            if holds(info):
+                return info
+            await asyncio.sleep(0.02)
 
 
 async def _enqueue_until(ledger: Ledger, stop: asyncio.Event) -> list[JobHandle[Any]]:

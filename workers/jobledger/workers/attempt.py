@@ -158,7 +158,7 @@ class Attempts:
     ) -> None:
         verdict = await self._claimer.claim(delivery, queued)
         if not isinstance(verdict, Claimed):
-            self._settle(delivery, verdict)
+            self._settle(delivery, verdict, queued)
         elif self._lease.holds(identity):
             await self._run(delivery, verdict, task, identity)
         else:
@@ -171,7 +171,7 @@ class Attempts:
         else:
             self._intake.drop(delivery)
 
-    def _settle(self, delivery: Delivery, verdict: NotOurs) -> None:
+    def _settle(self, delivery: Delivery, verdict: NotOurs, queued: Queued) -> None:
         if verdict.ended is not None:
             self._announce(verdict.ended, self._lease.identity)
         if verdict.settle == "ack":
@@ -179,7 +179,20 @@ class Attempts:
         elif verdict.settle == "nak":
             self._intake.nak(delivery, verdict.delay_s)
         else:
+            self._keep(delivery, JobRef(queue=queued.queue, job_id=queued.job))
+
+    def _keep(self, delivery: Delivery, ref: JobRef) -> None:
+        """Hold a newer work item of a job that runs here, as an archive run makes one, until the attempt ends.
+
+        Dropped, it would come again after every ack wait, and each delay of it would be longer than the last.
+        """
+        running = self.running.get(ref)
+        if running is None:
             self._intake.drop(delivery)
+            return
+        if running.newer is not None:
+            self._intake.drop(running.newer)
+        running.newer = delivery
 
     async def _run(self, delivery: Delivery, claimed: Claimed, task: Task[Any, Any], identity: str) -> None:
         running = self._begin(claimed.chain, task, identity)
@@ -187,11 +200,16 @@ class Attempts:
         tracing = self._ledger.tracing
         try:
             if tracing is None:
-                self._finish(delivery, await self._run_and_record(task, running))
+                accepted = await self._run_and_record(task, running)
             else:
                 with tracing.attempt(running.job) as span:
-                    self._finish(delivery, await self._run_and_record(task, running, span))
+                    accepted = await self._run_and_record(task, running, span)
+            self._finish(delivery, accepted)
+            if running.newer is not None:
+                self._finish(running.newer, accepted)
         finally:
+            if running.newer is not None:
+                self._intake.drop(running.newer)  # unless it was settled just now
             if self.running.get(running.ref) is running:
                 del self.running[running.ref]
 
@@ -335,7 +353,7 @@ class Attempts:
         error = ErrorInfo(kind="unknown_task", type="UnknownTaskError", message=message)
         verdict = await self._claimer.claim(delivery, queued)
         if isinstance(verdict, NotOurs):
-            self._settle(delivery, verdict)
+            self._settle(delivery, verdict, queued)
             return
         epoch = _job(verdict.chain).claim_epoch
         command = Fail(epoch=epoch, error=error, give_up="rejected")

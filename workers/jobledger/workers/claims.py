@@ -102,7 +102,7 @@ class Claimer:
         holder = job.attempts[-1].worker
         if holder == self._lease.identity:
             if self._runs_here(ref):
-                return NotOurs("keep")  # a second delivery of what we are at
+                return NotOurs("keep")  # a newer work item of what we are at
         else:
             info = await self._ledger.leases.find(holder)
             if info is not None:

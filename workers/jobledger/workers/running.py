@@ -9,6 +9,7 @@ import msgspec
 
 from jobledger.ledger.chain import Chain
 from jobledger.ledger.job import Job
+from jobledger.ledger.pull import Delivery
 from jobledger.ledger.subjects import JobRef
 from jobledger.workers.channel import AttemptChannel
 
@@ -29,6 +30,7 @@ class Running(msgspec.Struct, eq=False):
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
     stalled: str = ""  #: what it failed to do in time; "" while it shows signs of life
+    newer: Delivery | None = None  #: a newer work item of the same job, handed out meanwhile; settled with it
     recording: bool = False  #: the task has ended and its outcome is on its way into the ledger
 
     @property
