@@ -29,7 +29,7 @@ from jobledger.projections.projector import (
 
 _PROBE_S: Final = 5.0
 _SHOWN_CHARACTERS_MAX: Final = 80
-_FRESH: Final = ProjectorConfig(batch_events_max=8_000)  # nobody else waits for it
+_FRESH: Final = ProjectorConfig(batch_events_max=2_000)  # small enough for a signal to be heard between two
 #: What says which event touched a row last; the rows of other tables add up many.
 _SEQUENCES: Final = {"jobs": "last_sequence", "attempts": "epoch", "dead_letters": "last_sequence"}
 _NOT_OF_THE_LEDGER: Final = {"position": "updated_at"}
