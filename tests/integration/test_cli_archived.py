@@ -15,6 +15,7 @@ from tests.support.command_line import Answer, CommandLine
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.commands import Claim, Complete
+from jobledger.ledger.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -25,6 +26,10 @@ FIRST = "events before stream sequence 7 were archived"
 
 @task(queue="billing", max_attempts=3)
 async def charge(cents: int) -> None: ...
+
+
+@task(queue="notes")
+async def note(text: str) -> None: ...
 
 
 class Cli(CommandLine):
@@ -154,6 +159,24 @@ def test_a_carried_job_is_whole_with_its_archive(cli: Cli) -> None:
     answer = cli("audit", "trail", "charge-3", "--archive", "archive")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.index("queued in queue billing") < answer.out.index("carried over")
+
+
+def test_a_large_value_that_is_gone_is_read_from_the_archive(whole: Cli) -> None:
+    async def large(ledger: Ledger) -> None:
+        ref = (await ledger.enqueue(note.options(id="note-1"), "x" * 70_000)).ref
+        claimed = await ledger.execute(ref, Claim(worker="web-1-0a", lease_s=15))
+        await ledger.execute(ref, Complete(epoch=claimed.claim_epoch))
+
+    async def lose(ledger: Ledger) -> None:
+        purged = await api(ledger.inbox, f"STREAM.PURGE.OBJ_{ledger.names.payloads_bucket}", {})
+        assert purged["success"]
+
+    whole.with_ledger(large)
+    before = whole.lines("jobs", "show", "note-1")
+    assert before[0]["input"] == {"text": "x" * 70_000}
+    whole.archive()
+    whole.with_ledger(lose)
+    assert whole.lines("jobs", "show", "note-1", "--archive", "archive") == before
 
 
 def test_ids_in_an_archive_may_be_prefixes_and_used_again(cli: Cli) -> None:

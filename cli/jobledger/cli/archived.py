@@ -10,6 +10,8 @@ import msgspec
 
 from jobledger.cli.errors import UsageError
 from jobledger.ledger.archive_chain import newest_archived, with_past
+from jobledger.ledger.export import JoinedLog
+from jobledger.ledger.export_payloads import PayloadFiles
 from jobledger.ledger.log import Log
 
 
@@ -43,14 +45,26 @@ async def with_archive(log: Log, places: Sequence[Path]) -> Log:
     if not places:
         return log
     joined = await with_past(log, places)
-    first = (await log.head()).first_sequence
-    archived_through: int = getattr(joined, "archived_through", first - 1)
-    if archived_through < first - 1:
-        raise UsageError(
-            f"--archive {places[-1]}: it ends at stream sequence {archived_through}, and the ledger begins at {first}: "
-            "name the exports between as well, the oldest first"
-        )
+    await refuse_hole(joined, log, places)
     return joined
+
+
+async def refuse_hole(joined: Log, live: Log, places: Sequence[Path]) -> None:
+    """Refuse exports that end before the ledger begins: also after a chain was read, as an archive run may go on.
+
+    Raises: UsageError.
+    """
+    first = (await live.head()).first_sequence
+    if isinstance(joined, JoinedLog) and joined.archived_through < first - 1:
+        raise UsageError(
+            f"--archive {places[-1]}: it ends at stream sequence {joined.archived_through}, and the ledger begins at "
+            f"{first}: name the exports between as well, the oldest first"
+        )
+
+
+def archived_payloads(log: Log) -> PayloadFiles:
+    """Return the large values of the exports in front of a ledger."""
+    return PayloadFiles(*(log.folders if isinstance(log, JoinedLog) else ()))
 
 
 async def missing(log: Log, places: Sequence[Path] = (), *, since: datetime | None = None) -> Missing | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -16,6 +17,7 @@ from jobledger.ledger import Attempt, Job, Ledger
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import PayloadMissingError
 from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.export_payloads import PayloadFiles
 from jobledger.ledger.job import Progress
 from jobledger.ledger.payloads import Payloads
 
@@ -25,8 +27,13 @@ _TRACEBACK_LINES_MAX: Final = 12
 _PAYLOADS: Final = frozenset({"input", "result", "value", "checkpoint"})
 
 
-async def job_object(ledger: Ledger, job: Job, history: Iterable[Stored]) -> dict[str, Any]:
-    """Return the job as JSON shows it, with its events; inputs and results in the object store are fetched."""
+async def job_object(
+    ledger: Ledger, job: Job, history: Iterable[Stored], archived: PayloadFiles | None = None
+) -> dict[str, Any]:
+    """Return the job as JSON shows it, with its events.
+
+    Inputs and results in the object store are fetched, those that are gone from there out of the archive.
+    """
     progress = job.progress
     return {
         "id": job.id,
@@ -34,8 +41,8 @@ async def job_object(ledger: Ledger, job: Job, history: Iterable[Stored]) -> dic
         "task": job.task,
         "status": job.state.value,
         "priority": job.priority,
-        "input": await _value(ledger.inputs, job.input, job.input_ref),
-        "result": await _value(ledger.results, job.result, job.result_ref),
+        "input": await _value(ledger.inputs, job.input, job.input_ref, archived),
+        "result": await _value(ledger.results, job.result, job.result_ref, archived),
         "error": _error(job.error),
         "created_at": job.created_at,
         "updated_at": job.updated_at,
@@ -54,7 +61,9 @@ async def job_object(ledger: Ledger, job: Job, history: Iterable[Stored]) -> dic
     }
 
 
-async def _value(store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) -> Any:
+async def _value(
+    store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None
+) -> Any:
     """Return a value; one that the object store no longer holds is shown as its reference."""
     if value is NO_VALUE and ref is None:
         return None
@@ -62,7 +71,10 @@ async def _value(store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) ->
         return msgspec.json.decode(await store.get(value, ref))
     except PayloadMissingError:
         assert ref is not None, "only a referenced value can be missing"
-        return {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "missing": True}
+    with contextlib.suppress(PayloadMissingError):
+        if archived is not None:
+            return msgspec.json.decode(await archived.get(value, ref))
+    return {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "missing": True}
 
 
 def _event(stored: Stored) -> dict[str, Any]:

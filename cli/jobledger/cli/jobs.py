@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.archived import archived_payloads
 from jobledger.cli.audit_options import Archives
 from jobledger.cli.events import parse_time
 from jobledger.cli.job_view import job_object, show_job
@@ -125,7 +126,7 @@ async def _show(which: OneJob, past: Asked | None, archives: Sequence[Path]) -> 
         events = newest_life(until, output)
         job = fold(events).job
         assert job is not None, "a history is not empty"
-        body = await job_object(found.ledger, job, events)
+        body = await job_object(found.ledger, job, events, archived_payloads(found.log))
         now = found.ledger.clock.now()
     if then is not None:
         body["as_of"] = {"stream_sequence": then.stream_sequence, "at": then.at}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from jobledger.cli.archived import Missing, missing, with_archive
+from jobledger.cli.archived import Missing, missing, refuse_hole, with_archive
 from jobledger.cli.errors import JobNotHeldError
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, caught_up, opened, projection_path
@@ -82,6 +82,7 @@ async def found_history(which: OneJob, archives: Sequence[Path], command: str) -
         gap = await missing(log, archives)
         if archives:
             history = await _archived_history(log, which, gap, command)
+            await refuse_hole(log, ledger.log, archives)
         else:
             handle = await find_job(
                 ledger, which.output, which.projection, which.job_id, which.queue, command=command

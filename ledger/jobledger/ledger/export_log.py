@@ -236,6 +236,11 @@ class JoinedLog(_ReadOnly):
         """The last sequence that comes from an export; 0 without any."""
         return self._archives[-1].manifest.last_sequence if self._archives else 0
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the exports lie, the oldest first."""
+        return tuple(export.folder for export in self._archives)
+
     async def head(self) -> Head:
         """Return the first export's beginning and the live log's end; see `Log.head`."""
         live = await self._live.head()
