@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,10 +20,12 @@ from tests.support.working import LIMIT_S, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Snooze, connect, task
+from jobledger.ledger.archive import Archiver, tools_of
 from jobledger.ledger.chain import load, transact
 from jobledger.ledger.commands import Claim, TakeOver
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import event_type
+from jobledger.ledger.streams import api
 from jobledger.ledger.subjects import JobRef, Names
 from jobledger.workers import fork as forks
 
@@ -280,3 +284,31 @@ def test_an_attempt_before_the_first_is_none(fork: Fork) -> None:
 
     with pytest.raises(InvalidInputError, match="has had 0 attempts: give --attempt 1 to 1"):
         fork.with_ledger(fetch)
+
+
+def test_an_attempt_that_was_archived_runs_again_on_what_is_in_the_archive(
+    fork: Fork, tmp_path: Path
+) -> None:
+    """Also where the object store has lost its large input; a job that is over is found there alone."""
+    fork.write_app()
+    job_id, archive = fork.work(LARGE, fail=True), tmp_path / "archive"
+
+    async def move(ledger: Ledger) -> None:
+        tools = tools_of(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
+        await Archiver(ledger.log, archive, tools).run(datetime.now(UTC))
+        assert (await api(ledger.inbox, f"STREAM.PURGE.OBJ_{ledger.names.payloads_bucket}", {}))["success"]
+
+    fork.with_ledger(move)
+    code, _, err = fork(job_id)
+    assert (code, "--archive DIR" in err) == (3, True), err
+    for words, attempt, status in (
+        (("--archive", str(archive)), 2, "completed"),
+        (("--archive", str(next(archive.iterdir())), "--attempt", "1"), 1, "retry_wait"),
+    ):
+        code, out, err = fork(job_id, *words, "--json")
+        found = json.loads(out)
+        assert (found["attempt"], found["status"]) == (attempt, status), err
+        assert code == (0 if status == "completed" else 1)
+    shutil.rmtree(next(archive.iterdir()) / "payloads")
+    code, _, err = fork(job_id, "--archive", str(archive))
+    assert (code, "is not in" in err) == (1, True), err

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import pdb  # noqa: T100 - what --pdb is for
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import anyio
 import msgspec
 import typer
 
-from jobledger.cli import options
+from jobledger.cli import audit_options, options
 from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
 from jobledger.cli.events import event_detail
-from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
+from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
 from jobledger.cli.text import plain_lines, shortened
 from jobledger.ledger import TaskRegistry
+from jobledger.ledger.archive_chain import export_folders
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.events import Completed, Failed, event_type
@@ -48,6 +50,7 @@ def fork(
     ] = False,
     modules: options.App = None,
     queue: options.Queue = None,
+    archives: audit_options.Archives = None,
     projection: options.ProjectionFile = None,
     url: options.Url = DEFAULT_URL,
     environment: options.Environment = "",
@@ -62,7 +65,7 @@ def fork(
         job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
     )
     tasks = load_tasks(modules)
-    material = run(lambda: _fetch(which, attempt, tasks))
+    material = run(lambda: _fetch(which, attempt, tasks, archives or ()))
     names = Names(environment)
     settle()
     # The connection is closed: a debugger may hold the attempt for as long as it likes.
@@ -118,9 +121,13 @@ async def _bounded(
     return ran
 
 
-async def _fetch(which: OneJob, attempt: int | None, tasks: TaskRegistry) -> forks.Material:
-    async with found_job(which) as (ledger, handle):
-        material = await forks.fetch(ledger, await handle.history(), attempt)
+async def _fetch(
+    which: OneJob, attempt: int | None, tasks: TaskRegistry, archives: Sequence[Path]
+) -> forks.Material:
+    async with found_history(which, archives, "jobledger jobs fork") as found:
+        exports = export_folders(archives) if archives else ()
+        history = newest_life(found.history, which.output)
+        material = await forks.fetch(found.ledger, history, attempt, exports=exports)
     tasks.get(material.task)
     return material
 

@@ -223,3 +223,13 @@ def is_archive(places: Sequence[Path]) -> bool:
     if missing is not None:
         raise NotFoundError(f"there is no archive folder {missing}")
     return len(places) == 1 and not (export_folder(places[0]) / MANIFEST).exists()
+
+
+def export_folders(places: Sequence[Path]) -> list[Path]:
+    """Return the folder of every export in an archive, or of those that are named one by one.
+
+    Raises: NotFoundError.
+    """
+    if is_archive(places):
+        return sorted(each.parent for each in places[0].glob(f"*/{MANIFEST}"))
+    return [export_folder(place) for place in places]

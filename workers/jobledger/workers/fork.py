@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -29,6 +30,7 @@ from jobledger.ledger.errors import (
     PayloadMissingError,
 )
 from jobledger.ledger.events import NO_VALUE, PayloadRef, Started, event_type
+from jobledger.ledger.export_payloads import PayloadFiles
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.log import Entry
 from jobledger.ledger.memory import MemoryLog
@@ -80,8 +82,12 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     error: BaseException | None  #: what the task raised
 
 
-async def fetch(ledger: Ledger, history: Sequence[Stored], attempt: int | None = None) -> Material:
+async def fetch(
+    ledger: Ledger, history: Sequence[Stored], attempt: int | None = None, *, exports: Sequence[Path] = ()
+) -> Material:
     """Gather what an attempt of a job ran on; without `attempt` the newest one, or the first of a job that never ran.
+
+    Large values that the ledger no longer has are looked for in `exports`.
 
     The attempt after the newest one is the one that would run next.
 
@@ -104,8 +110,8 @@ async def fetch(ledger: Ledger, history: Sequence[Stored], attempt: int | None =
     if chosen <= count and chosen not in starts:
         first = min(starts, default=count + 1)
         raise InvalidInputError(
-            f"attempt {chosen} of job {event.job} was archived, with what it ran on: the first that the ledger has is "
-            f"--attempt {first}{'' if starts else ', the next one'}"
+            f"attempt {chosen} of job {event.job} was archived, with what it ran on, which --archive DIR reads: the first "
+            f"that the ledger has is --attempt {first}{'' if starts else ', the next one'}"
         )
     begin = starts.get(chosen, len(history))
     end = min((index for index in starts.values() if index > begin), default=len(history))
@@ -117,13 +123,22 @@ async def fetch(ledger: Ledger, history: Sequence[Stored], attempt: int | None =
         attempt=chosen,
         before=before,
         recorded=tuple(history[begin:end]),
-        values=await _large_values(ledger, job),
+        values=await _large_values(ledger, job, exports),
     )
 
 
-async def _large_values(ledger: Ledger, job: Job) -> dict[str, bytes]:
+async def _large_values(ledger: Ledger, job: Job, exports: Sequence[Path]) -> dict[str, bytes]:
     references = [each for each in (job.input_ref, job.checkpoint_ref) if each is not None]
-    return {each.sha256: await ledger.inputs.get(NO_VALUE, each) for each in references}
+    return {each.sha256: await _large_value(ledger, each, exports) for each in references}
+
+
+async def _large_value(ledger: Ledger, reference: PayloadRef, exports: Sequence[Path]) -> bytes:
+    try:
+        return await ledger.inputs.get(NO_VALUE, reference)
+    except PayloadMissingError:
+        if not exports:
+            raise
+    return await PayloadFiles(*exports).get(NO_VALUE, reference)
 
 
 async def run(
