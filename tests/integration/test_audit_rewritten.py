@@ -162,4 +162,7 @@ async def test_the_documented_example_is_what_the_command_prints(
 async def _verify(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     code = await anyio.to_thread.run_sync(run, ["audit", "verify", "--url", url])
     shown = capsys.readouterr()
-    return code, re.sub(r"in [0-9.]+ s", "in 0.01 s", shown.out + shown.err)
+    # Those events are older each day, and their server's time is of this moment.
+    text = re.sub(r"^notice: .*\n", "", shown.out + shown.err, flags=re.MULTILINE)
+    text = re.sub(r"are [0-9.]+ \w+ apart at most, at \d+", "are 0.9 ms apart at most, at 3", text)
+    return code, re.sub(r"in [0-9.]+ s", "in 0.01 s", text)

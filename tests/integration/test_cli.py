@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import sync
 from jobledger.ledger.server import EmbeddedServer
@@ -355,7 +356,9 @@ def test_no_workers_is_an_empty_list(cli: Cli) -> None:
     assert "no worker runs" in cli.there("workers", "list").out
 
 
-def test_doctor_changes_nothing_and_says_what_to_do(cli: Cli, roomy_server: EmbeddedServer) -> None:
+def test_doctor_changes_nothing_and_says_what_to_do(
+    cli: Cli, roomy_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monitor = ("--monitor", roomy_server.monitor_url or "")
     found = cli.there("doctor", "--json", *monitor)
     assert found.code == 0
@@ -371,8 +374,8 @@ def test_doctor_changes_nothing_and_says_what_to_do(cli: Cli, roomy_server: Embe
     assert checks[ledger]["status"] == "ok"
     assert checks["clock"]["status"] == "ok"
     assert {"workers", "projection"} <= set(checks)
-    human = cli.there("doctor", *monitor).out
-    assert max(map(len, human.splitlines())) <= 80
+    on_a_terminal(monkeypatch)
+    assert max(map(len, unstyled(cli.there("doctor", *monitor).out))) <= 80
 
 
 def test_doctor_does_not_believe_another_servers_page(cli: Cli) -> None:

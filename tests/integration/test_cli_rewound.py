@@ -53,7 +53,9 @@ def cli(nats_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixtu
     return Cli(nats_server.url, tmp_path, capsys)
 
 
-@pytest.mark.parametrize(("ahead", "what"), [(7, "the ledger has no event there"), (0, "another event there")])
+@pytest.mark.parametrize(
+    ("ahead", "what"), [(7, "the ledger has no event there"), (0, "another event there")]
+)
 def test_doctor_and_status_refuse_with_the_sentence_of_jobs_list(cli: Cli, ahead: int, what: str) -> None:
     cli.stands_at(cli.head + ahead, None if ahead else "0" * 64)
     listed = cli("jobs", "list")
@@ -98,3 +100,48 @@ def test_a_lost_beginning_is_no_archive(cli: Cli) -> None:
     code, checks = cli.checks()
     assert (code, checks["ledger"]["status"]) == (1, "fail")
     assert "no archive run moved 1 to 5" in checks["ledger"]["found"]
+
+
+def test_a_missing_tail_is_found_by_the_projection_that_is_there(cli: Cli, tmp_path: Path) -> None:
+    def unproven(answer: Answer) -> list[str]:
+        return [each["sentence"] for each in answer.lines[0]["compared"] if each["what"] == "not proven"]
+
+    sound = cli("audit", "verify", "--json")
+    assert sound.code == 0
+    assert f"cut off beyond {cli.head}, " in unproven(sound)[0]
+    assert sound.lines[0]["compared"][0] == {
+        "what": "projection",
+        "sentence": f"the event at {cli.head}, the last one that {cli.projection} has read, is there",
+        "agrees": True,
+    }
+    cli.with_ledger(lambda ledger: write_history(ledger.log, "later"))
+    assert cli("audit", "verify").code == 0  # a projection that is behind is none the worse
+    cli.stands_at(2 * cli.head + 3)
+    for words in ((), ("--from", "5"), ("--with-projection",)):
+        answer = cli("audit", "verify", *words)
+        assert (answer.code, "the tail is missing" in answer.err) == (4, True), answer.err
+    assert f"at stream sequence {2 * cli.head + 1}" in cli("audit", "verify").err
+    # What was asked for is what the projection had read: then it is no slip of the hand.
+    assert cli("audit", "verify", "--to", str(2 * cli.head + 3)).code == 4
+    assert cli("audit", "verify", "--to", str(2 * cli.head + 4)).code == 2
+    cli.stands_at(cli.head, "0" * 64)
+    for words in ((), ("--to", str(cli.head - 3)), ("--from", str(cli.head + 3))):
+        answer = cli("audit", "verify", *words, "--json")
+        assert (answer.code, answer.lines[0]["broken"]) == (4, {"projection": 1})
+        assert "has read another event there" in answer.err
+
+
+def test_no_projection_or_a_strange_one_holds_no_check_up(cli: Cli, tmp_path: Path) -> None:
+    cli.projection.unlink()
+    answer = cli("audit", "verify")
+    assert (answer.code, answer.err) == (0, "")
+    assert "not proven: that nothing was cut off at the end, or written anew" in answer.out
+    assert not cli.projection.exists()
+    cli.projection.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
+    answer = cli("audit", "verify")
+    assert (answer.code, "was not held to the projection" in answer.err) == (0, True)
+
+    other = CommandLine(cli.url, cli._capsys)
+    other.with_ledger(lambda ledger: rebuild(ledger.log, tmp_path / "other.db"))
+    answer = other.run("audit", "verify", *cli.where, "--projection", str(tmp_path / "other.db"))
+    assert (answer.code, "cut off at the end" in answer.out) == (0, True)

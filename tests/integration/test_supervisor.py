@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.processes import LIMIT_S, exists, until
+from tests.support.terminal import terminal, unstyled
 
 from jobledger.cli.main import run
 from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
@@ -312,10 +313,11 @@ async def test_one_image_serves_many_roles_by_its_environment(command: Command, 
     assert {each.pid for each in listed} == set(pids)
     assert len({each.supervisor for each in listed}) == 1
     assert all(each.queues == ("email", "reports") for each in listed)
-    table = command("workers", "list", "--url", ledger.config.url, "--environment", ledger.config.environment)
-    shown = table.rest()
+    where = ("--url", ledger.config.url, "--environment", ledger.config.environment)
+    table = command("workers", "list", *where, variables=terminal())
+    shown = unstyled("".join(table.rest()))
     assert table.end() == 0
-    assert all(len(line.rstrip()) <= 80 for line in shown)
+    assert all(len(line) <= 80 for line in shown)
     assert sum(str(supervisor.child.pid) in line for line in shown) == 2
     assert await ended(supervisor, signal.SIGTERM) == 0
 

@@ -7,13 +7,15 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from rich.text import Text
+from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.cli.events import event_line
+from jobledger.cli.events import event_line, show_event
 from jobledger.cli.output import Output
 from jobledger.cli.session import set_up_logs
 from jobledger.cli.text import age, duration, json_safe, plain, plain_lines, shortened, size
 from jobledger.ledger.codec import Stored, encode
-from jobledger.ledger.events import Started
+from jobledger.ledger.events import ErrorInfo, Failed, Queued, Started
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
@@ -75,15 +77,77 @@ def test_sizes_have_the_unit_that_fits(count: int, shown: str) -> None:
 def test_a_table_cuts_only_what_may_be_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    on_a_terminal(monkeypatch)
     id_, queue = "0197" * 9, "a-very-long-queue-name-that-somebody-chose"
     Output().table(
         ("id!", "queue", "task", "status!", "age>"), [(id_, queue, "send", "dead lettered", "3 min")]
     )
-    head, _, row = capsys.readouterr().out.splitlines()
+    head, _, row = unstyled(capsys.readouterr().out)
     assert head.split() == ["id", "queue", "task", "status", "age"]
     assert row.split() == [id_, "a-very-lo…", "send", "dead", "lettered", "3", "min"]
     assert len(row) == 80
+
+
+def test_a_column_is_folded_and_no_line_ends_in_blanks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "types cancelled, completed, dead_lettered, discarded; queue billing; task charge_the_card"
+    rows = [("billing", words, 3), ("audit", "all", 12_000)]
+    columns = ("name", "events~", "lag>")
+    on_a_terminal(monkeypatch, 40)
+    Output().table(columns, rows)
+    folded = unstyled(capsys.readouterr().out)
+    assert all(line == line.rstrip() and len(line) <= 40 for line in folded), folded
+    assert " ".join(" ".join(line[10:31].split()) for line in folded[2:-1]) == words
+    monkeypatch.delenv("TTY_COMPATIBLE")
+    Output().table(columns, rows)
+    head, rule, first, second = unstyled(capsys.readouterr().out)
+    assert (len(head), len(rule), len(first), len(second)) == (len(first),) * 4
+    assert f"billing   {words}        3" in first
+
+
+def test_long_lines_are_folded_on_a_terminal_alone_and_commands_never(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "`jobledger jobs show slow-1`"
+    text = f"job slow-1 runs on web1-4242-1b0f3c5e, which is asked to end it: {command} says more"
+    output = Output()
+    output.say(text)
+    output.hanging(Text("status  "), Text(text))
+    output.facts([("why", text)])
+    assert unstyled(capsys.readouterr().out) == [text, f"status  {text}", f"why  {text}"]
+    on_a_terminal(monkeypatch)
+    for width in (30, 70, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        output = Output()
+        output.say(text)
+        output.hanging(Text("status  "), Text(text))
+        output.say(f"  at 5 {text}")
+        shown = unstyled(capsys.readouterr().out)
+        assert sum(command in line for line in shown) == 3, shown
+        assert all(line == line.rstrip() for line in shown)
+        assert all(len(line) <= max(width, 8 + len(command)) for line in shown)
+        assert all(line.startswith("  ") for line in shown[-2:])
+
+
+def test_an_event_of_a_job_is_folded_below_what_it_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = "the mail server is restarting, so try again"
+    error = ErrorInfo(kind="exception", type="ConnectionError", message=message)
+    event = Failed(job="a", queue="email", task="send", at=NOW, by="w", attempt=1, error=error)
+    stored = Stored(event=event, data=encode(event), stream_sequence=8, stored_at=NOW)
+    quiet = Queued(job="a", queue="email", task="send", at=NOW, by="w", max_attempts=1)
+    on_a_terminal(monkeypatch)
+    for each in (stored, Stored(event=quiet, data=encode(quiet), stream_sequence=9, stored_at=NOW)):
+        show_event(Output(), each)
+    first, second, last = unstyled(capsys.readouterr().out)
+    assert first.endswith(" attempt 1: ConnectionError: the mail server")
+    assert (second.strip(), second.index("is")) == ("is restarting, so try again", first.index("attempt"))
+    assert last.endswith("queued")
+    monkeypatch.delenv("TTY_COMPATIBLE")
+    show_event(Output(), stored)
+    assert unstyled(capsys.readouterr().out)[0].endswith(f"attempt 1: {error.type}: {error.message}")
 
 
 def test_on_a_narrow_terminal_an_event_still_says_what_happened() -> None:

@@ -17,13 +17,15 @@ from jobledger.cli.seal_options import KeptSeals, SealsAsked, SinceSeal, Trusted
 from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.ledger import Ledger
 from jobledger.ledger.archive_chain import is_archive, read_past
-from jobledger.ledger.audit import Expected, Options, Report, Witness
+from jobledger.ledger.audit import Anchors, Expected, Options, Report, Witness
 from jobledger.ledger.audit import verify as check
 from jobledger.ledger.audit_archive import ArchiveWitness
 from jobledger.ledger.audit_file import read_report, write_report
 from jobledger.ledger.audit_terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.log import Log
+from jobledger.projections import ProjectionError
+from jobledger.projections.position_witness import PositionWitness
 from jobledger.projections.witness import ProjectionWitness
 
 _NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
@@ -33,6 +35,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What a check was asked for."""
 
     begin: int
+    first: int | None  #: as the user said
     last: int | None
     before: Report | None
     options: Options
@@ -66,6 +69,7 @@ def verify(
     before = read_report(against) if against is not None else None
     asked = _Asked(
         begin=first if first is not None else 1 if before is None else before.from_sequence,
+        first=first,
         last=last,
         before=before,
         options=Options(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
@@ -133,7 +137,18 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
         begin = await asked.seals.begin(log, asked.begin)
         if asked.last is not None and asked.last < begin:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
-        witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin)]
+        path = await projection_path(ledger, asked.projection)
+        position = _position(
+            output, path, log
+        )  # before the ledger's end is looked at, which may go on meanwhile
+        anchors = Anchors(
+            seals_through=asked.seals.kept_through(log),
+            projection_at=position.stream_sequence if position is not None else 0,
+        )
+        await _refuse_beyond_the_end(log, asked, max(anchors.seals_through, anchors.projection_at))
+        witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin, path)]
+        if position is not None and not asked.with_projection:
+            witnesses.append(position)
         if past is not None:
             is_whole = is_archive(asked.archives)
             witnesses.insert(0, ArchiveWitness(past, ledger.log, from_sequence=begin, is_archive=is_whole))
@@ -148,16 +163,37 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
                 expected=expected,
                 before=asked.before,
                 witnesses=witnesses,
+                anchors=anchors,
                 on_progress=progress,
             )
 
 
-async def _witnesses(
-    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int
+def _position(output: Output, path: Path, log: Log) -> PositionWitness | None:
+    """Return what the projection that is there has read; whoever has none, or none that can be read, is not held up."""
+    try:
+        return PositionWitness.beside(path, log)
+    except ProjectionError as error:
+        output.note(f"the ledger's end was not held to the projection: {error}")
+        return None
+
+
+async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
+    """Refuse a range that the ledger never had: a slip of the hand, unless something says that it went so far.
+
+    Raises: UsageError.
+    """
+    head = (await log.head()).last_sequence
+    known = max(known, head, asked.before.head_sequence if asked.before is not None else 0)
+    for option, value, most in (("--from", asked.first, known + 1), ("--to", asked.last, known)):
+        if value is not None and value > most:
+            raise UsageError(f"{option} {value} lies beyond the ledger's end, which is {head}")
+
+
+async def _witnesses(  # noqa: PLR0917 - what the check was told
+    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int, path: Path
 ) -> AsyncGenerator[Witness, None]:
     """Yield what else is compared with the ledger in the same pass."""
     if asked.with_projection:
-        path = await projection_path(ledger, asked.projection)
         views = [log] if log is ledger.log else [log, ledger.log]
         yield await stack.enter_async_context(ProjectionWitness(path, *views))
     async for witness in asked.seals.witnesses(log, begin, asked.last):
@@ -175,6 +211,7 @@ def _show_report(output: Output, report: Report) -> None:
             ("head", f"{report.head_sequence:,}" if report.events else "none: no event was there to check"),
             ("hash", report.head_hash or None),
             ("digest", report.digest),
+            ("times", report.times.text() or None),
         ]
     )
 

@@ -12,7 +12,7 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError, UsageError
-from jobledger.cli.events import event_json, event_line, parse_time
+from jobledger.cli.events import event_json, parse_time, show_event
 from jobledger.cli.input_text import pairs, read_object
 from jobledger.cli.job_view import progress_text
 from jobledger.cli.output import Output
@@ -177,7 +177,7 @@ async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None)
         if output.as_json:
             output.raw(event_json(stored))
         else:
-            output.line(event_line(stored, with_job=False))
+            show_event(output, stored)
     job = await handle.snapshot()
     if job.state is not JobState.COMPLETED:
         why = f": {job.error.type}: {job.error.message}" if job.error is not None else ""

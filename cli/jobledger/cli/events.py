@@ -215,23 +215,34 @@ def event_json(stored: Message) -> str:
     return head + data[1:].decode()
 
 
-def event_line(stored: Stored, *, with_job: bool = True, narrow: bool = False) -> Text:
+def event_line(stored: Stored, *, narrow: bool = False) -> Text:
     """Return a stored event as one line for a person; a `narrow` one has room for what happened, not for whole ids."""
     event = stored.event
-    name = event_type(event)
-    line = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
-    line.append_text(_unstyled(colored(name), name))
-    if with_job and narrow:
+    line, detail = event_parts(stored)
+    if narrow:
         # What is left of an id is a prefix, which `jobs show` takes, and a UUIDv7's is unique to its millisecond.
-        line.append(f" {plain(event.job)[:_ID_NARROW]}", style="")
-        line.append(f" {shortened(event.task, 16)}", style="dim")
-    elif with_job:
-        line.append(f" {shortened(event.job, 36)}", style="")
-        line.append(f" {shortened(event.queue, 20)}/{shortened(event.task, 24)}", style="dim")
-    detail = event_detail(stored)
-    if detail:
-        line.append(f" {shortened(detail, _DETAIL_MAX)}", style="")
+        line.append(f"{plain(event.job)[:_ID_NARROW]} ", style="")
+        line.append(f"{shortened(event.task, 16)} ", style="dim")
+    else:
+        line.append(f"{shortened(event.job, 36)} ", style="")
+        line.append(f"{shortened(event.queue, 20)}/{shortened(event.task, 24)} ", style="dim")
+    line.append_text(detail)
+    line.rstrip()
     return line
+
+
+def event_parts(stored: Stored) -> tuple[Text, Text]:
+    """Return what every line about an event begins with, a blank at its end, and what it says beyond its type."""
+    name = event_type(stored.event)
+    head = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
+    head.append_text(_unstyled(colored(name), name))
+    head.append(" ")
+    return head, Text(shortened(event_detail(stored), _DETAIL_MAX))
+
+
+def show_event(output: Output, stored: Stored) -> None:
+    """Print an event of a job that was named before; on a terminal what it says is folded, and nothing is cut off."""
+    output.hanging(*event_parts(stored))
 
 
 def _unstyled(word: Text, name: str) -> Text:

@@ -9,7 +9,7 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.errors import JobNotCompletedError
-from jobledger.cli.events import event_line
+from jobledger.cli.events import show_event
 from jobledger.cli.fork import fork
 from jobledger.cli.job_view import job_object
 from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
@@ -121,7 +121,7 @@ async def _run(which: OneJob, tasks: TaskRegistry) -> None:
         else:
             for stored in history:
                 if stored.stream_sequence > seen:
-                    output.line(event_line(stored, with_job=False))
+                    show_event(output, stored)
     if job.state is not JobState.COMPLETED:
         ended = job.state.value.replace("_", " ")
         raise JobNotCompletedError(f"job {job.id} is {ended} after it (`jobledger jobs why {job.id}`)")
@@ -167,7 +167,7 @@ async def _why(which: OneJob) -> None:
     says_so = [stored for stored in history if stored.stream_sequence == found.event_sequence]
     carried = [stored for stored in history if isinstance(stored.event, Carried)]
     for stored in says_so or carried[-1:]:  # that one stands for those that are in an archive
-        output.line(event_line(stored, with_job=False))
+        show_event(output, stored)
 
 
 def _status(job: Job) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from rich.text import Text
 
-from jobledger.cli.events import event_line
+from jobledger.cli.events import show_event
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, duration, moment, plain_lines, shortened
 from jobledger.ledger import Attempt, Job, Ledger
@@ -164,7 +164,7 @@ def show_trail(output: Output, history: Sequence[Stored]) -> None:
     output.say()
     output.say("events", style="bold")
     for stored in history:
-        output.line(event_line(stored, with_job=False))
+        show_event(output, stored)
 
 
 def _show_traceback(output: Output, error: ErrorInfo | None) -> None:

@@ -6,6 +6,8 @@ Answers go to stdout, everything else (progress, notes, logs, errors) to stderr.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import sys
 import textwrap
 import time
@@ -14,10 +16,8 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from jobledger.cli.text import json_safe, plain
@@ -26,7 +26,8 @@ from jobledger.ledger.times import time_text
 _PROGRESS_AFTER_S: Final = 1.0
 _LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on
 _WIDE: Final = 120  # columns that an event with its ids and details takes
-_COLUMN_GAP: Final = 3  # as SIMPLE_HEAD draws it
+_GAP: Final = "   "
+_COMMAND: Final = re.compile(r"`[^`\n]*`")
 _COLUMN_MIN: Final = 4  #: of a column that may be cut
 
 Cell = str | Text | int | None
@@ -63,10 +64,18 @@ class Output:
         sys.stdout.flush()
 
     def say(self, text: str | Text = "", *, style: str = "") -> None:
-        """Tell a person something; silent with --json. Long lines wrap, also where there is no terminal."""
-        if not self.as_json:
-            self.console.print(text if isinstance(text, Text) else Text(plain(text)), style=style)
-            sys.stdout.flush()
+        """Tell a person something; silent with --json. Long lines wrap on a terminal, and nowhere else."""
+        if self.as_json:
+            return
+        whole = text if isinstance(text, Text) else Text(plain(text))
+        for line in whole.split(allow_blank=True):
+            for part in self._folded(line, self.console.width):
+                self.console.print(part, style=style, soft_wrap=True)
+        sys.stdout.flush()
+
+    def _folded(self, text: Text, width: int) -> list[Text]:
+        """Break what a terminal has no room for; what goes to a file or a program stays one line."""
+        return _wrapped(text, width) if self.console.is_terminal else [text]
 
     def line(self, text: Text) -> None:
         """Print one line of a list: cut to a terminal's width, whole where a program may read it."""
@@ -82,24 +91,42 @@ class Output:
         self.notes.print(Text(plain(text)), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
-        """Print a table; a column whose name ends with `>` is set right, one that ends with `!` is never cut."""
+        """Print a table, on a terminal one that fits.
+
+        A column whose name ends with `>` is set right, one that ends with `!` is never cut, and one that ends with
+        `~` is folded instead.
+        """
         if title:
             self.say()
             self.say(title, style="bold")
-        names = [column.rstrip(">!") for column in columns]
+        kinds = [column[-1:] for column in columns]
+        heads = [Text(column.rstrip(">!~"), style="bold") for column in columns]
         cells = [[_cell(value) for value in row] for row in rows]
-        widths = [
-            max(cell.cell_len for cell in column) for column in zip(map(Text, names), *cells, strict=True)
-        ]
-        flexible = [not column.endswith((">", "!")) for column in columns]
-        widths = _fitted(widths, flexible, self.console.width - _COLUMN_GAP * (len(columns) - 1))
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-        for name, column, width in zip(names, columns, widths, strict=True):
-            justify: JustifyMethod = "right" if column.endswith(">") else "left"
-            table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+        widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
+        if self.console.is_terminal:
+            least = [
+                0 if kind in {">", "!"} else _longest_word(column) if kind == "~" else _COLUMN_MIN
+                for kind, column in zip(kinds, zip(heads, *cells, strict=True), strict=True)
+            ]
+            widths = _fitted(widths, least, self.console.width - len(_GAP) * (len(columns) - 1))
+        self._row(heads, kinds, widths)
+        self.console.print(Text("─" * (sum(widths) + len(_GAP) * (len(columns) - 1))), soft_wrap=True)
         for row in cells:
-            table.add_row(*row)
-        self.console.print(table)
+            self._row(row, kinds, widths)
+        sys.stdout.flush()
+
+    def _row(self, cells: Sequence[Text], kinds: Sequence[str], widths: Sequence[int]) -> None:
+        columns = [
+            _wrapped(cell, width) if kind == "~" else [cell]
+            for cell, kind, width in zip(cells, kinds, widths, strict=True)
+        ]
+        for parts in itertools.zip_longest(*columns, fillvalue=Text()):
+            line = Text(_GAP).join(
+                _set(part, width, is_right=kind == ">")
+                for part, kind, width in zip(parts, kinds, widths, strict=True)
+            )
+            line.rstrip()
+            self.console.print(line, soft_wrap=True)
 
     def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
         """Print names and values below each other, long values wrapped; a value None leaves its line out."""
@@ -109,11 +136,12 @@ class Output:
             self.hanging(Text(f"{name:<{width}}", style="dim"), value)
 
     def hanging(self, head: Text, body: Text) -> None:
-        """Print `head` and `body` as one line, wrapped below where the body begins; no trailing spaces."""
-        indent = " " * len(head)
-        lines = _wrapped(body, max(20, self.console.width - len(indent)))
-        for number, part in enumerate(lines):
-            self.console.print((head if number == 0 else Text(indent)) + part, soft_wrap=True)
+        """Print `head` and `body` as one line; a terminal's is folded, and goes on below where the body begins."""
+        indent = Text(" " * len(head))
+        for number, part in enumerate(self._folded(body, max(20, self.console.width - len(indent)))):
+            line = (head if number == 0 else indent) + part
+            line.rstrip()
+            self.console.print(line, soft_wrap=True)
         sys.stdout.flush()
 
     @contextlib.contextmanager
@@ -165,10 +193,17 @@ def bar(console: Console) -> Progress:
 
 
 def _wrapped(body: Text, width: int) -> list[Text]:
-    """Break between words only: a path or command that is too long stays whole, so that it can be copied."""
+    """Break between words only: a path that is too long stays whole, and so does a command in backticks, to be copied.
+
+    What is set in at its beginning goes on set in as far.
+    """
+    # A space that is none to textwrap takes the place of those in commands; nothing that is shown holds a NUL.
+    glued = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), body.plain)
+    indent = glued[: len(glued) - len(glued.lstrip(" "))][: width // 2]
     lines = textwrap.wrap(
-        body.plain,
+        glued,
         width,
+        subsequent_indent=indent,
         expand_tabs=False,
         replace_whitespace=False,
         break_long_words=False,
@@ -176,18 +211,36 @@ def _wrapped(body: Text, width: int) -> list[Text]:
     )
     found: list[Text] = []
     at = 0
-    for line in lines:
-        at = body.plain.index(line, at)
-        found.append(body[at : at + len(line)])
-        at += len(line)
+    for number, line in enumerate(lines):
+        text = line[len(indent) :] if number else line
+        at = glued.index(text, at)
+        part = body[at : at + len(text)]
+        found.append(Text(indent) + part if number else part)
+        at += len(text)
     return found or [Text()]
 
 
-def _fitted(widths: Sequence[int], flexible: Sequence[bool], room: int) -> list[int]:
-    """Take what is too much from the widest flexible column, again and again: rich would take from every one."""
+def _longest_word(column: Iterable[Text]) -> int:
+    return max((len(word) for cell in column for word in cell.plain.split()), default=1)
+
+
+def _set(cell: Text, width: int, *, is_right: bool) -> Text:
+    """Cut a cell to its column's width, and fill it up."""
+    shown = cell.copy()
+    shown.truncate(width, overflow="ellipsis")
+    missing = width - shown.cell_len
+    if is_right:
+        shown.pad_left(missing)
+    else:
+        shown.pad_right(missing)
+    return shown
+
+
+def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Take what is too much from the widest column that is above its least width, again and again; 0 is never taken from."""
     found = list(widths)
     while sum(found) > room:
-        candidates = [at for at, width in enumerate(found) if flexible[at] and width > _COLUMN_MIN]
+        candidates = [at for at, width in enumerate(found) if 0 < least[at] < width]
         if not candidates:
             break
         found[max(candidates, key=found.__getitem__)] -= 1

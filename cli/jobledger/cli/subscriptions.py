@@ -40,7 +40,7 @@ async def _list(output: Output, target: Target) -> None:
     if not found:
         output.say('nobody reads under a name: `ledger.events(durable="...")` does')
         return
-    columns = ("name", "events", "lag>", "in flight>", "acknowledged>", "last active!")
+    columns = ("name!", "events~", "lag>", "in flight>", "acknowledged>", "last active!")
     rows = [
         (
             info.name,

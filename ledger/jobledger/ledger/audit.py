@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, Protocol
 
 from jobledger.ledger.audit_checker import Checker
+from jobledger.ledger.audit_limits import NOT_PROVEN, Anchors, unproven
 from jobledger.ledger.audit_report import Compared, Report, Violation
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, Leftover, Options
 from jobledger.ledger.codec import Message
@@ -23,6 +24,7 @@ from jobledger.ledger.streams import list_consumers
 from jobledger.ledger.subjects import Names
 
 __all__ = [
+    "Anchors",
     "Checker",
     "Compared",
     "Expected",
@@ -38,6 +40,7 @@ __all__ = [
 #: Places that cannot be read, after which `verify` stops: this is no ledger any more.
 UNREADABLE_MAX: Final = 1_000
 _ASK_AGAIN_S: Final = 0.1
+NO_ANCHORS: Final = Anchors()
 
 
 class Witness(Protocol):
@@ -61,6 +64,7 @@ async def verify(
     expected: Expected | None = None,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
+    anchors: Anchors = NO_ANCHORS,
     is_part: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -68,7 +72,8 @@ async def verify(
 
     What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
     checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
-    nothing is missing before it. `on_progress` gets the sequence reached and the last one, after each batch.
+    nothing is missing before it. `anchors` is what `witnesses` hold the ledger's end to, so that the report says under
+    "not proven" how far that goes. `on_progress` gets the sequence reached and the last one, after each batch.
 
     Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
         middle of the check, and what a witness raises.
@@ -93,6 +98,16 @@ async def verify(
             checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
         for witness in witnesses:
             await witness.finish(checker)
+        limits = unproven(
+            begin=begin,
+            head=checker.next_sequence - 1,
+            is_part=is_part or not is_whole,
+            has_end=to_sequence is None,
+            anchors=anchors,
+            before=before,
+        )
+        for sentence in limits:
+            checker.compared(NOT_PROVEN, sentence, agrees=True)
         return checker.finish(expected)
     finally:
         checker.close()

@@ -22,6 +22,7 @@ from jobledger.ledger.audit_report import Compared, Report, Violation
 from jobledger.ledger.audit_rules import Broken, Rule, broken_rule, early, lean, overdue
 from jobledger.ledger.audit_tally import Tally
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, JobName, Options
+from jobledger.ledger.audit_times import StoredTimes
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
 from jobledger.ledger.events import Carried, Fenced
@@ -88,6 +89,7 @@ class Checker:
         self._total = hashlib.sha256()
         self._head_hash = b""
         self._newest: datetime | None = None  # when the newest event was stored
+        self._times = StoredTimes()
         self._tally = Tally()
         self.next_sequence = from_sequence  #: the one that must come next
 
@@ -104,6 +106,7 @@ class Checker:
         self._tally.events += 1
         self._head_hash = digest
         self._newest = message.stored_at
+        self._times.feed(message)
         self._total.update(digest)
         if sequence == self._before_ends:
             self._compare_with_before()
@@ -416,6 +419,7 @@ class Checker:
             seals=self._reactors.seals,
             archived_through=archived.through_sequence if archived is not None else 0,
             timers_pending=timers_pending,
+            times=self._times.found,
             compared=tuple(self._compared),
             violations=tuple(self._violations),
             violations_count=count,

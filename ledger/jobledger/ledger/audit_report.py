@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from jobledger.ledger.audit_rules import Rule
+from jobledger.ledger.audit_times import Times
 
 _SHOWN_MAX: Final = 20
 
@@ -51,6 +52,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         0  #: stream sequence up to which the newest `archived` event says that all was archived
     )
     timers_pending: int  #: jobs that wait for a moment
+    times: Times = Times()  #: how the server's times of storing fit the events
     compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found
     violations_count: int  #: all of them
@@ -60,6 +62,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Return the report for a person: a verdict, the figures, and the first violations."""
         lines = [self._verdict(), self._figures(), self._place()]
+        lines.extend(f"notice: {notice}" for notice in self.times.notices())
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         lines.extend(_line(violation) for violation in self.violations[:_SHOWN_MAX])
         hidden = self.violations_count - min(len(self.violations), _SHOWN_MAX)
@@ -85,10 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _place(self) -> str:
-        return (
-            f"stream sequence {self.from_sequence:,} to {self.head_sequence:,} in {self.elapsed_s:.2f} s, "
-            f"head {self.head_hash[:16] or '-'}, digest {self.digest[:16]}"
-        )
+        return f"stream sequence {self.from_sequence:,} to {self.head_sequence:,} in {self.elapsed_s:.2f} s"
 
 
 def _line(violation: Violation) -> str:

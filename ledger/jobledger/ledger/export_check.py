@@ -14,6 +14,7 @@ import msgspec
 
 from jobledger.ledger.audit import Witness
 from jobledger.ledger.audit_checker import Checker
+from jobledger.ledger.audit_limits import NOT_PROVEN, TIMES
 from jobledger.ledger.audit_report import Report
 from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Options
 from jobledger.ledger.codec import Message
@@ -176,7 +177,7 @@ class _Reading:
 
 def _say_what_is_not_proven(checker: Checker, manifest: Manifest, *, is_anchored: bool) -> None:
     def say(sentence: str) -> None:
-        checker.compared("not proven", sentence, agrees=True)
+        checker.compared(NOT_PROVEN, sentence, agrees=True)
 
     if not manifest.complete:
         say("that no event is missing at the end of a chain, for the export holds a selection of the events")
@@ -190,3 +191,5 @@ def _say_what_is_not_proven(checker: Checker, manifest: Manifest, *, is_anchored
             "that the export is of this very ledger and was not cut off or written anew: "
             "only an earlier report, a seal that was kept elsewhere or the ledger itself tells"
         )
+    if manifest.count:
+        say(TIMES)

@@ -55,8 +55,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.task is None or stored.event.task == self.task
 
     def words(self) -> str:
-        """Return the filter for a person: `types completed,failed; queue billing`; `all` where there is none."""
-        parts = {"types": ",".join(self.types), "queue": self.queue, "task": self.task, "job": self.job}
+        """Return the filter for a person: `types completed, failed; queue billing`; `all` where there is none."""
+        parts = {"types": ", ".join(self.types), "queue": self.queue, "task": self.task, "job": self.job}
         return "; ".join(f"{name} {value}" for name, value in parts.items() if value) or "all"
 
 

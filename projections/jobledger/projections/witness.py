@@ -128,7 +128,8 @@ class ProjectionWitness:
         for _ in range(_TRIES):
             if position.stream_sequence > head:
                 found = (
-                    f"it has read up to stream sequence {position.stream_sequence}, the ledger ends at {head}"
+                    f"it has read up to stream sequence {position.stream_sequence}, the ledger ends at {head}: "
+                    "the tail is missing"
                 )
                 break
             _ = await self._fresh.catch_up(until=position.stream_sequence)
