@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from jobledger.ledger.errors import (
     InvalidError,
     LedgerError,
     MalformedEventError,
-    SequenceGapError,
     SubscriptionMismatchError,
     SubscriptionNotFoundError,
 )
@@ -93,6 +93,42 @@ async def test_a_subscription_that_was_deleted_and_made_anew_is_noticed(ledger: 
         ({"types": ["acquired"]}, "there is no event type 'acquired'"),
         ({"task": "a b"}, "task name 'a b' is not valid"),
         ({"job": "*"}, "job id '\\*' is not valid"),
+        ({"queue": 5}, "queue 5 is not valid"),
+        ({"types": 5}, "types must be a list of event types, got 5"),
+        ({"types": None}, "types must be a list of event types, got None"),
+        ({"types": [5]}, "there is no event type '5'"),
+        ({"types": [["queued"]]}, "there is no event type"),
+        ({"since": "x"}, "since must be a datetime, such as .*, got 'x'"),
+        ({"since": 1_700_000_000}, "since must be a datetime"),
+        ({"since": date(2026, 1, 2)}, "since must be a datetime"),
+        ({"since": datetime(2026, 1, 2)}, "since has no time zone"),  # noqa: DTZ001
+        ({"since": datetime.max.replace(tzinfo=UTC)}, "since must be from 1970 to 2261"),
+        (
+            {"since": datetime.min.replace(tzinfo=timezone(timedelta(hours=9)))},
+            "since must be from 1970 to 2261",
+        ),
+        ({"from_sequence": "3"}, "from_sequence must be a whole number, got '3'"),
+        ({"from_sequence": True}, "from_sequence must be a whole number, got True"),
+        ({"from_sequence": 3.0}, "from_sequence must be a whole number"),
+        ({"from_sequence": -1}, "from_sequence is -1: sequences begin at 1"),
+        (
+            {"from_sequence": 10**5_000},
+            "from_sequence must be below 2 to the power of 63, got a very long one",
+        ),
+        ({"from_sequence": 2**64}, "from_sequence must be below 2 to the power of 63"),
+        ({"live": "no"}, "live must be True or False, got 'no'"),
+        ({"follow": 0}, "follow must be True or False, got 0"),
+        ({"durable": 5}, "subscription 5 is not valid"),
+        ({"durable": "x", "create": "yes"}, "create must be True or False"),
+        ({"durable": "x", "max_in_flight": True}, "max_in_flight must be a whole number, got True"),
+        (
+            {"durable": "x", "max_in_flight": 10**5_000},
+            "max_in_flight must be 1 to 10000, got a very long one",
+        ),
+        ({"durable": "x", "max_in_flight": "4"}, "max_in_flight must be a whole number"),
+        ({"durable": "x", "ack_wait_s": "30"}, "ack_wait_s must be a number, got '30'"),
+        ({"durable": "x", "ack_wait_s": float("nan")}, "ack_wait_s must be 1 to 3600"),
+        ({"durable": "x", "held_s_max": None}, "held_s_max must be a number, got None"),
     ],
 )
 async def test_wrong_options_are_refused_at_once(ledger: Ledger, options: Any, sentence: str) -> None:
@@ -104,8 +140,13 @@ async def test_a_beginning_beyond_the_end_is_refused(ledger: Ledger) -> None:
     await enqueue(ledger, 1)
     with pytest.raises(InvalidError, match="from_sequence 3 lies beyond the ledger's end, which is 1"):
         await anext(ledger.events(from_sequence=3, durable="x"))
-    with pytest.raises(SequenceGapError, match="ends at stream sequence 1, before 3"):
-        await anext(ledger.events(from_sequence=3, types=["queued"]))
+    cases: list[dict[str, Any]] = [{"types": ["queued"]}, {"follow": False}]
+    for options in cases:
+        with pytest.raises(
+            InvalidError, match="from_sequence 3 lies beyond the ledger's end, which is 1: begin at 2"
+        ):
+            await anext(ledger.events(from_sequence=3, **options))
+    assert [each async for each in ledger.events(from_sequence=2, follow=False)] == []
     assert await ledger.subscriptions() == []
 
 

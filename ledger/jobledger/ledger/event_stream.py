@@ -18,6 +18,7 @@ from jobledger.ledger.subjects import check_token
 from jobledger.ledger.subscription import Subscription
 from jobledger.ledger.subscription_filter import Start
 from jobledger.ledger.subscription_options import SubscriptionConfig, SubscriptionOptions, configured
+from jobledger.ledger.subscriptions import check_begin
 
 _OF_A_DURABLE: Final = ("max_in_flight", "ack_wait_s", "held_s_max", "create")
 _CLOSE_S: Final = 5.0  # a reader that was cancelled a moment ago has ended by then
@@ -163,9 +164,10 @@ async def read_from(
 
     `subjects`: filters of which none overlaps another; None is everything, and then the sequences must be dense.
 
-    Raises: SequenceGapError, UnreachableError.
+    Raises: InvalidInputError to begin beyond the ledger's end, SequenceGapError, UnreachableError.
     """
     names, head = client.log.names, await client.log.head()
+    check_begin(start, head)
     first = head.last_sequence + 1 if start.live else start_of(head, start.from_sequence or 1)
     feed = Feed(
         client.connection,

@@ -34,6 +34,7 @@ from jobledger.ledger.events import JobEvent
 from jobledger.ledger.inbox import Inbox, settle
 from jobledger.ledger.log import Log
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.subscription_filter import is_number, shown
 from jobledger.ledger.subscription_options import SubscriptionConfig
 from jobledger.ledger.subscriptions import (
     ACK_WAIT_S_DEFAULT,
@@ -102,8 +103,8 @@ class EventDelivery:
         Raises: InvalidInputError.
         """
         delay_s = growing_s(self.delivered) if delay_s is None else delay_s
-        if not 0 <= delay_s <= _DELAY_S_MAX:
-            raise InvalidInputError(f"delay_s must be 0 to 86400, got {delay_s!r}")
+        if not is_number(delay_s) or not 0 <= delay_s <= _DELAY_S_MAX:
+            raise InvalidInputError(f"delay_s must be 0 to 86400, got {shown(delay_s)}")
         self._settle(_nak(delay_s))
 
     def _settle(self, word: bytes) -> None:

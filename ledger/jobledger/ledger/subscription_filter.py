@@ -5,9 +5,9 @@ Pure. The server filters by type, queue and job, which are parts of a subject; a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-from typing import TypedDict
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Final, TypedDict
 
 import msgspec
 
@@ -15,6 +15,12 @@ from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import EVENT_TYPES
 from jobledger.ledger.subjects import Names, check_token
+
+_SEQUENCE_MAX: Final = 2**63 - 1
+_SHOWN_MAX: Final = 60
+#: The server counts nanoseconds since 1970 in 64 bits.
+_TIME_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
 
 
 class Selection(TypedDict, total=False):
@@ -76,7 +82,10 @@ def chosen_filter(
     Raises: InvalidInputError, InvalidTokenError.
     """
     if isinstance(types, str):
-        raise InvalidInputError(f"types is the text {types!r}: give a list, as in types=[{types!r}]")
+        raise InvalidInputError(
+            f"types is the text {types[:60]!r}: give a list, as in types=[{types[:60]!r}]"
+        )
+    _check_types(types)
     unknown = sorted(set(map(str, types)) - set(EVENT_TYPES))
     if unknown:
         raise InvalidInputError(
@@ -95,6 +104,7 @@ def chosen_start(
 
     Raises: InvalidInputError.
     """
+    check_flag("live", live)
     given = [
         name
         for name, value in (("from_sequence", from_sequence), ("since", since), ("live", live or None))
@@ -104,8 +114,54 @@ def chosen_start(
         raise InvalidInputError(
             f"{' and '.join(given)} both say where to begin: give one of from_sequence, since, live"
         )
-    if from_sequence is not None and from_sequence < 1:
-        raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
-    if since is not None and since.utcoffset() is None:
-        raise InvalidInputError("since has no time zone: give an aware datetime, such as datetime.now(UTC)")
+    if from_sequence is not None:
+        _check_sequence(from_sequence)
+    if since is not None:
+        _check_time(since)
     return Start(from_sequence=from_sequence, since=since, live=live)
+
+
+def is_number(value: object) -> bool:
+    """Return whether this is a number, which True is not meant as."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_types(value: object) -> None:
+    if not isinstance(value, Collection):
+        raise InvalidInputError(f"types must be a list of event types, got {shown(value)}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False, as the text "no" is.
+
+    Raises: InvalidInputError.
+    """
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{name} must be True or False, got {shown(value)}")
+
+
+def _check_sequence(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInputError(f"from_sequence must be a whole number, got {shown(value)}")
+    if value < 1:
+        raise InvalidInputError(f"from_sequence is {value}: sequences begin at 1")
+    if value > _SEQUENCE_MAX:
+        raise InvalidInputError(f"from_sequence must be below 2 to the power of 63, got {shown(value)}")
+
+
+def _check_time(value: object) -> None:
+    if not isinstance(value, datetime):
+        raise InvalidInputError(f"since must be a datetime, such as datetime.now(UTC), got {shown(value)}")
+    if value.utcoffset() is None:
+        raise InvalidInputError("since has no time zone: give an aware datetime, such as datetime.now(UTC)")
+    if not _TIME_BEGIN <= value < _TIME_END:
+        raise InvalidInputError(f"since must be from 1970 to 2261, got {value.isoformat()}")
+
+
+def shown(value: object) -> str:
+    """Return a value that is of the wrong type or size, in a bounded number of characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        text = "a very long one"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

@@ -8,7 +8,15 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.errors import ConfigurationError, InvalidInputError
-from jobledger.ledger.subscription_filter import EventFilter, Selection, Start, chosen_filter, chosen_start
+from jobledger.ledger.subscription_filter import (
+    EventFilter,
+    Selection,
+    Start,
+    check_flag,
+    chosen_filter,
+    chosen_start,
+    shown,
+)
 from jobledger.ledger.subscriptions import UNACKNOWLEDGED_MAX
 
 IN_FLIGHT_MAX_DEFAULT: Final = 16
@@ -41,14 +49,26 @@ class SubscriptionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: ConfigurationError.
         """
+        check_flag("follow", self.follow)
+        check_flag("create", self.create)
+        for name in ("max_in_flight", "ack_wait_s", "held_s_max"):
+            _check_number(name, getattr(self, name), is_whole=name == "max_in_flight")
         if not 1 <= self.max_in_flight <= UNACKNOWLEDGED_MAX:
             raise ConfigurationError(
-                f"max_in_flight must be 1 to {UNACKNOWLEDGED_MAX}, got {self.max_in_flight!r}"
+                f"max_in_flight must be 1 to {UNACKNOWLEDGED_MAX}, got {shown(self.max_in_flight)}"
             )
         if self.ack_wait_s is not None and not 1 <= self.ack_wait_s <= _ACK_WAIT_S_MAX:
-            raise ConfigurationError(f"ack_wait_s must be 1 to 3600, got {self.ack_wait_s!r}")
+            raise ConfigurationError(f"ack_wait_s must be 1 to 3600, got {shown(self.ack_wait_s)}")
         if not self.held_s_max > 0:
-            raise ConfigurationError(f"held_s_max must be above 0, got {self.held_s_max!r}")
+            raise ConfigurationError(f"held_s_max must be above 0, got {shown(self.held_s_max)}")
+
+
+def _check_number(name: str, value: object, *, is_whole: bool) -> None:
+    if value is None and name == "ack_wait_s":
+        return
+    wanted = int if is_whole else int | float
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise ConfigurationError(f"{name} must be a {'whole ' if is_whole else ''}number, got {shown(value)}")
 
 
 def configured(options: Mapping[str, Any]) -> SubscriptionConfig:

@@ -88,8 +88,8 @@ def check_begin(start: Start, head: Head) -> None:
     wanted = start.from_sequence or 1
     if wanted > head.last_sequence + 1:
         raise InvalidInputError(
-            f"from_sequence {wanted} lies beyond the ledger's end, which is {head.last_sequence}: "
-            "it was rewound or replaced, or the number is another ledger's"
+            f"from_sequence {wanted} lies beyond the ledger's end, which is {head.last_sequence}: begin at "
+            f"{head.last_sequence + 1} at most; if it was right once, the ledger was rewound since"
         )
     if 1 < wanted < head.first_sequence:
         message = (
