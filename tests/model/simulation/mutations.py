@@ -99,7 +99,7 @@ def dispatch_whatever_the_job_waits_for_by_now() -> Planted:
     return mock.patch("jobledger.workers.timers.Dispatch", dispatch)
 
 
-#: Each bug, and the faults without which it does no harm.
+#: Each bug, and the faults without which it does no harm, or seldom.
 MUTATIONS: dict[Callable[[], Planted], frozenset[str]] = {
     ack_before_the_outcome: frozenset(),
     take_over_without_a_look_at_the_lease: frozenset({"duplicate delivery"}),
@@ -107,6 +107,6 @@ MUTATIONS: dict[Callable[[], Planted], frozenset[str]] = {
     take_a_lost_race_for_won: frozenset(),
     keep_a_lease_beyond_its_end: frozenset({"held network"}),
     take_a_lost_answer_for_a_lost_race: frozenset({"lost reply"}),
-    accept_the_outcome_of_a_stale_claim: frozenset({"held network", "freeze"}),
-    dispatch_whatever_the_job_waits_for_by_now: frozenset({"late timer", "duplicate timer"}),
+    accept_the_outcome_of_a_stale_claim: frozenset({"held network", "freeze", "delayed request"}),
+    dispatch_whatever_the_job_waits_for_by_now: frozenset({"late timer", "duplicate timer", "lost timers"}),
 }

@@ -1,4 +1,4 @@
-"""The seeded simulation: no schedule breaks an invariant, every planted bug is found, a seed is one schedule.
+"""The seeded simulation: no schedule breaks an invariant, and a seed is one schedule.
 
 A failure names its seed; `python -m tests.model.simulation --seed N` replays it with its trace. With
 JOBLEDGER_SIM_SEED only that schedule runs here; JOBLEDGER_SIM_COUNT and JOBLEDGER_SIM_FIRST choose others.
@@ -14,15 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.model.simulation.mutations import MUTATIONS, Planted
 from tests.model.simulation.patches import patched
 from tests.model.simulation.run import replay, run_one, run_seeds
 from tests.model.simulation.sweep import COUNT, FIRST, sweep
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SEED = os.environ.get("JOBLEDGER_SIM_SEED")
-#: A planted bug that so many schedules do not find would not be found by a nightly run either.
-SEEDS_TO_FIND_A_BUG = 1_500
 
 
 @pytest.mark.timeout(900)
@@ -34,16 +31,6 @@ def test_no_schedule_breaks_an_invariant(
         assert result.violations == [], text
         return
     record_property("simulation", sweep(FIRST, COUNT))
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("plant", MUTATIONS, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_is_found(plant: Callable[[], Planted]) -> None:
-    with plant():
-        totals = run_seeds(range(SEEDS_TO_FIND_A_BUG), failures_max=1, always=MUTATIONS[plant])
-    assert totals.failed, f"{totals.schedules} schedules did not find it"
-    seed, _ = totals.failed[0]
-    assert f"--seed {seed}" in totals.report()
 
 
 def test_a_seed_is_one_schedule_step_for_step() -> None:
