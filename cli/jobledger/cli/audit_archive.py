@@ -190,9 +190,8 @@ def _tell_done(output: Output, done: Done, before: datetime) -> None:
     if not done.exports:
         output.say(_nothing(before, done.first_sequence))
     else:
-        output.say(
-            f"{done.events:,} events are in the archive now, and gone from the ledger", style="bold green"
-        )
+        moved = "1 event is" if done.events == 1 else f"{done.events:,} events are"
+        output.say(f"{moved} in the archive now, and gone from the ledger", style="bold green")
         output.facts(
             [
                 ("the ledger begins at", done.first_sequence),

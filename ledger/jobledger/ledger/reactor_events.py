@@ -59,7 +59,7 @@ class Archived(_Envelope, frozen=True, kw_only=True, tag="archived", gc=False):
     head_hash: str  #: hex sha256 of the event at `through_sequence`
     digest: str  #: of all events of the export, as its manifest has it
     count: int  #: events in the export
-    folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; only for people who look for it
+    folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; for people alone
 
 
 class CountedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
