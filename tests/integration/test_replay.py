@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -87,6 +89,24 @@ def test_the_tables_of_a_past_moment_are_written_to_a_file(cli: Cli, tmp_path: P
     assert code == 0
     assert "position  7\n" in out
     assert "jobs      cancelled 2, queued 3\n" in out
+
+
+def test_one_plain_file_is_left_and_no_folder_is_made(cli: Cli, tmp_path: Path) -> None:
+    assert cli("replay", "--into", str(tmp_path / "then.db"))[0] == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["then.db"]
+    tmp_path.chmod(0o555)  # any tool can read it, also where it may not write
+    try:
+        with contextlib.closing(sqlite3.connect(tmp_path / "then.db")) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+            assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (5,)
+    finally:
+        tmp_path.chmod(0o755)
+    code, out, err = cli("replay", "--into", str(tmp_path / "none" / "z.db"))
+    assert (code, out) == (2, "")
+    assert f"there is no folder {tmp_path / 'none'}" in err
+    assert cli("replay", "--into", str(tmp_path / "then.db"))[0] == 2
+    assert cli("replay", "--to", "99", "--into", str(tmp_path / "late.db"))[0] == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["then.db"]
 
 
 def test_an_export_is_replayed_without_a_server(cli: Cli, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+import sqlite3
+import tempfile
+from collections.abc import AsyncGenerator, Generator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -25,7 +27,7 @@ from jobledger.ledger.log import Log
 from jobledger.ledger.payloads import Stores
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 from jobledger.ledger.subjects import Names
-from jobledger.projections import Store, moment_of, rebuild, refuse_archived
+from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
 
 _DIGITS_MAX: Final = 19  # what SQLite and the server count to
 Folders = list[Path] | None
@@ -62,6 +64,8 @@ def replay(
         )
     if into.exists():
         raise UsageError(f"--into {into}: there is such a file; name another")
+    if not into.absolute().parent.is_dir():
+        raise UsageError(f"--into {into}: there is no folder {into.absolute().parent}")
     end = _moment(to) if to is not None else None
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     run(lambda: _replay(output, target, into, end, exports or (), archives or ()))
@@ -86,15 +90,41 @@ async def _replay(  # noqa: PLR0917 - what the command was told
         until = await _sequence(log, end)
         if until is not None:
             await refuse_archived(log, until)
-        with output.progress("replaying") as progress:
-            position = await rebuild(log, into, until=until, progress=progress)
-    with Store.open(into) as store:
-        counts = store.counts_by_state()
+        with _made_beside(into) as draft:
+            with output.progress("replaying") as progress:
+                position = await rebuild(log, draft, until=until, progress=progress)
+            with Store.open(draft) as store:
+                counts = store.counts_by_state()
     if output.as_json:
         output.object({"file": str(into), "position": position.stream_sequence, "jobs": counts})
         return
     jobs = ", ".join(f"{state} {count:,}" for state, count in sorted(counts.items()) if count) or "none"
     output.facts([("file", str(into)), ("position", f"{position.stream_sequence:,}"), ("jobs", jobs)])
+
+
+@contextlib.contextmanager
+def _made_beside(into: Path) -> Generator[Path, None, None]:
+    """Give a file in a folder that is gone afterwards; at the end of the block it alone becomes `into`, and is plain.
+
+    A projection is a file that others read while it is written: with a lock and a log beside it. This one is for any
+    tool, also where that may not write.
+
+    Raises: UsageError when such a file came meanwhile; ProjectionStorageError.
+    """
+    with tempfile.TemporaryDirectory(dir=into.absolute().parent, prefix=f".{into.name}.") as folder:
+        draft = Path(folder) / into.name
+        yield draft
+        with files.translated(into, 0.0):
+            connection = sqlite3.connect(draft, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                connection.close()
+            files.sync(draft)
+            if into.exists():
+                raise UsageError(f"--into {into}: somebody else made such a file meanwhile; name another")
+            draft.rename(into)
+            files.sync(into.absolute().parent)
 
 
 @contextlib.asynccontextmanager
