@@ -25,7 +25,7 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 OTHER: Final = "(other)"
 _UNITS: Final = ("seconds", "bytes")
 _END: Final = b"# EOF\n"  # of a page of OpenMetrics
-_BEGINNINGS_MAX: Final = 4_096  #: rows of which the unchanging text is kept
+_BEGINNINGS_MAX: Final = 32_768  #: rows of which text is kept, some MB; 200 tasks make 13,000
 
 
 class Measure(msgspec.Struct, frozen=True):

@@ -37,7 +37,8 @@ def refuse_other_environment(log: Log, path: Path, position: Position) -> None:
     environment = log.names.environment
     if position.environment != environment:
         what = f"it was made from environment {position.environment!r} and this ledger is {environment!r}"
-        raise PositionMismatchError(path, position.stream_sequence, what)
+        advice = "name that environment with --environment, or another file with --projection"
+        raise PositionMismatchError(path, position.stream_sequence, what, advice)
 
 
 async def refuse_lost_beginning(log: Log, stream_sequence: int, head: Head) -> None:

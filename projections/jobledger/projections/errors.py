@@ -177,12 +177,15 @@ class PositionMismatchError(ProjectionError):
     Raised on every start, and when another projector of the same file follows another ledger. No row was changed.
     """
 
-    def __init__(self, path: Path, stream_sequence: int, what: str) -> None:
+    def __init__(self, path: Path, stream_sequence: int, what: str, advice: str = "") -> None:
         self.path = path
         self.stream_sequence = stream_sequence
+        advice = advice or (
+            "the ledger was rewound, re-created or damaged since; look into that first, then run `jobledger projection "
+            "rebuild`"
+        )
         super().__init__(
-            f"the projection {path} stands at stream sequence {stream_sequence}, but {what}: the ledger was rewound, "
-            "re-created or damaged since; look into that first, then run `jobledger projection rebuild`",
+            f"the projection {path} stands at stream sequence {stream_sequence}, but {what}: {advice}"
         )
 
 
