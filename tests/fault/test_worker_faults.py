@@ -205,7 +205,9 @@ async def test_a_second_term_signal_stops_at_once(
     job = await ledger.enqueue(tasks["until_there"], str(trace), str(tmp_path / "never"))
     await until(lambda: len(lines(trace)) == 1)
     stopped.terminate()
-    await asyncio.sleep(0.3)
+    assert stopped.stdout is not None
+    async with asyncio.timeout(LIMIT_S):
+        assert await stopped.stdout.readline() == b"stopping\n"
     assert stopped.returncode is None
     stopped.terminate()
     async with asyncio.timeout(5.0):

@@ -241,11 +241,20 @@ async def test_a_full_ledger_loses_no_job_once_there_is_room(
             await fill()
         assert (await ledger.log.head()).last_sequence == len(jobs) > 20
         async with working(ledger, double):
-            await asyncio.sleep(0.5)
+            await _redelivery(ledger)
             assert not RUNS
             await _make_room(ledger)
             assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [2 * n for n in range(len(jobs))]
     assert set(RUNS.values()) == {1}
+
+
+async def _redelivery(ledger: Ledger) -> None:
+    """Wait until a dispatch was handed out, could not be claimed, and was handed out again."""
+    names = ledger.names
+    where = f"CONSUMER.INFO.{names.ledger_stream}.{names.consumer('default', 'normal')}"
+    async with asyncio.timeout(LIMIT_S):
+        while not (await api(ledger.inbox, where, {})).get("num_redelivered"):
+            await asyncio.sleep(0.02)
 
 
 async def _make_room(ledger: Ledger) -> None:

@@ -77,6 +77,6 @@ def test_other_causes_have_others() -> None:
 
 @pytest.mark.parametrize("unit", ["'", '"', "0x", "a1", "1.", "`x", "deadbeef", "-"])
 def test_no_message_takes_long(unit: str) -> None:
-    began_at = time.perf_counter()
+    began_at = time.thread_time()
     fingerprint("send", error(unit * 2_000, traceback=f'  File "{unit * 4_000}", line 1, in x\n' * 2))
-    assert time.perf_counter() - began_at < 0.1
+    assert time.thread_time() - began_at < 0.1

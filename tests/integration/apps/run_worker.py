@@ -1,6 +1,7 @@
 """Run one worker process: `run_worker.py URL ENVIRONMENT OPTIONS`, the options of WorkerConfig as JSON.
 
-Prints `ready` once it takes work, and `stopped` after a stop in good order. SIGTERM stops it, twice at once.
+Prints `ready` once it takes work, `stopping` at each signal to stop, and `stopped` after a stop in good order. SIGTERM
+stops it, twice at once.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ async def main(url: str, environment: str, options: str) -> None:
     config = msgspec.json.decode(options, type=WorkerConfig)
     async with connect(url, environment=environment) as ledger:
         worker = Worker(ledger, tasks, config)
+
+        def stop() -> None:
+            worker.stop()
+            _say("stopping")
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         running = asyncio.create_task(worker.run())
         while not await ledger.leases.find(worker.identity) and not running.done():
             await asyncio.sleep(0.01)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        _say("ready")
         await running
-    sys.stdout.write("stopped\n")
+    _say("stopped")
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
 
