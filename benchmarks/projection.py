@@ -1,27 +1,29 @@
 """How fast a projection follows and is rebuilt, in events a second.
 
-    python benchmarks/projection.py [--jobs N] [--server]
+    python benchmarks/projection.py [--jobs N] [--no-server]
     python benchmarks/projection.py --events 1000000
 
 Two histories of N jobs, three events each (queued, started, completed with a small result): `drained` ends each
-job soon after it was queued, as a busy worker does; `backlog` queues all jobs before the first one starts. The
-source is a log in memory, so the numbers are the projection's own; `--server` reads one history through a
-nats-server as well. `--events N` writes N events to a nats-server on this machine and rebuilds, follows, verifies and
+job soon after it was queued, as a busy worker does; `backlog` queues all jobs before the first one starts. From a log in
+memory the numbers are the projection's own; `drained` is read through a nats-server as well, as a user does: `read`
+hands its events to nobody, and CPU time is told for both processes. `--events N` writes N events to a nats-server on this machine and rebuilds, follows, verifies and
 compares them, each in a process of its own, so that its peak memory is told apart. Prints one JSON object a line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -86,9 +88,20 @@ def command_of(number: int, step: str, chain: Chain) -> Command:
     return Complete(epoch=chain.job.claim_epoch, result=msgspec.Raw(b'"sent"'))
 
 
-async def measure(what: str, events: int, work: Callable[[], Awaitable[object]]) -> None:
-    """Run `work` once and print what it took."""
-    began, cpu = time.perf_counter(), time.process_time()
+def cpu_s(pid: int | None) -> float:
+    """Return the CPU time a process took so far, 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(
+    what: str, events: int, work: Callable[[], Awaitable[object]], *, server_pid: int | None = None
+) -> None:
+    """Run `work` once and print what it took, of us and of the server."""
+    began, cpu, served = time.perf_counter(), time.process_time(), cpu_s(server_pid)
     await work()
     took, busy = time.perf_counter() - began, time.process_time() - cpu
     line = {
@@ -99,7 +112,16 @@ async def measure(what: str, events: int, work: Callable[[], Awaitable[object]])
         "cpu_us_per_event": round(busy / events * 1e6, 1),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+    if server_pid is not None:
+        line["server_cpu_us_per_event"] = round((cpu_s(server_pid) - served) / events * 1e6, 1)
     print(msgspec.json.encode(line).decode(), flush=True)
+
+
+async def read(log: Log) -> None:
+    """Read everything and do nothing with it."""
+    async with contextlib.aclosing(log.read_messages()) as batches:
+        async for _ in batches:
+            pass
 
 
 async def follow(log: Log, path: Path) -> None:
@@ -118,14 +140,19 @@ async def catch_up(log: Log, path: Path) -> None:
         await projector.catch_up()
 
 
-async def compare(name: str, log: Log) -> None:
+async def compare(name: str, log: Log, *, server_pid: int | None = None) -> None:
     """Measure the three ways to the same rows, and check that they are the same."""
     events = (await log.head()).last_sequence
     with tempfile.TemporaryDirectory() as folder:
         followed, caught_up, rebuilt = (Path(folder) / each for each in ("followed", "caught-up", "rebuilt"))
-        await measure(f"{name}: catch up", events, lambda: catch_up(log, caught_up))
-        await measure(f"{name}: follow", events, lambda: follow(log, followed))
-        await measure(f"{name}: rebuild", events, lambda: rebuild(log, rebuilt))
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "read": lambda: read(log),
+            "catch up": lambda: catch_up(log, caught_up),
+            "follow": lambda: follow(log, followed),
+            "rebuild": lambda: rebuild(log, rebuilt),
+        }
+        for way, work in ways.items():
+            await measure(f"{name}: {way}", events, work, server_pid=server_pid)
         for path in (followed, caught_up):
             found = difference(path, rebuilt)
             if found is not None:
@@ -139,7 +166,7 @@ async def compare_on_server(jobs: int) -> None:
         server = await stack.enter_async_context(EmbeddedServer(Path(folder), port=0, durability="process"))
         ledger = await stack.enter_async_context(connect(server.url))
         await copy(ledger.log, jobs)
-        await compare("drained, nats-server", ledger.log)
+        await compare("drained, nats-server", ledger.log, server_pid=server.pid)
 
 
 class Pipelined:
@@ -176,6 +203,7 @@ async def large(events: int) -> None:
             await measure("write to nats-server", events, lambda: fill(ledger.log, events))
         for step in STEPS:
             command = [sys.executable, __file__, "--step", step, "--url", server.url, "--folder", folder]
+            command += ["--server-pid", str(server.pid)]
             await anyio.run_process(command, stdout=None, stderr=None)
 
 
@@ -186,18 +214,18 @@ async def fill(log: Log, events: int) -> None:
     await pipelined.settle()
 
 
-async def take(step: str, url: str, folder: Path) -> None:
+async def take(step: str, url: str, folder: Path, pid: int) -> None:
     """Take one step of a large history."""
     rebuilt, followed = folder / "rebuilt", folder / "followed"
     async with connect(url) as ledger:
         log = ledger.log
         events = (await log.head()).last_sequence
         if step == "rebuild":
-            await measure(step, events, lambda: rebuild(log, rebuilt))
+            await measure(step, events, lambda: rebuild(log, rebuilt), server_pid=pid)
         elif step == "follow":
-            await measure(step, events, lambda: follow(log, followed))
+            await measure(step, events, lambda: follow(log, followed), server_pid=pid)
         elif step == "verify":
-            await measure(step, events, lambda: prove(log, followed))
+            await measure(step, events, lambda: prove(log, followed), server_pid=pid)
         else:
             found = difference(followed, rebuilt)
             size_mb = rebuilt.stat().st_size >> 20
@@ -232,13 +260,13 @@ async def main() -> None:
     """Measure each history."""
     parser = argparse.ArgumentParser(description="Measure how fast a projection is followed and rebuilt.")
     parser.add_argument("--jobs", type=int, default=100_000)
-    parser.add_argument("--server", action="store_true", help="read through a nats-server as well")
+    parser.add_argument("--no-server", action="store_true", help="read from memory only")
     parser.add_argument("--events", type=int, help="write so many to a nats-server, and measure on that")
-    for name in ("--step", "--url", "--folder"):
+    for name in ("--step", "--url", "--folder", "--server-pid"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.step is not None:
-        await take(chosen.step, chosen.url, Path(chosen.folder))
+        await take(chosen.step, chosen.url, Path(chosen.folder), int(chosen.server_pid))
         return
     if chosen.events is not None:
         await large(chosen.events)
@@ -247,9 +275,19 @@ async def main() -> None:
         log = MemoryLog()
         await history(log, chosen.jobs, lead)
         await compare(name, log)
-    if chosen.server:
+    if not chosen.no_server:
         await compare_on_server(chosen.jobs)
 
 
+def run(work: Callable[..., Coroutine[Any, Any, None]], *given: object) -> None:
+    """Run on uvloop where it is installed, as the command line does."""
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - optional
+
+        uvloop.run(work(*given))
+        return
+    anyio.run(work, *given)
+
+
 if __name__ == "__main__":
-    anyio.run(main)
+    run(main)
