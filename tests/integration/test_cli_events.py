@@ -85,6 +85,16 @@ def test_the_documented_outputs_are_the_real_ones(cli: Cli) -> None:
     assert cli("subscriptions", "list").out.startswith("nobody reads under a name")
 
 
+def test_what_shows_nothing_says_why_on_stderr(cli: Cli) -> None:
+    empty = cli("tail")
+    assert (empty.code, empty.out, empty.err) == (0, "", "the ledger has no events yet\n")
+    assert (cli("tail", "--json").out, cli("tail", "--json").err) == ("", "")
+    cli.story()
+    none = cli("tail", "--type", "discarded")
+    assert (none.code, none.out, none.err) == (0, "", "no event is what was asked for\n")
+    assert cli("tail").err == ""
+
+
 def test_tail_chooses_by_job_task_type_and_aggregate(cli: Cli) -> None:
     cli.story()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import secrets
@@ -144,11 +145,60 @@ def test_an_attempt_runs_again_on_its_own_input_and_checkpoint(fork: Fork) -> No
     assert "recorded  failed: ValueError: attempt 1 fails\n" in out
     assert "here      failed: ValueError: attempt 1 fails on 0\n" in out
     assert 'raise ValueError(f"attempt {ctx.attempt} fails on {begun}")' in out
-    assert "attempt 1 did not complete here: the job would be retry wait" in err
+    assert "attempt 1 did not complete here: the job would be waiting for its retry\n" in err
     code, out, _ = fork(job_id)  # the newest
     assert code == 0
     assert f"here      completed: {len(LARGE) + 1}\n" in out
     assert fork.head() == before
+
+
+async def _everything(ledger: Ledger) -> list[Any]:
+    """Return what the server holds of the environment: each stream's figures, and its consumers'."""
+    root, found = ledger.names.ledger_stream.removesuffix("LEDGER"), list[Any]()
+    listed = await api(ledger.inbox, "STREAM.LIST", {})
+    assert listed["total"] == len(listed["streams"]), "one page"
+    for info in sorted(listed["streams"], key=lambda each: str(each["config"]["name"])):
+        name, state = info["config"]["name"], info["state"]
+        if root not in name:
+            continue
+        consumers = (await api(ledger.inbox, f"CONSUMER.LIST.{name}", {}))["consumers"]
+        places = sorted(
+            (
+                each["name"],
+                each["delivered"]["consumer_seq"],
+                each["ack_floor"]["stream_seq"],
+                each["num_pending"],
+                each["num_ack_pending"],
+            )
+            for each in consumers
+            if each["config"].get(
+                "durable_name"
+            )  # the others are of whoever read a large value; the server drops them
+        )
+        figures = [state[each] for each in ("messages", "bytes", "first_seq", "last_seq", "last_ts")]
+        found.append((name, *figures, state.get("num_deleted", 0), places))
+    return found
+
+
+def test_nothing_at_all_is_written(fork: Fork) -> None:
+    """On a ledger where nobody else is at work: streams, buckets of payloads and leases, consumers."""
+    job_id, waiting = fork.work(LARGE, fail=True), fork.enqueue(21)
+    assert fork(waiting, "--json")[0] == 0  # finding jobs by a prefix makes the projection, not in the server
+    fork.with_ledger(_leases_gone)
+    before = fork.with_ledger(_everything)
+    assert {"LEDGER", "PAYLOADS", "WORKERS", "TIMERS"} <= {each[0].rpartition("_")[2] for each in before}, (
+        before
+    )
+    for words in ((job_id,), (job_id, "--attempt", "1"), (job_id[:20], "--json"), (waiting,)):
+        assert fork(*words)[0] in {0, 1}
+        assert fork.with_ledger(_everything) == before
+
+
+async def _leases_gone(ledger: Ledger) -> None:
+    """Wait until the leases of workers that ended are gone by their time to live."""
+    async with asyncio.timeout(LIMIT_S):
+        while await ledger.leases.all():
+            await asyncio.sleep(0.1)
 
 
 def test_what_would_have_been_recorded_is_told_as_json(fork: Fork) -> None:

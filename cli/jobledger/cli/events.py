@@ -149,9 +149,13 @@ async def _tail(
         head = (await ledger.log.head()).last_sequence
         if (begin.from_sequence or 1) > head + 1:
             raise UsageError(f"--from {begin.from_sequence} lies beyond the ledger's end, which is {head}")
+        shown = 0
+        if follow and not head:
+            output.note("the ledger has no events yet: they are shown as they come")
         batches = await read_from(ledger, begin, choice.subjects(ledger.names), follow=follow)
         async with contextlib.aclosing(_chosen(batches, choice.jobs, limit)) as messages:
             async for message in messages:
+                shown += 1
                 if output.as_json:
                     output.raw(event_json(message))
                 elif isinstance(message, Stored):
@@ -160,6 +164,8 @@ async def _tail(
                     output.line(_lock_line(message))
                 else:
                     output.line(_reactor_line(message))
+        if not (shown or output.as_json):
+            output.note("no event is what was asked for" if head else "the ledger has no events yet")
 
 
 async def _chosen(

@@ -18,7 +18,7 @@ from jobledger.cli.events import event_detail
 from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
-from jobledger.cli.text import plain_lines, shortened
+from jobledger.cli.text import plain_lines, shortened, state_words
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.archive_chain import export_folders
 from jobledger.ledger.codec import Stored
@@ -84,7 +84,7 @@ def fork(
     if debugger and ran.error is not None:
         pdb.post_mortem(ran.error.__traceback__)
     if not isinstance(_end(ran).event, Completed):
-        ended = ran.job.state.value.replace("_", " ")
+        ended = state_words(ran.job.state.value)
         raise JobNotCompletedError(
             f"attempt {material.attempt} did not complete here: the job would be {ended}"
         )

@@ -14,7 +14,7 @@ from jobledger.cli.fork import fork
 from jobledger.cli.job_view import job_object
 from jobledger.cli.one_job import JobId, OneJob, found_job, one_job
 from jobledger.cli.session import load_tasks, operator, run
-from jobledger.cli.text import colored, moment
+from jobledger.cli.text import colored, moment, state_words
 from jobledger.ledger import Job, JobState, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.events import Carried
@@ -123,7 +123,7 @@ async def _run(which: OneJob, tasks: TaskRegistry) -> None:
                 if stored.stream_sequence > seen:
                     show_event(output, stored)
     if job.state is not JobState.COMPLETED:
-        ended = job.state.value.replace("_", " ")
+        ended = state_words(job.state.value)
         raise JobNotCompletedError(f"job {job.id} is {ended} after it (`jobledger jobs why {job.id}`)")
 
 

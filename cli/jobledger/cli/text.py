@@ -35,6 +35,13 @@ _STYLES: Final = {
     "retry_wait": "yellow",
 }
 
+_STATE_WORDS: Final = {
+    "scheduled": "waiting for its time",
+    "held": "held back by a limit",
+    "retry_wait": "waiting for its retry",
+    "dead_lettered": "a dead letter",
+}
+
 
 def plain(text: str) -> str:
     r"""Return one line in which every character that could steer a terminal is written out, as `\x1b`."""
@@ -74,6 +81,11 @@ def shortened(text: str, length_max: int) -> str:
 def colored(word: str) -> Text:
     """Return a state or event type in its colour, without the underscores that only programs need."""
     return Text(plain(word).replace("_", " "), style=_STYLES.get(word, ""))
+
+
+def state_words(state: str) -> str:
+    """Return a state as it is said of a job: it is `waiting for its retry`."""
+    return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
 def clock_time(at: datetime) -> str:
