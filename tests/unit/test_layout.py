@@ -149,27 +149,34 @@ def _lint_imports(copy: Path) -> subprocess.CompletedProcess[str]:
     return _run(sys.executable, "-c", program, "--no-cache", cwd=copy, path=roots)
 
 
-@pytest.mark.parametrize(
-    ("where", "line", "broken"),
-    [
-        ("ledger", "import jobledger.workers", "jobledger.ledger is not allowed to import jobledger.workers"),
-        ("ledger", "import jobledger.cli", "jobledger.ledger is not allowed to import jobledger.cli"),
-        ("workers", "import jobledger.projections", "not allowed to import jobledger.projections"),
-        ("projections", "import jobledger.workers", "not allowed to import jobledger.workers"),
-        ("workers", "import jobledger.cli", "jobledger.workers is not allowed to import jobledger.cli"),
-        (
-            "ledger",
-            "from nats.aio.client import Client",
-            "jobledger.ledger.planted is not allowed to import nats",
-        ),
-    ],
-)
-def test_import_contracts_see_a_planted_violation(tmp_path: Path, where: str, line: str, broken: str) -> None:
+#: Portion, what a module of it must not import, and what is said of that.
+_PLANTED = [
+    ("ledger", "import jobledger.workers", "jobledger.ledger is not allowed to import jobledger.workers"),
+    ("ledger", "import jobledger.cli", "jobledger.ledger is not allowed to import jobledger.cli"),
+    ("workers", "import jobledger.projections", "workers is not allowed to import jobledger.projections"),
+    ("projections", "import jobledger.workers", "projections is not allowed to import jobledger.workers"),
+    ("workers", "import jobledger.cli", "jobledger.workers is not allowed to import jobledger.cli"),
+    (
+        "ledger",
+        "from nats.aio.client import Client",
+        "jobledger.ledger.planted_5 is not allowed to import nats",
+    ),
+]
+
+
+def test_import_contracts_see_each_planted_violation(tmp_path: Path) -> None:
+    """All at once: a run reads every module."""
     copy = _planted_copy(tmp_path)
-    (copy / where / "jobledger" / where / "planted.py").write_text(line + "\n", encoding="utf-8")
+    for number, (where, line, _) in enumerate(_PLANTED):
+        path = copy / where / "jobledger" / where / f"planted_{number}.py"
+        path.write_text(line + "\n", encoding="utf-8")
     linted = _lint_imports(copy)
     assert linted.returncode == 1
-    assert broken in " ".join(linted.stdout.split())
+    told = " ".join(linted.stdout.split())
+    for number, (where, line, broken) in enumerate(_PLANTED):
+        assert broken in told
+        imported = line.split()[1].replace("nats.aio.client", "nats")
+        assert f"jobledger.{where}.planted_{number} -> {imported} (l.1)" in told
 
 
 def test_import_contracts_see_two_modules_that_need_each_other(tmp_path: Path) -> None:
