@@ -1,4 +1,4 @@
-"""A scrape shows as many rows as it is told, at a price that does not grow with those that it does not show."""
+"""A scrape's price does not grow with what it does not show, and its counters outlive the events that they count."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.core import Metric
-from tests.integration.test_exporter import Scrape
+from tests.integration.test_exporter import Scrape, exporting, scraped_at_head
+from tests.support.history import write_history
 
+from jobledger.ledger import Ledger
+from jobledger.ledger.archive import Archiver, tools_of
 from jobledger.ledger.exposition import metrics_page
 from jobledger.ledger.memory import MemoryLog
-from jobledger.projections import Projector, Store, schema
+from jobledger.projections import Projector, Store, counting, schema
 from jobledger.projections.metrics import figures_metrics
 from jobledger.projections.metrics_figures import Figures, read_figures
 from jobledger.projections.metrics_names import COUNTERS
@@ -90,3 +93,27 @@ class _Collected:
 
     def collect(self) -> list[Metric]:
         return self._families
+
+
+async def test_counters_survive_an_archive_and_the_loss_of_the_file(ledger: Ledger, tmp_path: Path) -> None:
+    await write_history(ledger.log)
+    async with exporting(ledger, tmp_path / "p.db") as exporter:
+        before = (await scraped_at_head(exporter, ledger)).counters()
+    tools = tools_of(
+        ledger,
+        by="alice",
+        on_progress=lambda _step, _done, _total: None,
+        count=counting(ledger.log, tmp_path / "elsewhere.db"),
+    )
+    done = await Archiver(ledger.log, tmp_path / "archive", tools).run(datetime.now(UTC))
+    assert done.jobs_archived > 0
+    assert done.jobs_carried > 0
+    async with exporting(ledger, tmp_path / "new.db") as exporter:
+        found = await scraped_at_head(exporter, ledger)
+        assert found.counters() == before
+        assert found.one("jobledger_projection_begins_at_sequence") == done.first_sequence
+        assert found.one("jobledger_projection_counts_begin_at_sequence") == 1
+        await write_history(ledger.log, "later")
+        later = (await scraped_at_head(exporter, ledger)).counters()
+        assert all(later[key] >= value for key, value in before.items())
+        assert later != before

@@ -143,7 +143,9 @@ async def test_rewound_ledger_stops_the_projector(tmp_path: Path) -> None:
 
 async def test_ledger_of_another_environment_stops_the_projector(tmp_path: Path) -> None:
     await finish(MemoryLog(names=Names("staging")), tmp_path / "p")
-    with pytest.raises(PositionMismatchError, match=r"'staging'.*name that environment with --environment, or another file"):
+    with pytest.raises(
+        PositionMismatchError, match=r"'staging'.*name that environment with --environment, or another file"
+    ):
         await finish(MemoryLog(), tmp_path / "p")
 
 
