@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.connection import Connection
+from jobledger.ledger.connection import Connection, ConnectionLostError
 from jobledger.ledger.inbox import status_of
 from jobledger.ledger.parser import Collector, Raw
 from jobledger.ledger.pull import header_text
@@ -23,7 +23,7 @@ _BYTES: Final = 8 << 20  # of a request: what is read ahead of the reader at the
 _TAKEN_MAX: Final = 512
 _EXPIRES_S: Final = 30.0
 _HEARTBEAT_S: Final = 2.0
-_SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
+_QUIET_WAITS_MAX: Final = 3  # of a heartbeat each; a server that is there sends one in each
 _NANOSECONDS: Final = 1_000_000_000
 _TOO_LARGE: Final = "message size exceeds maxbytes"
 _COMPLETE: Final = "batch completed"
@@ -38,7 +38,6 @@ class Window(Collector):
     def __init__(self, connection: Connection, stream: str, consumer: str, *, messages_max: int = 0) -> None:
         super().__init__()
         self._connection = connection
-        self._loop = connection.loop
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._prefix = f"{connection.new_inbox()}."
         self._batch = min(_MESSAGES, messages_max) if messages_max > 0 else _MESSAGES
@@ -50,7 +49,7 @@ class Window(Collector):
         self._owed = 0  # and those of them that have not come
         self._owed_bytes = 0
         self._is_too_small = False  # the next message is larger than a whole window
-        self._heard_at = 0.0
+        self._quiet_waits = 0
         self.is_lost = False  #: the consumer is gone, or unreachable
 
     async def open(self) -> None:
@@ -68,7 +67,10 @@ class Window(Collector):
             self._unlisten = None
 
     async def take(self) -> list[Raw]:
-        """Wait for messages; return the oldest ones held, up to some hundred, and [] when no more will come."""
+        """Wait for messages; return the oldest ones held, up to some hundred, and [] when no more will come.
+
+        Raises: ConnectionLostError.
+        """
         while not self._held and not self._count():
             if self.is_lost:
                 return []
@@ -78,21 +80,31 @@ class Window(Collector):
                 async with asyncio.timeout(_HEARTBEAT_S):
                     await self._woken.wait()
             except TimeoutError:
-                if self._loop.time() - self._heard_at > _SILENCE_MAX_S:
+                self._quiet_waits += 1
+                if self._quiet_waits >= _QUIET_WAITS_MAX:
                     return []
         taken, self._held = self._held[:_TAKEN_MAX], self._held[_TAKEN_MAX:]
-        if not self._held and not self.is_lost and self._ask():
-            # The request has to leave before the reader is busy with what it takes, perhaps for long.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+        if not self._held and not self.is_lost:
+            await self._ask_ahead()
         return taken
+
+    async def _ask_ahead(self) -> None:
+        """Let a request that is due leave before the reader is busy with what it takes, perhaps for long."""
+        try:
+            is_sent = self._ask()
+        except ConnectionLostError:
+            self._lose()
+            return
+        if is_sent:  # the connection's writer needs two turns of the loop: to wake, and to write
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     def _count(self) -> bool:
         """Move what came to what is held; return whether there is something."""
         if not self.messages or self.is_lost:
             return False
         self._held, self.messages = self.messages, []
-        self._heard_at = self._loop.time()
+        self._quiet_waits = 0
         self._owed -= len(self._held)
         # So does the server. One that says nothing when the last byte is used up is only found by counting.
         self._owed_bytes -= sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self._held)
@@ -117,7 +129,7 @@ class Window(Collector):
         self._asked = self._owed = body["batch"]
         self._owed_bytes = _BYTES
         self._is_too_small = False
-        self._heard_at = self._loop.time()
+        self._quiet_waits = 0
         return True
 
     def arrived(self) -> None:
@@ -127,7 +139,7 @@ class Window(Collector):
     def heard(self, subject: bytes, data: bytes, headers: bytes) -> None:  # noqa: ARG002 - the collector's
         """Take what the server says of a request: that it lives, or why it has ended."""
         status = status_of(headers)
-        self._heard_at = self._loop.time()
+        self._quiet_waits = 0
         if not status or status == "100":
             return
         text = header_text(headers) if status == "409" else ""
