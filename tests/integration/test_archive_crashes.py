@@ -38,6 +38,8 @@ from jobledger.ledger.errors import (
     MalformedEventError,
 )
 from jobledger.ledger.events import Carried, Started
+from jobledger.ledger.export import read_manifest
+from jobledger.ledger.export_manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.job import JobState
 from jobledger.ledger.log import Entry
 from jobledger.ledger.subjects import JobRef
@@ -259,4 +261,27 @@ async def test_another_host_without_the_folder_goes_on_or_says_where_it_is(
         ):
             await elsewhere.run(NEW + timedelta(days=1))
     await world.archive(NEW + timedelta(days=1))
+    await world.check()
+
+
+@pytest.mark.parametrize("included", [True, None])
+async def test_an_unfinished_run_is_finished_whatever_it_was_told_of_large_values(
+    world: World, included: bool | None
+) -> None:
+    """Also that of a version whose exports had none, and of a run without --without-payloads."""
+    await populate(world)
+    world.log.crash(1)
+    with pytest.raises(CrashError):
+        await world.archive()
+    world.log.crash(0)
+    (export,) = (each for each in world.folder.iterdir() if not each.name.startswith("."))
+    manifest = read_manifest(export)
+    if included is None:
+        older = msgspec.structs.replace(manifest, format=1, payloads=msgspec.UNSET)
+    else:
+        assert not isinstance(manifest.payloads, msgspec.UnsetType)
+        said = msgspec.structs.replace(manifest.payloads, included=True)
+        older = msgspec.structs.replace(manifest, payloads=said)
+    (export / MANIFEST).write_bytes(manifest_bytes(sealed(older)))
+    assert (await world.archive()).exports == (export,)
     await world.check()

@@ -226,6 +226,7 @@ class Archiver:
             last=through,
             previous=previous,
             payloads=self._tools.payloads,
+            resumed=True,  # whatever an earlier run, perhaps of an earlier version, was told of large values
             clock=self._tools.clock,
             on_progress=self._progress("export"),
             on_payload=self._progress("copy"),

@@ -63,15 +63,13 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     selection: Selection
     previous: Previous | None
     file_format: FileFormat
-    with_payloads: bool
+    with_payloads: bool | None  #: None: as it lies there, if it does
 
     def is_met_by(self, found: Manifest) -> bool:
         """Whether an export is this one, as far as its manifest says."""
         range_of = (found.environment, found.first_sequence, found.last_sequence)
-        payloads = found.payloads
         return (
-            not isinstance(payloads, msgspec.UnsetType)
-            and payloads.included == self.with_payloads
+            self.with_payloads in (None, _has_payloads(found))
             and range_of == (self.environment, self.first, self.last)
             and (found.selection, found.previous) == (self.selection, self.previous)
             and (not found.files or found.file_format == self.file_format)
@@ -132,6 +130,7 @@ async def write_export(
     file_format: FileFormat = "jsonl",
     file_bytes_max: int = FILE_BYTES_MAX,
     payloads: PayloadSource | None = None,
+    resumed: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     on_progress: Progress | None = None,
     on_payload: Progress | None = None,
@@ -156,7 +155,7 @@ async def write_export(
         selection=selection,
         previous=previous,
         file_format=file_format,
-        with_payloads=payloads is not None,
+        with_payloads=None if resumed else payloads is not None,
     )
     if file_format == "parquet":
         from jobledger.ledger.export_parquet import need_pyarrow  # noqa: PLC0415 - an extra
@@ -298,9 +297,10 @@ async def _unchanged(
     Raises: ExportExistsError, ExportDamagedError.
     """
     if not wanted.is_met_by(existing):
+        kind = "with" if _has_payloads(existing) else "without"
         raise ExportExistsError(
             f"{folder} holds another export, of stream sequence {existing.first_sequence} to "
-            f"{existing.last_sequence} as {existing.file_format}{_kind(existing)}: choose another folder"
+            f"{existing.last_sequence} as {existing.file_format}, {kind} large values: choose another folder"
         )
     totals = Totals()
     await _read(log, wanted, totals, on_progress)
@@ -314,10 +314,8 @@ async def _unchanged(
     return existing
 
 
-def _kind(existing: Manifest) -> str:
-    payloads = existing.payloads
-    has = not isinstance(payloads, msgspec.UnsetType) and payloads.included
-    return " with large values" if has else " without large values"
+def _has_payloads(found: Manifest) -> bool:
+    return not isinstance(found.payloads, msgspec.UnsetType) and found.payloads.included
 
 
 @contextlib.contextmanager

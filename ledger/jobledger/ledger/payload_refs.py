@@ -22,6 +22,7 @@ from jobledger.ledger.events import (
 )
 
 _CACHE_BYTES: Final = 2 << 20
+_BYTES_MAX: Final = 2**63 - 1  # what SQLite can hold: the event may be anybody's
 _ROWS_AT_ONCE: Final = 1_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", flags=re.ASCII)
 _INSERT: Final = "INSERT OR IGNORE INTO disk.wanted VALUES (?, ?, ?, ?)"
@@ -81,7 +82,7 @@ class References:
         Raises: ScratchSpaceError.
         """
         rows = [
-            (reference.sha256, max(0, reference.size_bytes), store, message.stream_sequence)
+            (reference.sha256, min(max(0, reference.size_bytes), _BYTES_MAX), store, message.stream_sequence)
             for message in messages
             if isinstance(message, Stored)
             for store, reference in references_of(message.event)
