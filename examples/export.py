@@ -7,6 +7,7 @@ import anyio
 
 from jobledger.ledger import MemoryLog, TaskRegistry, connect, task
 from jobledger.ledger.export import Selection, import_export, read_export, verify_export, write_export
+from jobledger.ledger.payloads import Stores
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 
@@ -25,7 +26,8 @@ async def export(url: str, folder: Path) -> None:
             for job in jobs:
                 await job.result(timeout_s=10)
             worker.stop()
-        manifest = await write_export(ledger.log, folder / "all")
+        large = Stores(ledger.inputs, ledger.results)  # without it large inputs and results are left out
+        manifest = await write_export(ledger.log, folder / "all", payloads=large)
         print(f"{manifest.count} events from {manifest.first_sequence} to {manifest.last_sequence}")
         one = await write_export(ledger.log, folder / "one", selection=Selection(job=jobs[0].id))
         print(f"{one.count} events of one job")
