@@ -123,11 +123,13 @@ def test_long_lines_are_folded_on_a_terminal_alone_and_commands_never(
         output.say(text)
         output.hanging(Text("status  "), Text(text))
         output.say(f"  at 5 {text}")
+        output.say(f"    {'^' * 90}")
         shown = unstyled(capsys.readouterr().out)
         assert sum(command in line for line in shown) == 3, shown
         assert all(line == line.rstrip() for line in shown)
-        assert all(len(line) <= max(width, 8 + len(command)) for line in shown)
-        assert all(line.startswith("  ") for line in shown[-2:])
+        assert all(len(line) <= max(width, 8 + len(command)) for line in shown[:-1])
+        assert all(line.startswith("  ") for line in shown[-3:])
+        assert shown[-1] == f"    {'^' * 90}"
 
 
 def test_an_event_of_a_job_is_folded_below_what_it_says(

@@ -199,10 +199,12 @@ def _wrapped(body: Text, width: int) -> list[Text]:
     """
     # A space that is none to textwrap takes the place of those in commands; nothing that is shown holds a NUL.
     glued = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), body.plain)
-    indent = glued[: len(glued) - len(glued.lstrip(" "))][: width // 2]
+    begin = len(glued) - len(glued.lstrip(" "))
+    indent = glued[: min(begin, width // 2)]
     lines = textwrap.wrap(
-        glued,
+        glued[begin:],
         width,
+        initial_indent=indent,
         subsequent_indent=indent,
         expand_tabs=False,
         replace_whitespace=False,
@@ -210,12 +212,11 @@ def _wrapped(body: Text, width: int) -> list[Text]:
         break_on_hyphens=False,
     )
     found: list[Text] = []
-    at = 0
-    for number, line in enumerate(lines):
-        text = line[len(indent) :] if number else line
+    at = begin
+    for line in lines:
+        text = line[len(indent) :]
         at = glued.index(text, at)
-        part = body[at : at + len(text)]
-        found.append(Text(indent) + part if number else part)
+        found.append(Text(indent) + body[at : at + len(text)])
         at += len(text)
     return found or [Text()]
 

@@ -62,12 +62,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Return the report for a person: a verdict, the figures, and the first violations."""
         lines = [self._verdict(), self._figures(), self._place()]
-        lines.extend(f"notice: {notice}" for notice in self.times.notices())
-        lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         lines.extend(_line(violation) for violation in self.violations[:_SHOWN_MAX])
         hidden = self.violations_count - min(len(self.violations), _SHOWN_MAX)
         if hidden:
             lines.append(f"  and {hidden:,} more")
+        lines.extend(f"notice: {notice}" for notice in self.times.notices())
+        lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         return "\n".join(lines)
 
     def _verdict(self) -> str:
