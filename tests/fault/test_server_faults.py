@@ -18,7 +18,7 @@ from tests.support.working import working
 from jobledger.ledger import Context, JobState, Ledger, connect, task
 from jobledger.ledger.chain import fold
 from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import LedgerError, ResultTimeoutError, SequenceGapError
+from jobledger.ledger.errors import InvalidInputError, LedgerError, ResultTimeoutError, SequenceGapError
 from jobledger.ledger.streams import api
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ async def test_reading_from_beyond_a_ledger_that_was_made_anew_is_refused(
     await server.start()
     async with connect(server.url, environment="t_anew", ledger_bytes_max=SMALL) as ledger:
         await ledger.enqueue(count, 1)
-        with pytest.raises(SequenceGapError, match="ends at stream sequence 1"):
+        with pytest.raises(InvalidInputError, match="lies beyond the ledger's end, which is 1"):
             _ = [stored async for stored in ledger.events(from_sequence=3)]
 
 
