@@ -118,6 +118,7 @@ class _Mother:
                 self._begin()
             assert self._control is not None
             socket.send_fds(self._control, [json.dumps(words).encode() + b"\n"], descriptors)
+            assert self._control.recv(1), "the process that starts others ended"
 
     def _begin(self) -> None:
         ours, its = socket.socketpair()
@@ -262,6 +263,7 @@ def _serve(control: socket.socket) -> _Order | None:
                 os.close(told)
             _take_place(order, descriptors)
             return cast("_Order", order)
+        control.sendall(b"s")
         running[pid] = descriptors[_STATUS_FD]
         os.write(running[pid], b"%d\n" % pid)
         for each in descriptors[:_STATUS_FD]:
