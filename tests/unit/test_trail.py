@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.cli.audit_trail import show_trail
 from jobledger.cli.output import Output
@@ -250,7 +251,7 @@ def test_a_long_text_of_a_task_is_cut_in_words_and_whole_in_the_error() -> None:
 def test_the_trail_in_the_docs_is_told_like_this(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    on_a_terminal(monkeypatch, 80)
     first, second, shop = "host-7-4be0c2aa", "host-8-91f7d03c", "web-812-9d0ab3f1"
     error = ErrorInfo(kind="exception", type="ConnectionError", message="the bank does not answer")
     course = Course()
@@ -262,8 +263,8 @@ def test_the_trail_in_the_docs_is_told_like_this(
     course.do(TakeOver(worker=second, lease_s=15, lost_epoch=course.epoch), by=second, after_s=16.2)
     course.do(Complete(epoch=course.epoch), by=second, after_s=0.4)
     show_trail(Output(), course.events, course.now)
-    shown = capsys.readouterr().out
-    assert f"```text\n{shown}```\n" in CLI_DOCS.read_text(encoding="utf-8"), shown
+    shown = "\n".join(unstyled(capsys.readouterr().out))
+    assert f"```text\n{shown.rstrip()}\n```\n" in CLI_DOCS.read_text(encoding="utf-8"), shown
 
 
 _FIELDS: dict[str, Any] = {
