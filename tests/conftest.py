@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.support.limits import limited
 
 from jobledger.ledger.server import EmbeddedServer
 
@@ -29,6 +31,8 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
 
 ServerFactory = Callable[..., EmbeddedServer]
+#: How often an async test may take its limit before it counts as hanging: the machine may be busy with other things.
+_PATIENCE = 3
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +102,20 @@ def own_logging() -> Iterator[None]:
     for handler in [each for each in root.handlers if each not in before]:
         root.removeHandler(handler)
     root.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """End an async test that hangs: what the alarm of pytest-timeout raises is lost in uvloop."""
+    test = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test):
+        marker = pyfuncitem.get_closest_marker("timeout")
+        limit_s = marker.args[0] if marker is not None else pyfuncitem.config.getini("timeout")
+        pyfuncitem.obj = limited(test, _PATIENCE * float(limit_s))
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test
 
 
 def pytest_sessionfinish() -> None:
