@@ -8,7 +8,7 @@ import anyio
 
 from jobledger.ledger import connect, task
 from jobledger.ledger.audit import verify
-from jobledger.ledger.audit_seals import SealWitness, seals_as_witness
+from jobledger.ledger.audit.seals import SealWitness, seals_as_witness
 from jobledger.ledger.seal_keys import make_keys, read_signer, read_trusted
 from jobledger.ledger.seals import read_published, seal_next
 from jobledger.ledger.server import EmbeddedServer

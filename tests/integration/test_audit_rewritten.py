@@ -18,7 +18,7 @@ from tests.support.stores import history, store_in
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.audit import verify
-from jobledger.ledger.audit_file import write_report
+from jobledger.ledger.audit.file import write_report
 from jobledger.ledger.codec import Message, Stored, digest
 from jobledger.ledger.events import Completed, Started
 from jobledger.ledger.server import EmbeddedServer

@@ -19,7 +19,7 @@ from tests.support.histories import SteppedClock, memory_history, random_history
 from tests.support.stories import BEGIN, rich, stored_in
 
 from jobledger.ledger.audit import verify
-from jobledger.ledger.audit_limits import TIMES
+from jobledger.ledger.audit.limits import TIMES
 from jobledger.ledger.codec import Message, digest
 from jobledger.ledger.errors import (
     ConfigurationError,

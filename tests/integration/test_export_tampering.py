@@ -20,8 +20,8 @@ from tests.support.working import LIMIT_S, working
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
 from jobledger.ledger.audit import Report, verify
+from jobledger.ledger.audit.file import write_report
 from jobledger.ledger.audit_diff import Side, compare
-from jobledger.ledger.audit_file import write_report
 from jobledger.ledger.errors import CorruptLedgerError, LedgerError, NotAnExportError
 from jobledger.ledger.export import (
     ExportLog,

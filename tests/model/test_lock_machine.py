@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jobledger.ledger.audit_locks import LockChains
+from jobledger.ledger.audit.locks import LockChains
 from jobledger.ledger.codec import Message
 from jobledger.ledger.commands import Stamp
 from jobledger.ledger.errors import LockHeldError, LockLostError, WrongSequenceError

@@ -16,7 +16,7 @@ from tests.support.archiving import CLAIM, World, populate
 from jobledger.ledger.acts import Act, acts
 from jobledger.ledger.archive_chain import open_archive
 from jobledger.ledger.audit import Checker, Report, verify
-from jobledger.ledger.audit_file import read_report, write_report
+from jobledger.ledger.audit.file import read_report, write_report
 from jobledger.ledger.chain import commit, load, transact
 from jobledger.ledger.commands import (
     CancelJob,

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_a_violation_and_the_check_goes_on_behind_it() ->
 
 def test_verify_gives_up_on_what_is_no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr("jobledger.ledger.audit.UNREADABLE_MAX", 3)
+        monkeypatch.setattr("jobledger.ledger.audit.checking.UNREADABLE_MAX", 3)
         log = MemoryLog()
         for number in range(5):
             await log.append([entry_of(log, f"ledger.job.email.j{number}.cancelled", b"{}")])

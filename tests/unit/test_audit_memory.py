@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
 
-from jobledger.ledger import audit_spill
 from jobledger.ledger.audit import Checker, Expected, Options, Report
-from jobledger.ledger.audit_book import Book, Form
-from jobledger.ledger.audit_spill import Filter, Spill
+from jobledger.ledger.audit import spill as audit_spill
+from jobledger.ledger.audit.book import Book, Form
+from jobledger.ledger.audit.spill import Filter, Spill
 from jobledger.ledger.codec import Message, Stored, read_message
 from jobledger.ledger.commands import Fail, Fence
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError, ScratchSpaceError

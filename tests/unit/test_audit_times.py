@@ -11,8 +11,8 @@ import pytest
 from tests.support.stories import Story, check, rich, stored_in
 
 from jobledger.ledger.audit import Anchors, verify
-from jobledger.ledger.audit_limits import NOT_PROVEN, TIMES
-from jobledger.ledger.audit_times import said
+from jobledger.ledger.audit.limits import NOT_PROVEN, TIMES
+from jobledger.ledger.audit.times import said
 from jobledger.ledger.codec import Message
 from jobledger.ledger.memory import MemoryLog
 

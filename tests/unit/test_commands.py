@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from jobledger.ledger.audit_rules import early
+from jobledger.ledger.audit.rules import early
 from jobledger.ledger.commands import (
     CancelJob,
     Carry,

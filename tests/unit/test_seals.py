@@ -13,7 +13,7 @@ import pytest
 
 from jobledger.ledger import seals as sealing
 from jobledger.ledger.audit import verify
-from jobledger.ledger.audit_seals import SealWitness, seals_as_witness
+from jobledger.ledger.audit.seals import SealWitness, seals_as_witness
 from jobledger.ledger.chain import EMPTY_CHAIN, commit
 from jobledger.ledger.codec import Message
 from jobledger.ledger.commands import Enqueue, Stamp

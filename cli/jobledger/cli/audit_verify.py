@@ -19,9 +19,9 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.archive_chain import is_archive, read_past
 from jobledger.ledger.audit import Anchors, Expected, Options, Report, Witness
 from jobledger.ledger.audit import verify as check
+from jobledger.ledger.audit.file import read_report, write_report
+from jobledger.ledger.audit.terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.ledger.audit_archive import ArchiveWitness
-from jobledger.ledger.audit_file import read_report, write_report
-from jobledger.ledger.audit_terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.log import Log
 from jobledger.projections import ProjectionError

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from jobledger.cli.errors import UsageError
-from jobledger.ledger.audit_seals import SealWitness, seals_as_witness
+from jobledger.ledger.audit.seals import SealWitness, seals_as_witness
 from jobledger.ledger.log import Log
 from jobledger.ledger.seal_keys import read_trusted
 from jobledger.ledger.seals import Seal, newest_of, newest_seal, read_published

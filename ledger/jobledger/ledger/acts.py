@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from jobledger.ledger.audit_rules import lean
+from jobledger.ledger.audit.rules import lean
 from jobledger.ledger.chain import fold
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import InvalidInputError

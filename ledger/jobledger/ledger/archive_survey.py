@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from jobledger.ledger.audit_checker import Checker
-from jobledger.ledger.audit_rules import lean
+from jobledger.ledger.audit.checker import Checker
+from jobledger.ledger.audit.rules import lean
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.events import Carried, Fenced
 from jobledger.ledger.inbox import Inbox

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.audit_rules import lean
+from jobledger.ledger.audit.rules import lean
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import Carried, Started

@@ -19,7 +19,7 @@ from jobledger.ledger.job import Attempt, Job, evolve
 _replace = msgspec.structs.replace
 _asdict = msgspec.structs.asdict
 
-#: What a check of a whole ledger does not keep of each job, see `audit_rules.lean`.
+#: What a check of a whole ledger does not keep of each job, see `audit.rules.lean`.
 _HEAVY: Final[dict[str, Any]] = {
     "input": NO_VALUE,
     "input_ref": None,

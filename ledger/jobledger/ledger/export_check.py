@@ -13,10 +13,10 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.ledger.audit import Witness
-from jobledger.ledger.audit_checker import Checker
-from jobledger.ledger.audit_limits import NOT_PROVEN, TIMES
-from jobledger.ledger.audit_report import Report
-from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Options
+from jobledger.ledger.audit.checker import Checker
+from jobledger.ledger.audit.limits import NOT_PROVEN, TIMES
+from jobledger.ledger.audit.report import Report
+from jobledger.ledger.audit.terms import DEFAULT_OPTIONS, Options
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
 from jobledger.ledger.export_files import Damage, EventFile, Row, Totals, as_message, next_rows

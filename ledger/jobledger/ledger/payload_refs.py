@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.audit_spill import scratch, translated
+from jobledger.ledger.audit.spill import scratch, translated
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.events import (
     Carried,

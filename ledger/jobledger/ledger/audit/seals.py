@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from jobledger.ledger.audit_checker import Checker
+from jobledger.ledger.audit.checker import Checker
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Log

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.audit_book import Book, Form
-from jobledger.ledger.audit_rules import Broken
+from jobledger.ledger.audit.book import Book, Form
+from jobledger.ledger.audit.rules import Broken
 from jobledger.ledger.codec import Message
 from jobledger.ledger.commands import Stamp
 from jobledger.ledger.errors import CorruptLedgerError, RefusedError

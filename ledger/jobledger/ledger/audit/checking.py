@@ -12,30 +12,16 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, Protocol
 
-from jobledger.ledger.audit_checker import Checker
-from jobledger.ledger.audit_limits import NOT_PROVEN, Anchors, unproven
-from jobledger.ledger.audit_report import Compared, Report, Violation
-from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, Leftover, Options
+from jobledger.ledger.audit.checker import Checker
+from jobledger.ledger.audit.limits import NOT_PROVEN, Anchors, unproven
+from jobledger.ledger.audit.report import Report
+from jobledger.ledger.audit.terms import DEFAULT_OPTIONS, Expected, Leftover, Options
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Head, Log
 from jobledger.ledger.streams import list_consumers
 from jobledger.ledger.subjects import Names
-
-__all__ = [
-    "Anchors",
-    "Checker",
-    "Compared",
-    "Expected",
-    "Leftover",
-    "Options",
-    "Report",
-    "Violation",
-    "Witness",
-    "leftovers",
-    "verify",
-]
 
 #: Places that cannot be read, after which `verify` stops: this is no ledger any more.
 UNREADABLE_MAX: Final = 1_000

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.audit_report import Report
+from jobledger.ledger.audit.report import Report
 
 NOT_PROVEN: Final = "not proven"
 TIMES: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from jobledger.ledger.audit_rules import Broken
+from jobledger.ledger.audit.rules import Broken
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.reactor_events import (

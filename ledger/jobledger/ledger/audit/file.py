@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.audit_report import Report
+from jobledger.ledger.audit.report import Report
 from jobledger.ledger.errors import InvalidInputError, NotFoundError
 
 #: A report holds figures and a bounded number of violations: what is larger is another file.

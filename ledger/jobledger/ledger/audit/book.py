@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from jobledger.ledger.audit_spill import Spill
+from jobledger.ledger.audit.spill import Spill
 
 R = TypeVar("R")
 

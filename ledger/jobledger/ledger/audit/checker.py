@@ -1,7 +1,7 @@
 """The checker itself: takes the events of a ledger in stream order and tells what must not be there.
 
-Where the events come from is its caller's business. The rules are in `audit_rules`, what is kept of each job in
-`audit_records`, what comes out in `audit_report`.
+Where the events come from is its caller's business. The rules are in `audit.rules`, what is kept of each job in
+`audit.records`, what comes out in `audit.report`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from jobledger.ledger.audit_book import Book
-from jobledger.ledger.audit_locks import LockChains, lock_name
-from jobledger.ledger.audit_reactors import ReactorChains, reactor_name
-from jobledger.ledger.audit_records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
-from jobledger.ledger.audit_report import Compared, Report, Violation
-from jobledger.ledger.audit_rules import Broken, Rule, broken_rule, early, lean, overdue
-from jobledger.ledger.audit_tally import Tally
-from jobledger.ledger.audit_terms import DEFAULT_OPTIONS, Expected, JobName, Options
-from jobledger.ledger.audit_times import StoredTimes
+from jobledger.ledger.audit.book import Book
+from jobledger.ledger.audit.locks import LockChains, lock_name
+from jobledger.ledger.audit.reactors import ReactorChains, reactor_name
+from jobledger.ledger.audit.records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
+from jobledger.ledger.audit.report import Compared, Report, Violation
+from jobledger.ledger.audit.rules import Broken, Rule, broken_rule, early, lean, overdue
+from jobledger.ledger.audit.tally import Tally
+from jobledger.ledger.audit.terms import DEFAULT_OPTIONS, Expected, JobName, Options
+from jobledger.ledger.audit.times import StoredTimes
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
 from jobledger.ledger.events import Carried, Fenced

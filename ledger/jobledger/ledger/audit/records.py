@@ -9,7 +9,7 @@ from typing import Final, cast, get_args
 
 import msgspec
 
-from jobledger.ledger.audit_book import Form
+from jobledger.ledger.audit.book import Form
 from jobledger.ledger.job import Attempt, AttemptState, Job, JobState
 
 

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.audit_rules import Rule
-from jobledger.ledger.audit_times import Times
+from jobledger.ledger.audit.rules import Rule
+from jobledger.ledger.audit.times import Times
 
 _SHOWN_MAX: Final = 20
 
