@@ -39,7 +39,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import Carried, Started
 from jobledger.ledger.export import read_manifest
-from jobledger.ledger.export_manifest import MANIFEST, manifest_bytes, sealed
+from jobledger.ledger.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.job import JobState
 from jobledger.ledger.log import Entry
 from jobledger.ledger.subjects import JobRef

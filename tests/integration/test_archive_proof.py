@@ -20,7 +20,7 @@ from jobledger.ledger.commands import Complete
 from jobledger.ledger.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.ledger.events import Completed
 from jobledger.ledger.export import manifest_sha256, previous_of, read_manifest, write_export
-from jobledger.ledger.export_manifest import MANIFEST, manifest_bytes, sealed
+from jobledger.ledger.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.subjects import Names
 

@@ -12,8 +12,8 @@ import pytest
 from tests.support.histories import memory_history, random_history, ref_of
 
 from jobledger.cli.main import run
-from jobledger.ledger.audit_diff import UNKNOWN, Difference, Side, compare
 from jobledger.ledger.codec import Message, Stored
+from jobledger.ledger.diff import UNKNOWN, Difference, Side, compare
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import Started
 from jobledger.ledger.export import ExportLog, Selection, write_export

@@ -15,7 +15,7 @@ from tests.support.stories import BOOM, Story
 from jobledger.cli.main import run
 from jobledger.ledger import connect
 from jobledger.ledger.commands import Dispatch, Fail
-from jobledger.ledger.export_import import chain_of
+from jobledger.ledger.export.restore import chain_of
 from jobledger.ledger.log import Entry
 
 if TYPE_CHECKING:

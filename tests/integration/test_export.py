@@ -238,7 +238,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from tests.support.histories import memory_history
-from jobledger.ledger import export_writer
+from jobledger.ledger.export import writer as export_writer
 from jobledger.ledger.export import write_export
 
 def die(*_):

@@ -25,8 +25,8 @@ from jobledger.ledger.export import (
     verify_export,
     write_export,
 )
-from jobledger.ledger.export_manifest import MANIFEST, ExportedPayloads, manifest_bytes, sealed
-from jobledger.ledger.export_payloads import PAYLOAD_LIST, PAYLOADS, PayloadFiles
+from jobledger.ledger.export.manifest import MANIFEST, ExportedPayloads, manifest_bytes, sealed
+from jobledger.ledger.export.payloads import PAYLOAD_LIST, PAYLOADS, PayloadFiles
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.payloads import Stores
 from jobledger.ledger.streams import api

@@ -21,7 +21,7 @@ from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
 from jobledger.ledger.audit import Report, verify
 from jobledger.ledger.audit.file import write_report
-from jobledger.ledger.audit_diff import Side, compare
+from jobledger.ledger.diff import Side, compare
 from jobledger.ledger.errors import CorruptLedgerError, LedgerError, NotAnExportError
 from jobledger.ledger.export import (
     ExportLog,
@@ -31,7 +31,7 @@ from jobledger.ledger.export import (
     verify_export,
     write_export,
 )
-from jobledger.ledger.export_import import chain_of
+from jobledger.ledger.export.restore import chain_of
 from jobledger.ledger.log import Entry
 from jobledger.ledger.seal_keys import make_keys, read_signer
 from jobledger.ledger.seals import seal_next

@@ -13,8 +13,8 @@ import msgspec
 
 from jobledger.ledger.codec import Message, decode, digest, encode
 from jobledger.ledger.export import read_export, read_manifest
-from jobledger.ledger.export_files import encode_line
-from jobledger.ledger.export_manifest import MANIFEST, ExportedFile, file_name, manifest_bytes, sealed
+from jobledger.ledger.export.files import encode_line
+from jobledger.ledger.export.manifest import MANIFEST, ExportedFile, file_name, manifest_bytes, sealed
 
 
 class Line(NamedTuple):

@@ -11,7 +11,7 @@ import msgspec
 from jobledger.cli.errors import UsageError
 from jobledger.ledger.archive_chain import newest_archived, with_past
 from jobledger.ledger.export import JoinedLog
-from jobledger.ledger.export_payloads import PayloadFiles
+from jobledger.ledger.export.payloads import PayloadFiles
 from jobledger.ledger.log import Log
 
 

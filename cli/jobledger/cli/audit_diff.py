@@ -20,8 +20,8 @@ from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import colored
-from jobledger.ledger.audit_diff import Difference, JobChange, Side, compare
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.diff import Difference, JobChange, Side, compare
 from jobledger.ledger.export import ExportLog, Selection
 from jobledger.ledger.log import Log
 from jobledger.projections.as_of import moment_of, refuse_archived

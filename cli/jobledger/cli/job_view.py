@@ -17,7 +17,7 @@ from jobledger.ledger import Attempt, Job, Ledger
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import PayloadMissingError
 from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
-from jobledger.ledger.export_payloads import PayloadFiles
+from jobledger.ledger.export.payloads import PayloadFiles
 from jobledger.ledger.job import Progress
 from jobledger.ledger.payloads import Payloads
 

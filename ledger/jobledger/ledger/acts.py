@@ -19,7 +19,7 @@ from jobledger.ledger.chain import fold
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import NO_VALUE, Cancelled, CancelRequested, Discarded, Queued
-from jobledger.ledger.export_log import ExportLog, JoinedLog
+from jobledger.ledger.export.log import ExportLog, JoinedLog
 from jobledger.ledger.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import JobRef

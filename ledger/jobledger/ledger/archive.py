@@ -51,7 +51,7 @@ from jobledger.ledger.errors import (
 )
 from jobledger.ledger.events import Carried
 from jobledger.ledger.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
-from jobledger.ledger.export_payloads import check_payloads
+from jobledger.ledger.export.payloads import check_payloads
 from jobledger.ledger.job import WAITING_STATES, Job
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event

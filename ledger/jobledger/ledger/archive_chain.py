@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jobledger.ledger.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
 from jobledger.ledger.export import ExportLog, JoinedLog
-from jobledger.ledger.export_manifest import MANIFEST, export_folder
+from jobledger.ledger.export.manifest import MANIFEST, export_folder
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 from jobledger.ledger.subjects import Names

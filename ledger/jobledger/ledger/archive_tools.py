@@ -15,7 +15,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.commands import Stamp
 from jobledger.ledger.counts import CountEverything
-from jobledger.ledger.export_payloads import PayloadSource
+from jobledger.ledger.export.payloads import PayloadSource
 from jobledger.ledger.payloads import Stores
 from jobledger.ledger.timers import Timer, Timers
 

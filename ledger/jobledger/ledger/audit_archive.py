@@ -18,8 +18,8 @@ from jobledger.ledger.audit.checker import Checker
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.export import ExportLog
-from jobledger.ledger.export_files import Totals
-from jobledger.ledger.export_payloads import payload_problems
+from jobledger.ledger.export.files import Totals
+from jobledger.ledger.export.payloads import payload_problems
 from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
 

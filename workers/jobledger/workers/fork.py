@@ -30,7 +30,7 @@ from jobledger.ledger.errors import (
     PayloadMissingError,
 )
 from jobledger.ledger.events import NO_VALUE, PayloadRef, Started, event_type
-from jobledger.ledger.export_payloads import PayloadFiles
+from jobledger.ledger.export.payloads import PayloadFiles
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.log import Entry
 from jobledger.ledger.memory import MemoryLog

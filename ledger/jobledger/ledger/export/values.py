@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from jobledger.ledger.errors import ExportDamagedError
-from jobledger.ledger.export_manifest import MANIFEST, ExportedPayloads, Manifest
-from jobledger.ledger.export_payloads import PAYLOAD_LIST, Listed, listed, payload_problems
+from jobledger.ledger.export.manifest import MANIFEST, ExportedPayloads, Manifest
+from jobledger.ledger.export.payloads import PAYLOAD_LIST, Listed, listed, payload_problems
 from jobledger.ledger.payload_refs import Reference, References
 
 _PROBLEMS_MAX: Final = 1_000

@@ -7,10 +7,9 @@ it from here.
 
 from __future__ import annotations
 
-from jobledger.ledger.export_check import verify_export
-from jobledger.ledger.export_import import import_export
-from jobledger.ledger.export_log import ExportLog, JoinedLog
-from jobledger.ledger.export_manifest import (
+from jobledger.ledger.export.check import verify_export
+from jobledger.ledger.export.log import ExportLog, JoinedLog
+from jobledger.ledger.export.manifest import (
     ExportedFile,
     FileFormat,
     Manifest,
@@ -20,8 +19,9 @@ from jobledger.ledger.export_manifest import (
     previous_of,
     read_manifest,
 )
-from jobledger.ledger.export_reader import check_files, read_export
-from jobledger.ledger.export_writer import write_export
+from jobledger.ledger.export.reader import check_files, read_export
+from jobledger.ledger.export.restore import import_export
+from jobledger.ledger.export.writer import write_export
 
 __all__ = [
     "ExportLog",

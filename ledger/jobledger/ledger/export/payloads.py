@@ -18,8 +18,8 @@ import msgspec
 
 from jobledger.ledger.errors import ExportDamagedError, PayloadMissingError
 from jobledger.ledger.events import PayloadRef
-from jobledger.ledger.export_files import altered_size, unreadable
-from jobledger.ledger.export_manifest import ExportedPayloads, Manifest
+from jobledger.ledger.export.files import altered_size, unreadable
+from jobledger.ledger.export.manifest import ExportedPayloads, Manifest
 from jobledger.ledger.payload_refs import Reference, References, StoreName, is_digest
 
 PAYLOADS: Final = "payloads"  #: the folder

@@ -18,9 +18,9 @@ import msgspec
 
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import MalformedEventError, NotAnExportError, RefusedError
-from jobledger.ledger.export_log import ExportLog
-from jobledger.ledger.export_payloads import PayloadSink, import_payloads
-from jobledger.ledger.export_reader import read_export
+from jobledger.ledger.export.log import ExportLog
+from jobledger.ledger.export.payloads import PayloadSink, import_payloads
+from jobledger.ledger.export.reader import read_export
 from jobledger.ledger.log import Entry, Log
 
 _BATCH_EVENTS: Final = 500

@@ -18,7 +18,7 @@ from jobledger.ledger.audit.rules import lean
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import InvalidInputError
 from jobledger.ledger.events import Carried, Started
-from jobledger.ledger.export_log import ExportLog, JoinedLog
+from jobledger.ledger.export.log import ExportLog, JoinedLog
 from jobledger.ledger.job import Job, evolve
 from jobledger.ledger.log import Log
 from jobledger.ledger.subjects import JobRef

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.export_files import Damage, Row, altered, unreadable
-from jobledger.ledger.export_manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.export.files import Damage, Row, altered, unreadable
+from jobledger.ledger.export.manifest import ExportedFile, FileFormat, file_name
 
 _ROW_GROUP_ROWS: Final = 4_096
 _ROW_GROUP_BYTES: Final = 8 << 20

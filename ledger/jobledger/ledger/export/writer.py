@@ -26,8 +26,8 @@ from jobledger.ledger.errors import (
     NotFoundError,
     SequenceGapError,
 )
-from jobledger.ledger.export_files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter, Totals
-from jobledger.ledger.export_manifest import (
+from jobledger.ledger.export.files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter, Totals
+from jobledger.ledger.export.manifest import (
     FORMAT,
     MANIFEST,
     ExportedFile,
@@ -41,8 +41,8 @@ from jobledger.ledger.export_manifest import (
     read_manifest,
     sealed,
 )
-from jobledger.ledger.export_payloads import PayloadSource, check_payloads, clear_payloads, write_payloads
-from jobledger.ledger.export_reader import check_files
+from jobledger.ledger.export.payloads import PayloadSource, check_payloads, clear_payloads, write_payloads
+from jobledger.ledger.export.reader import check_files
 from jobledger.ledger.log import Log
 from jobledger.ledger.payload_refs import References
 from jobledger.ledger.subjects import check_token
@@ -101,7 +101,7 @@ class _Writer:
     def _begin(self) -> EventFileWriter:
         if self._format == "jsonl":
             return JsonLinesWriter(self._folder)
-        from jobledger.ledger.export_parquet import ParquetWriter  # noqa: PLC0415 - an extra
+        from jobledger.ledger.export.parquet import ParquetWriter  # noqa: PLC0415 - an extra
 
         return ParquetWriter(self._folder)
 
@@ -158,7 +158,7 @@ async def write_export(
         with_payloads=None if resumed else payloads is not None,
     )
     if file_format == "parquet":
-        from jobledger.ledger.export_parquet import need_pyarrow  # noqa: PLC0415 - an extra
+        from jobledger.ledger.export.parquet import need_pyarrow  # noqa: PLC0415 - an extra
 
         need_pyarrow()
     folder = _named(folder)

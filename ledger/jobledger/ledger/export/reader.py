@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import ExportDamagedError
-from jobledger.ledger.export_files import EventFile, JsonLinesFile, Totals, as_message
-from jobledger.ledger.export_manifest import MANIFEST, ExportedFile, Manifest, export_folder, read_manifest
+from jobledger.ledger.export.files import EventFile, JsonLinesFile, Totals, as_message
+from jobledger.ledger.export.manifest import MANIFEST, ExportedFile, Manifest, export_folder, read_manifest
 
 
 def event_file(folder: Path, entry: ExportedFile) -> EventFile:
@@ -19,7 +19,7 @@ def event_file(folder: Path, entry: ExportedFile) -> EventFile:
     """
     if entry.name.endswith(".jsonl"):
         return JsonLinesFile(folder / entry.name, entry)
-    from jobledger.ledger.export_parquet import ParquetFile  # noqa: PLC0415 - an extra
+    from jobledger.ledger.export.parquet import ParquetFile  # noqa: PLC0415 - an extra
 
     return ParquetFile(folder / entry.name, entry)
 

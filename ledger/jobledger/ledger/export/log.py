@@ -15,15 +15,15 @@ import anyio.to_thread
 
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import InvalidInputError, NotAnExportError, RefusedError, SequenceGapError
-from jobledger.ledger.export_files import Damage, EventFile, Row, as_message, next_rows
-from jobledger.ledger.export_manifest import (
+from jobledger.ledger.export.files import Damage, EventFile, Row, as_message, next_rows
+from jobledger.ledger.export.manifest import (
     Manifest,
     Previous,
     export_folder,
     manifest_sha256,
     read_manifest,
 )
-from jobledger.ledger.export_reader import check_file, event_file
+from jobledger.ledger.export.reader import check_file, event_file
 from jobledger.ledger.log import Entry, Head, JobReading, Log, jobs_among, readable
 from jobledger.ledger.subjects import Names, filter_pattern
 

@@ -1,7 +1,7 @@
 """The files of an export as JSON Lines: an event a line, its stored bytes verbatim; written, checked and read.
 
 What is common to both formats is here too: a row, and what is wrong where there is none. Parquet is in
-`export_parquet`.
+`export.parquet`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from jobledger.ledger.codec import Message, read_message
 from jobledger.ledger.errors import CorruptLedgerError, ExportDamagedError
-from jobledger.ledger.export_manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.ledger.times import time_text
 
 #: A file is full when it holds so much.

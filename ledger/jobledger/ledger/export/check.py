@@ -19,16 +19,16 @@ from jobledger.ledger.audit.report import Report
 from jobledger.ledger.audit.terms import DEFAULT_OPTIONS, Options
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
-from jobledger.ledger.export_files import Damage, EventFile, Row, Totals, as_message, next_rows
-from jobledger.ledger.export_manifest import (
+from jobledger.ledger.export.files import Damage, EventFile, Row, Totals, as_message, next_rows
+from jobledger.ledger.export.manifest import (
     MANIFEST,
     Manifest,
     export_folder,
     is_file_name,
     read_manifest,
 )
-from jobledger.ledger.export_reader import event_file
-from jobledger.ledger.export_values import check_values
+from jobledger.ledger.export.reader import event_file
+from jobledger.ledger.export.values import check_values
 from jobledger.ledger.payload_refs import References
 from jobledger.ledger.subjects import Names
 
