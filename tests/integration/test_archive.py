@@ -24,7 +24,7 @@ from tests.support.archiving import (
     unmoved,
 )
 
-from jobledger.ledger.archive_chain import open_archive
+from jobledger.ledger.archive.chain import open_archive
 from jobledger.ledger.chain import fold, load
 from jobledger.ledger.commands import (
     CancelJob,

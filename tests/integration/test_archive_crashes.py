@@ -22,7 +22,7 @@ from tests.support.archiving import (
     unmoved,
 )
 
-from jobledger.ledger.archive_survey import Unread
+from jobledger.ledger.archive.survey import Unread
 from jobledger.ledger.codec import encode
 from jobledger.ledger.commands import (
     Complete,

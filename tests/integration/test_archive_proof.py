@@ -12,9 +12,9 @@ import pytest
 from tests.support.archiving import CLAIM, NEW, OLD, World, populate
 from tests.support.forgery import Line, relinked, rewritten
 
-from jobledger.ledger.archive_chain import read_past, with_past
+from jobledger.ledger.archive.chain import read_past, with_past
+from jobledger.ledger.archive.witness import ArchiveWitness
 from jobledger.ledger.audit import Compared, Report, verify
-from jobledger.ledger.audit_archive import ArchiveWitness
 from jobledger.ledger.codec import decode
 from jobledger.ledger.commands import Complete
 from jobledger.ledger.errors import ArchiveIncompleteError, NotAnExportError

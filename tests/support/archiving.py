@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger.archive import Archiver, Done, OnProgress, Tools
-from jobledger.ledger.archive_chain import open_archive
-from jobledger.ledger.archive_survey import Unread
+from jobledger.ledger.archive.chain import open_archive
+from jobledger.ledger.archive.survey import Unread
 from jobledger.ledger.audit import verify
 from jobledger.ledger.chain import load, transact
 from jobledger.ledger.commands import (

@@ -14,7 +14,7 @@ import pytest
 from tests.support.archiving import CLAIM, World, populate
 
 from jobledger.ledger.acts import Act, acts
-from jobledger.ledger.archive_chain import open_archive
+from jobledger.ledger.archive.chain import open_archive
 from jobledger.ledger.audit import Checker, Report, verify
 from jobledger.ledger.audit.file import read_report, write_report
 from jobledger.ledger.chain import commit, load, transact

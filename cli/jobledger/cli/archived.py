@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from jobledger.cli.errors import UsageError
-from jobledger.ledger.archive_chain import newest_archived, with_past
+from jobledger.ledger.archive.chain import newest_archived, with_past
 from jobledger.ledger.export import JoinedLog
 from jobledger.ledger.export.payloads import PayloadFiles
 from jobledger.ledger.log import Log

@@ -19,7 +19,7 @@ from jobledger.cli.session import Target, opened, operator, projection_path, run
 from jobledger.cli.text import size
 from jobledger.ledger import Ledger
 from jobledger.ledger.archive import Archiver, Done, OnProgress, Plan, Step, tools_of
-from jobledger.ledger.archive_chain import open_archive
+from jobledger.ledger.archive.chain import open_archive
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.counts import CountEverything
 from jobledger.ledger.times import time_text

@@ -16,12 +16,12 @@ from jobledger.cli.output import Output
 from jobledger.cli.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.ledger import Ledger
-from jobledger.ledger.archive_chain import is_archive, read_past
+from jobledger.ledger.archive.chain import is_archive, read_past
+from jobledger.ledger.archive.witness import ArchiveWitness
 from jobledger.ledger.audit import Anchors, Expected, Options, Report, Witness
 from jobledger.ledger.audit import verify as check
 from jobledger.ledger.audit.file import read_report, write_report
 from jobledger.ledger.audit.terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
-from jobledger.ledger.audit_archive import ArchiveWitness
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.log import Log
 from jobledger.projections import ProjectionError

@@ -20,7 +20,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
 from jobledger.cli.text import plain_lines, shortened, state_words
 from jobledger.ledger import TaskRegistry
-from jobledger.ledger.archive_chain import export_folders
+from jobledger.ledger.archive.chain import export_folders
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.events import Completed, Failed, event_type

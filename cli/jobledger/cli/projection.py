@@ -18,7 +18,7 @@ from jobledger.cli.read_models import Plan, run_read_model
 from jobledger.cli.session import Target, caught_up, opened, projection_path, run, until_closed, watch_signals
 from jobledger.cli.text import age, duration, size
 from jobledger.ledger import Ledger
-from jobledger.ledger.archive_chain import with_past
+from jobledger.ledger.archive.chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.projections import (
     EventGapError,

@@ -20,7 +20,7 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
-from jobledger.ledger.archive_chain import with_past
+from jobledger.ledger.archive.chain import with_past
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.export import ExportLog, JoinedLog, Manifest, import_export, read_manifest
 from jobledger.ledger.log import Log

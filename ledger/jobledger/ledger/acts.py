@@ -57,7 +57,7 @@ async def acts(
 
     `since` is a server time, `by` one actor. `on_progress` gets the sequence reached and the head's. Close the
     iterator (`contextlib.aclosing`) when leaving early. Of a ledger whose beginning was archived, `log` holds the
-    acts since: `archive_chain.with_past` puts the others before them.
+    acts since: `archive.chain.with_past` puts the others before them.
 
     Raises: InvalidInputError, CorruptLedgerError, UnreachableError.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobledger.ledger.archive_chain import newest_archived
+from jobledger.ledger.archive.chain import newest_archived
 from jobledger.ledger.errors import CorruptLedgerError
 from jobledger.ledger.log import Head, Log
 from jobledger.projections.errors import EventGapError, PositionArchivedError, PositionMismatchError

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from jobledger.ledger.archive_survey import FindUnread, LiveHolders, Unread, unread
+from jobledger.ledger.archive.survey import FindUnread, LiveHolders, Unread, unread
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.clock import Clock
 from jobledger.ledger.commands import Stamp

@@ -1,7 +1,7 @@
 """Moving the ledger's oldest events into files: export, carry what lives, record, purge; each step found done when resumed.
 
 Whatever happens in between, every event is in the ledger or in an export that the ledger names. What would be moved is
-found out in `archive_survey`, the folder is `archive_chain`'s. Source: ADR 011.
+found out in `archive.survey`, the folder is `archive.chain`'s. Source: ADR 011.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.ledger.archive_chain import (
+from jobledger.ledger.archive.chain import (
     chained,
     export_name,
     exports_in,
@@ -26,7 +26,7 @@ from jobledger.ledger.archive_chain import (
     place_of,
     sync_folder,
 )
-from jobledger.ledger.archive_survey import (
+from jobledger.ledger.archive.survey import (
     Bound,
     Survey,
     SurveyingWitness,
@@ -34,7 +34,7 @@ from jobledger.ledger.archive_survey import (
     bound,
     survey,
 )
-from jobledger.ledger.archive_tools import OnProgress, Step, Tools, tools_of
+from jobledger.ledger.archive.tools import Step, Tools
 from jobledger.ledger.audit import Options, verify
 from jobledger.ledger.chain import Chain, commit, fold, load, transact
 from jobledger.ledger.codec import Stored
@@ -57,8 +57,6 @@ from jobledger.ledger.log import Log
 from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
 from jobledger.ledger.subjects import JobRef
 from jobledger.ledger.timers import wait_timer
-
-__all__ = ["Archiver", "Done", "OnProgress", "Plan", "Step", "Tools", "open_archive", "tools_of"]
 
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import anyio.to_thread
 
-from jobledger.ledger.archive_chain import Past
+from jobledger.ledger.archive.chain import Past
 from jobledger.ledger.audit.checker import Checker
 from jobledger.ledger.codec import Message, Stored
 from jobledger.ledger.errors import CorruptLedgerError
