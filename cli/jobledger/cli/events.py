@@ -54,7 +54,7 @@ from jobledger.ledger.reactor_events import (
     reactor_event_type,
 )
 from jobledger.ledger.subjects import Names, aggregate_of
-from jobledger.ledger.subscription_filter import EventFilter, Start, chosen_filter
+from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_filter
 from jobledger.ledger.times import time_text
 
 app = typer.Typer(

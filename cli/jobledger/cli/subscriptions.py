@@ -12,7 +12,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import age, plain
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.subscriptions import SubscriptionInfo
+from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 
 app = typer.Typer(help="See and remove durable subscriptions to events.", no_args_is_help=True)
 

@@ -13,7 +13,7 @@ from jobledger.ledger.hooks import Hooks, Notice
 from jobledger.ledger.job import Attempt, Job, JobState
 from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
-from jobledger.ledger.subscription import EventDelivery, Subscription
+from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscription
 from jobledger.ledger.tasks import Task, TaskRegistry, task
 
 __all__ = [

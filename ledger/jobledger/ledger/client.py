@@ -33,9 +33,9 @@ from jobledger.ledger.payloads import Payloads
 from jobledger.ledger.publisher import Publisher
 from jobledger.ledger.streams import RESULTS_LIFE_S, ensure_streams, specifications
 from jobledger.ledger.subjects import JobRef, Names, check_token
-from jobledger.ledger.subscription import Subscription
-from jobledger.ledger.subscription_options import SubscriptionOptions
-from jobledger.ledger.subscriptions import SubscriptionInfo, delete_subscription, list_subscriptions
+from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
+from jobledger.ledger.subscriptions.options import SubscriptionOptions
+from jobledger.ledger.subscriptions.subscription import Subscription
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.ledger.tracing import Tracing
 

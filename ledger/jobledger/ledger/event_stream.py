@@ -15,10 +15,10 @@ from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Log, only_jobs, start_of
 from jobledger.ledger.subjects import check_token
-from jobledger.ledger.subscription import Subscription
-from jobledger.ledger.subscription_filter import Start
-from jobledger.ledger.subscription_options import SubscriptionConfig, SubscriptionOptions, configured
-from jobledger.ledger.subscriptions import check_begin
+from jobledger.ledger.subscriptions.consumers import check_begin
+from jobledger.ledger.subscriptions.filter import Start
+from jobledger.ledger.subscriptions.options import SubscriptionConfig, SubscriptionOptions, configured
+from jobledger.ledger.subscriptions.subscription import Subscription
 
 _OF_A_DURABLE: Final = ("max_in_flight", "ack_wait_s", "held_s_max", "create")
 _CLOSE_S: Final = 5.0  # a reader that was cancelled a moment ago has ended by then

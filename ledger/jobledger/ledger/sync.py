@@ -21,7 +21,7 @@ from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.locks import WAIT_S_DEFAULT
-from jobledger.ledger.subscriptions import SubscriptionInfo
+from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 P = ParamSpec("P")

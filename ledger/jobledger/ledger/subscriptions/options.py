@@ -8,7 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.errors import ConfigurationError, InvalidInputError
-from jobledger.ledger.subscription_filter import (
+from jobledger.ledger.subscriptions.consumers import UNACKNOWLEDGED_MAX
+from jobledger.ledger.subscriptions.filter import (
     EventFilter,
     Selection,
     Start,
@@ -17,7 +18,6 @@ from jobledger.ledger.subscription_filter import (
     chosen_start,
     shown,
 )
-from jobledger.ledger.subscriptions import UNACKNOWLEDGED_MAX
 
 IN_FLIGHT_MAX_DEFAULT: Final = 16
 _ACK_WAIT_S_MAX: Final = 3600.0

@@ -34,9 +34,7 @@ from jobledger.ledger.events import JobEvent
 from jobledger.ledger.inbox import Inbox, settle
 from jobledger.ledger.log import Log
 from jobledger.ledger.pull import Delivery, Ended, PullConsumer
-from jobledger.ledger.subscription_filter import is_number, shown
-from jobledger.ledger.subscription_options import SubscriptionConfig
-from jobledger.ledger.subscriptions import (
+from jobledger.ledger.subscriptions.consumers import (
     ACK_WAIT_S_DEFAULT,
     SubscriptionInfo,
     check_begin,
@@ -45,6 +43,8 @@ from jobledger.ledger.subscriptions import (
     last_sequence,
     make_subscription,
 )
+from jobledger.ledger.subscriptions.filter import is_number, shown
+from jobledger.ledger.subscriptions.options import SubscriptionConfig
 
 logger = logging.getLogger("jobledger.subscription")
 

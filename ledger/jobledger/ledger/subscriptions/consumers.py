@@ -24,7 +24,7 @@ from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Head
 from jobledger.ledger.streams import api, list_consumers
 from jobledger.ledger.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
-from jobledger.ledger.subscription_filter import EventFilter, Start
+from jobledger.ledger.subscriptions.filter import EventFilter, Start
 from jobledger.ledger.times import server_time
 
 ACK_WAIT_S_DEFAULT: Final = 30.0
