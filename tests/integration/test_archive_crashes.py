@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from tests.support.archiving import (
     unmoved,
 )
 
+from jobledger.ledger.archive import archiver
 from jobledger.ledger.archive.survey import Unread
-from jobledger.ledger.codec import encode
+from jobledger.ledger.codec import Message, encode
 from jobledger.ledger.commands import (
     Complete,
     Fence,
@@ -42,6 +44,7 @@ from jobledger.ledger.export import read_manifest
 from jobledger.ledger.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.job import JobState
 from jobledger.ledger.log import Entry
+from jobledger.ledger.memory import MemoryLog
 from jobledger.ledger.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
@@ -133,6 +136,39 @@ async def test_of_two_runs_at_once_nothing_is_lost(world: World, tmp_path: Path,
     await world.check()
     for job_id, job in before.items():
         assert (await world.job(job_id)).state == job.state
+
+
+@pytest.mark.parametrize("midway", [False, True])
+async def test_a_run_whose_events_another_took_away_says_so(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, midway: bool
+) -> None:
+    await populate(world)
+    slower, write = tmp_path / "slower", archiver.write_export
+
+    async def overtaken(log: MemoryLog, *args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        if not midway:
+            await world.archiver().run(BEFORE)
+        else:
+            read = log.read_messages
+
+            async def purged(**asked: Any) -> AsyncGenerator[list[Message], None]:
+                monkeypatch.undo()
+                async for batch in read(**asked):
+                    yield batch[:3]
+                    break
+                await world.archiver().run(BEFORE)
+                asked["from_sequence"] = 4
+                async for batch in read(**asked):
+                    yield batch
+
+            monkeypatch.setattr(log, "read_messages", purged)
+        return await write(log, *args, **options)
+
+    monkeypatch.setattr(archiver, "write_export", overtaken)
+    with pytest.raises(ArchiveRefusedError, match="another archive run was faster: it took the events from"):
+        await world.archiver(slower).run(BEFORE)
+    await world.check()
 
 
 async def test_nothing_goes_that_somebody_has_not_read_unless_forced(world: World) -> None:

@@ -47,6 +47,7 @@ from jobledger.ledger.errors import (
     IllegalTransitionError,
     InvalidInputError,
     PayloadTooLargeError,
+    SequenceGapError,
     WrongSequenceError,
 )
 from jobledger.ledger.events import Carried
@@ -217,7 +218,21 @@ class Archiver:
         """Write the export, or find it written; it is on the disk when this returns."""
         previous = await self._previous(first)
         await anyio.to_thread.run_sync(make_folder, self._folder)
-        manifest = await write_export(
+        try:
+            manifest = await self._write(first, through, previous)
+        except (InvalidInputError, SequenceGapError) as error:
+            if (await self._log.head()).first_sequence > first:
+                raise ArchiveRefusedError(
+                    f"another archive run was faster: it took the events from stream sequence {first} on away while this "
+                    "one wrote its export; nothing was taken away by this run"
+                ) from error
+            raise
+        # Also the one that is found: whoever renamed it into place may have been killed before this.
+        await anyio.to_thread.run_sync(sync_folder, self._folder)
+        return manifest
+
+    async def _write(self, first: int, through: int, previous: Previous | None) -> Manifest:
+        return await write_export(
             self._log,
             self._place(first, through),
             first=first,
@@ -229,9 +244,6 @@ class Archiver:
             on_progress=self._progress("export"),
             on_payload=self._progress("copy"),
         )
-        # Also the one that is found: whoever renamed it into place may have been killed before this.
-        await anyio.to_thread.run_sync(sync_folder, self._folder)
-        return manifest
 
     async def _previous(self, first: int) -> Previous | None:
         """Return how the export of what was taken away before is named; it must lie in the same folder."""
