@@ -23,7 +23,6 @@ from tests.support.archiving import (
     unmoved,
 )
 
-from jobledger.ledger.archive import archiver
 from jobledger.ledger.archive.survey import Unread
 from jobledger.ledger.codec import Message, encode
 from jobledger.ledger.commands import (
@@ -40,7 +39,7 @@ from jobledger.ledger.errors import (
     MalformedEventError,
 )
 from jobledger.ledger.events import Carried, Started
-from jobledger.ledger.export import read_manifest
+from jobledger.ledger.export import read_manifest, write_export
 from jobledger.ledger.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.job import JobState
 from jobledger.ledger.log import Entry
@@ -143,7 +142,7 @@ async def test_a_run_whose_events_another_took_away_says_so(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, midway: bool
 ) -> None:
     await populate(world)
-    slower, write = tmp_path / "slower", archiver.write_export
+    slower = tmp_path / "slower"
 
     async def overtaken(log: MemoryLog, *args: Any, **options: Any) -> Any:
         monkeypatch.undo()
@@ -163,9 +162,9 @@ async def test_a_run_whose_events_another_took_away_says_so(
                     yield batch
 
             monkeypatch.setattr(log, "read_messages", purged)
-        return await write(log, *args, **options)
+        return await write_export(log, *args, **options)
 
-    monkeypatch.setattr(archiver, "write_export", overtaken)
+    monkeypatch.setattr("jobledger.ledger.archive.archiver.write_export", overtaken)
     with pytest.raises(ArchiveRefusedError, match="another archive run was faster: it took the events from"):
         await world.archiver(slower).run(BEFORE)
     await world.check()
