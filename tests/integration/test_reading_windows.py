@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import ServerFactory
-from tests.support.log_entries import entry, event, fill
+from tests.support.log_entries import chain_of, entry, event, fill
 
 from jobledger.ledger import Ledger, connect, feed, window
 from jobledger.ledger.codec import Message
@@ -164,6 +164,33 @@ async def test_a_purge_in_the_middle_of_a_read_is_told_where_it_begins(ledger: L
     assert seen == list(range(1, len(seen) + 1))
     assert caught.value.stream_sequence == len(seen) + 1
     assert caught.value.next_sequence == 7_001
+
+
+async def test_a_purge_of_all_that_is_left_ends_a_read(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The consumer had counted what is gone now, and would say for ever that it is there and has nothing.
+    monkeypatch.setattr(window, "_MESSAGES", 100)
+    await fill(ledger.log, 1_000)
+    of_one_queue = f"{chain_of(ledger.log).rsplit('.', 2)[0]}.>"
+    seen: list[int] = []
+
+    async def read(subject: str | None) -> None:
+        seen.clear()
+        batches = ledger.log.read_messages(subject=subject)
+        async with asyncio.timeout(LIMIT_S), aclosing(batches):
+            async for batch in batches:
+                if not seen:
+                    await ledger.log.purge((await ledger.log.head()).last_sequence)
+                seen.extend(message.stream_sequence for message in batch)
+
+    await read(of_one_queue)
+    assert seen == list(range(1, len(seen) + 1))
+    assert 100 <= len(seen) < 1_000
+    entries = [entry(ledger.log, 0, event(f"more-{number}")) for number in range(500)]
+    await ledger.log.append(entries)
+    with pytest.raises(SequenceGapError, match="is missing: the ledger goes on with 1501"):
+        await read(None)
 
 
 def _raw(log: Log, sequence: int) -> Raw:

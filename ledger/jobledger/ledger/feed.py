@@ -103,7 +103,9 @@ class Feed:
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
         messages_max = int(made.get("config", {}).get("max_batch", 0))
-        window = Window(self._connection, self._stream, name, messages_max=messages_max)
+        window = Window(
+            self._connection, self._stream, name, messages_max=messages_max, is_finite=until is not None
+        )
         await window.open()
         try:
             while until is None or self._next <= until:
@@ -148,12 +150,15 @@ class Feed:
         return messages, None
 
     async def _check_not_rewound(self) -> None:
-        """Notice a ledger that was rewound or made anew meanwhile: its consumer would only wait.
+        """Notice a ledger that was rewound, made anew or purged meanwhile: its consumer would only wait, or have nothing.
 
         Raises: SequenceGapError.
         """
         answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
-        last_sequence = answer.get("state", {}).get("last_seq", self._next)  # an error is `_create`'s to tell
+        state = answer.get("state", {})  # an error is `_create`'s to tell
+        if self._dense and self._from_time is None and state.get("first_seq", 0) > self._next:
+            raise _gap(self._next, state["first_seq"])
+        last_sequence = state.get("last_seq", self._next)
         if last_sequence < self._next - 1:
             message = (
                 f"the ledger ends at stream sequence {last_sequence}, and {self._next - 1} was read before: "

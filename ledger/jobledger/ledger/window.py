@@ -35,8 +35,18 @@ class Window(Collector):
     There is never more than one request, so what it is still owed can be counted exactly, as the server does it.
     """
 
-    def __init__(self, connection: Connection, stream: str, consumer: str, *, messages_max: int = 0) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        consumer: str,
+        *,
+        messages_max: int = 0,
+        is_finite: bool = False,
+    ) -> None:
+        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some."""
         super().__init__()
+        self._is_finite = is_finite
         self._connection = connection
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._prefix = f"{connection.new_inbox()}."
@@ -140,7 +150,11 @@ class Window(Collector):
         """Take what the server says of a request: that it lives, or why it has ended."""
         status = status_of(headers)
         self._quiet_waits = 0
-        if not status or status == "100":
+        if not status:
+            return
+        if status == "100":
+            if self._is_finite and not (self._held or self.messages):
+                self._lose()  # what it counted was purged since, or its replica lags: only a new one knows
             return
         text = header_text(headers) if status == "409" else ""
         if status in {"404", "408"} or _TOO_LARGE in text or _COMPLETE in text:
