@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from jobledger.cli.errors import INTERRUPTED
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.version import version
 
@@ -239,6 +240,23 @@ def test_ctrl_c_on_a_follower_is_quiet(start: Start, nats_server: EmbeddedServer
     start("enqueue", "add", "a=2", "--queue", "quiet", *there).end()
     assert tail.line()["input"] == {"a": 2}
     assert (tail.end(signal.SIGINT), tail.errors) == (130, "")
+
+
+def test_ctrl_c_while_the_command_is_still_loading_is_quiet() -> None:
+    program = """if True:
+        import os, signal, sys
+        class Interrupt:
+            def find_spec(self, name, path=None, target=None):
+                if name == "jobledger.cli.commands":
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupt())
+        from jobledger.cli.__main__ import main
+        main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "")
 
 
 def test_a_reader_that_goes_away_is_no_error(
