@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -142,10 +143,32 @@ def _any(folder: Path) -> Path:
     return min((folder / PAYLOADS).iterdir())
 
 
+def _instead(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate((1 << 30) + 1)
+
+
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (lambda at: _flip(_any(at)), "it was altered: its sha256 is not its name"),
     "gone": (lambda at: _any(at).unlink(), "it is missing"),
     "cut": (lambda at: _any(at).write_bytes(b""), "it was altered: its sha256 is not its name"),
+    # What would be read for ever, or into all the memory there is.
+    "a pipe": (lambda at: _instead(_any(at), os.mkfifo), "no file with an end"),
+    "a device": (
+        lambda at: _instead(_any(at), lambda path: path.symlink_to("/dev/zero")),
+        "no file with an end",
+    ),
+    "a pipe as list": (lambda at: _instead(at / PAYLOAD_LIST, os.mkfifo), "no file with an end"),
+    "a pipe of events": (
+        lambda at: _instead(at / read_manifest(at).files[0].name, os.mkfifo),
+        "no file with an end",
+    ),
+    "endless": (lambda at: _instead(_any(at), _sparse), "more than the 1,073,741,824 there can be"),
     "added": (
         lambda at: (at / PAYLOADS / "note.txt").write_text("x"),
         "1 files in it are not in payloads.jsonl",
@@ -177,7 +200,21 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 #: What keeps an export from being brought back; the others only a check can tell.
-REFUSED = ("flipped", "gone", "cut", "folder gone", "list gone", "list flipped", "out of order", "a path")
+REFUSED = (
+    "a pipe",
+    "a device",
+    "a pipe as list",
+    "a pipe of events",
+    "endless",
+    "flipped",
+    "gone",
+    "cut",
+    "folder gone",
+    "list gone",
+    "list flipped",
+    "out of order",
+    "a path",
+)
 
 
 @pytest.mark.parametrize("harm", HARMS)

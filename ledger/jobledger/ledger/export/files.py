@@ -21,6 +21,7 @@ import msgspec
 from jobledger.ledger.codec import Message, read_message
 from jobledger.ledger.errors import CorruptLedgerError, ExportDamagedError
 from jobledger.ledger.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.export.opening import open_file
 from jobledger.ledger.times import time_text
 
 #: A file is full when it holds so much.
@@ -235,7 +236,7 @@ class JsonLinesFile:
         total, number, offset = hashlib.sha256(), 0, 0
         places: list[tuple[int, int, int]] = []
         try:
-            with self.path.open("rb", buffering=_BUFFER_BYTES) as file:
+            with open_file(self.path, buffer_bytes=_BUFFER_BYTES) as file:
                 while line := file.readline(LINE_BYTES_MAX + 1):
                     if number % _INDEX_EVERY == 0:
                         sequence = _sequence_of(line)
@@ -255,7 +256,7 @@ class JsonLinesFile:
         """Yield the events; see `EventFile.rows`."""
         number, offset = self._place_before(from_sequence)
         try:
-            with self.path.open("rb", buffering=_BUFFER_BYTES) as file:
+            with open_file(self.path, buffer_bytes=_BUFFER_BYTES) as file:
                 file.seek(offset)
                 while line := file.readline(LINE_BYTES_MAX + 1):
                     number += 1

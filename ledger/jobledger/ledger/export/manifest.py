@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from jobledger.ledger.errors import ExportDamagedError, NotAnExportError, NotFoundError
+from jobledger.ledger.export.opening import open_file
 from jobledger.ledger.subjects import JobRef, Names, is_token
 
 #: The version of the format; a field more or less makes another one. The first one had no `payloads`.
@@ -185,7 +186,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _read(folder: Path) -> bytes:
     path = folder / MANIFEST
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_MANIFEST_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not folder.exists():

@@ -17,6 +17,7 @@ from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import ConfigurationError
 from jobledger.ledger.export.files import Damage, Row, altered, unreadable
 from jobledger.ledger.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.export.opening import open_file
 
 _ROW_GROUP_ROWS: Final = 4_096
 _ROW_GROUP_BYTES: Final = 8 << 20
@@ -121,7 +122,7 @@ class ParquetWriter:
 
 def _hash_file(path: Path) -> tuple[str, int]:
     total, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             total.update(chunk)
             size += len(chunk)

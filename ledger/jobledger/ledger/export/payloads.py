@@ -20,6 +20,7 @@ from jobledger.ledger.errors import ExportDamagedError, PayloadMissingError
 from jobledger.ledger.events import PayloadRef
 from jobledger.ledger.export.files import altered_size, unreadable
 from jobledger.ledger.export.manifest import ExportedPayloads, Manifest
+from jobledger.ledger.export.opening import open_file
 from jobledger.ledger.payload_refs import Reference, References, StoreName, is_digest
 
 PAYLOADS: Final = "payloads"  #: the folder
@@ -27,6 +28,7 @@ PAYLOAD_LIST: Final = "payloads.jsonl"
 _DRAFT_SUFFIX: Final = ".part"
 _LINE_BYTES_MAX: Final = 1_000
 _CHUNK_BYTES: Final = 1 << 20
+_VALUE_BYTES_MAX: Final = 1 << 30  #: no ledger takes a larger one
 
 Progress = Callable[[int, int], None]
 
@@ -153,7 +155,7 @@ def listed(folder: Path, manifest: Manifest) -> Generator[Listed, None, None]:
     path, total, before = folder / PAYLOAD_LIST, hashlib.sha256(), ""
     count = missing = 0
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while line := file.readline(_LINE_BYTES_MAX):
                 total.update(line)
                 count += 1
@@ -206,13 +208,18 @@ def payload_problems(folder: Path, manifest: Manifest) -> Iterator[ExportDamaged
 def _wrong_file(path: Path, sha256: str) -> tuple[str | None, int]:
     total, size = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
+        with open_file(path, bytes_max=_VALUE_BYTES_MAX) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 total.update(chunk)
                 size += len(chunk)
     except OSError as error:
         return unreadable(error), size
     return (None if total.hexdigest() == sha256 else "it was altered: its sha256 is not its name"), size
+
+
+def _text(path: Path) -> bytes:
+    with open_file(path, bytes_max=_VALUE_BYTES_MAX) as file:
+        return file.read()
 
 
 def check_payloads(folder: Path, manifest: Manifest) -> None:
@@ -243,7 +250,7 @@ class PayloadFiles:
         name = reference.sha256
         for folder in self._folders if is_digest(name) else ():
             try:
-                text = (folder / PAYLOADS / name).read_bytes()
+                text = _text(folder / PAYLOADS / name)
             except OSError:
                 continue
             if hashlib.sha256(text).hexdigest() == name:
@@ -270,7 +277,7 @@ async def import_payloads(
         if problem is not None:
             raise ExportDamagedError(path, problem)
         reference = PayloadRef(sha256=each.sha256, size_bytes=size)
-        await sink.keep(each.store, reference, await anyio.to_thread.run_sync(path.read_bytes))
+        await sink.keep(each.store, reference, await anyio.to_thread.run_sync(_text, path))
         count += 1
         if on_progress is not None:
             on_progress(count, total)
