@@ -145,3 +145,24 @@ def test_no_projection_or_a_strange_one_holds_no_check_up(cli: Cli, tmp_path: Pa
     other.with_ledger(lambda ledger: rebuild(ledger.log, tmp_path / "other.db"))
     answer = other.run("audit", "verify", *cli.where, "--projection", str(tmp_path / "other.db"))
     assert (answer.code, "cut off at the end" in answer.out) == (0, True)
+
+
+def test_a_place_that_cannot_be_looked_at_holds_no_check_up(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.projection = cli.projection.with_name(
+        "p" * 300
+    )  # as in somebody else's folder, the system refuses to look
+    answer = cli("audit", "verify")
+    assert (answer.code, "was not held to the projection" in answer.err) == (0, True), answer.err
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")  # of a user that the system does not know
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    answer = cli.run("audit", "verify", *cli.where)
+    assert (answer.code, "this user has no home folder" in answer.err) == (0, True), answer.err
+    for words in (("audit", "verify", "--with-projection"), ("jobs", "list")):
+        answer = cli.run(*words, *cli.where)
+        assert (answer.code, "name a file with --projection" in answer.err) == (2, True), answer.err

@@ -137,10 +137,8 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
         begin = await asked.seals.begin(log, asked.begin)
         if asked.last is not None and asked.last < begin:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
-        path = await projection_path(ledger, asked.projection)
-        position = _position(
-            output, path, log
-        )  # before the ledger's end is looked at, which may go on meanwhile
+        # Before the ledger's end is looked at, which may go on meanwhile.
+        path, position = await _projection(output, ledger, log, asked)
         anchors = Anchors(
             seals_through=asked.seals.kept_through(log),
             projection_at=position.stream_sequence if position is not None else 0,
@@ -168,13 +166,19 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
             )
 
 
-def _position(output: Output, path: Path, log: Log) -> PositionWitness | None:
-    """Return what the projection that is there has read; whoever has none, or none that can be read, is not held up."""
+async def _projection(
+    output: Output, ledger: Ledger, log: Log, asked: _Asked
+) -> tuple[Path | None, PositionWitness | None]:
+    """Return the projection's file, and what it has read; whoever has none, or none that can be read, is not held up."""
+    path: Path | None = None
     try:
-        return PositionWitness.beside(path, log)
-    except ProjectionError as error:
+        path = await projection_path(ledger, asked.projection)
+        return path, PositionWitness.beside(path, log)
+    except (ProjectionError, UsageError, OSError) as error:
+        if path is None and asked.with_projection:
+            raise
         output.note(f"the ledger's end was not held to the projection: {error}")
-        return None
+        return path, None
 
 
 async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
@@ -190,10 +194,10 @@ async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
 
 
 async def _witnesses(  # noqa: PLR0917 - what the check was told
-    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int, path: Path
+    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int, path: Path | None
 ) -> AsyncGenerator[Witness, None]:
     """Yield what else is compared with the ledger in the same pass."""
-    if asked.with_projection:
+    if asked.with_projection and path is not None:
         views = [log] if log is ledger.log else [log, ledger.log]
         yield await stack.enter_async_context(ProjectionWitness(path, *views))
     async for witness in asked.seals.witnesses(log, begin, asked.last):

@@ -201,12 +201,19 @@ async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
 
 
 def data_folder() -> Path:
-    """Return where this user's data belong on this system, in a folder of ours."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "jobledger"
-    given = os.environ.get("XDG_DATA_HOME", "")
-    # The specification says that a relative path counts as none.
-    return (Path(given) if given.startswith("/") else Path.home() / ".local" / "share") / "jobledger"
+    """Return where this user's data belong on this system, in a folder of ours.
+
+    Raises: UsageError for a user without a home folder, as programs in containers are.
+    """
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Application Support" / "jobledger"
+        given = os.environ.get("XDG_DATA_HOME", "")
+        # The specification says that a relative path counts as none.
+        return (Path(given) if given.startswith("/") else Path.home() / ".local" / "share") / "jobledger"
+    except RuntimeError as error:
+        message = "this user has no home folder for a projection: name a file with --projection, or set XDG_DATA_HOME"
+        raise UsageError(message) from error
 
 
 async def caught_up(ledger: Ledger, path: Path, output: Output) -> Position:
