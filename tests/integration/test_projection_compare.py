@@ -244,6 +244,21 @@ async def test_a_statement_that_runs_for_long_is_ended_when_nobody_waits(tmp_pat
         assert connection.execute("SELECT 1").fetchone() == (1,), "and the thread is gone from it"
 
 
+async def test_a_file_that_is_closed_in_the_moment_of_a_cancel_keeps_it_a_cancel(tmp_path: Path) -> None:
+    apart, over = Apart(), threading.Event()
+    apart.reads.append(sqlite3.connect(tmp_path / "any.db", check_same_thread=False))
+    apart.reads[0].close()  # the thread is about to take it from the list
+
+    def take_it() -> None:
+        assert not over.wait(0.5)
+        apart.reads.clear()
+
+    with anyio.move_on_after(0.1) as scope:
+        await apart.run(take_it, None)
+    assert scope.cancelled_caught
+    assert not apart.reads, "the thread came to its end first"
+
+
 async def test_projections_that_begin_differently_are_not_compared_row_for_row(tmp_path: Path) -> None:
     log = await memory_history(jobs=20, steps=100)
     for name in ("whole", "late"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -78,8 +79,10 @@ class Apart:
             self._stopped = True
         with anyio.CancelScope(shield=True):  # the connections must not be closed under the thread
             while began.is_set() and not ended.is_set():
-                for connection in self.reads:
-                    connection.interrupt()  # again and again: it only ends a statement that runs at this moment
+                for connection in tuple(self.reads):
+                    # Again and again: it only ends a statement that runs at this moment. The thread may close it now.
+                    with contextlib.suppress(sqlite3.ProgrammingError):
+                        connection.interrupt()
                 await anyio.sleep(_STOP_S)
 
     async def _show(self, progress: ProgressCallback | None) -> None:
