@@ -95,6 +95,19 @@ def test_what_is_no_message_is_refused_as_nats_py_refuses_it(nonsense: bytes) ->
     assert client.got == []
 
 
+def test_a_subject_with_white_space_that_the_server_takes_ends_no_connection() -> None:
+    # The server stores it for anybody who may publish; nats-py's parser refuses it, in every connection that reads.
+    sent = b"".join(
+        _message(OURS, reply, headers, b"data").replace(b"a.b", b"a.\x0b7.\x0cb\x0b")
+        for reply in (b"", b"_INBOX.x.1")
+        for headers in (b"", b"NATS/1.0\r\nA: b\r\n\r\n")
+    )
+    for cut in range(len(sent)):
+        client = Client()
+        got = _parsed(MessageParser(cast("Any", client), HANDLERS), client, [sent[:cut], sent[cut:]])
+        assert [(each[1], each[3]) for each in got] == [(b"a.\x0b7.\x0cb\x0b", b"data")] * 4
+
+
 def test_what_was_kept_is_forgotten_with_the_connection() -> None:
     client = Client()
     parser = MessageParser(cast("Any", client), HANDLERS)

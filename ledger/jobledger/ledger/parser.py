@@ -119,7 +119,9 @@ class MessageParser(Parser):
             line_end = find(b"\r\n", done)
             if line_end < 0:
                 break
-            words = data[done:line_end].split()
+            words = data[done:line_end].split(
+                b" "
+            )  # as the server writes it: a subject may have other white space
             headed = first == _H
             # A message that asks for no reply has one word less.
             replies = len(words) - _WORDS_MIN - headed
@@ -155,7 +157,7 @@ class MessageParser(Parser):
         line_end = rest.find(b"\r\n")
         if line_end < 0:
             return len(rest) < MAX_CONTROL_LINE_SIZE
-        words = rest[:line_end].split()
+        words = rest[:line_end].split(b" ")
         counts = _HEADED_WORDS if words[0] == b"HMSG" else _PLAIN_WORDS
         if len(words) - 1 not in counts or not (words[2].isdigit() and words[-1].isdigit()):
             return False
