@@ -166,3 +166,8 @@ def test_a_place_that_cannot_be_looked_at_holds_no_check_up(
     for words in (("audit", "verify", "--with-projection"), ("jobs", "list")):
         answer = cli.run(*words, *cli.where)
         assert (answer.code, "name a file with --projection" in answer.err) == (2, True), answer.err
+    answer = cli.run("doctor", "--json", *cli.where)
+    (report,) = answer.lines
+    found = {check["check"]: check for check in report["checks"]}
+    assert (answer.code, found["projection"]["status"]) == (0, "warn"), answer
+    assert "no home folder" in found["projection"]["found"]

@@ -13,7 +13,7 @@ from rich.text import Text
 from jobledger.cli import checks, options
 from jobledger.cli.checks import Check
 from jobledger.cli.embedded import MONITOR_ABOVE
-from jobledger.cli.errors import DONE, FAILED, exit_code
+from jobledger.cli.errors import DONE, FAILED, UsageError, exit_code
 from jobledger.cli.output import Output
 from jobledger.cli.projection import projection_status
 from jobledger.cli.session import Target, opened, projection_path, run
@@ -122,7 +122,12 @@ async def _look_at_ledger(found: list[Check], target: Target, chosen: Path | Non
             )
         )
         found.append(await _check_beginning(ledger))
-        found.append(await _check_projection(ledger, await projection_path(ledger, chosen)))
+        try:
+            path = await projection_path(ledger, chosen)
+        except UsageError as error:  # workers in containers need no projection, nor a home folder for one
+            found.append(Check(check="projection", status="warn", found=str(error)))
+            return
+        found.append(await _check_projection(ledger, path))
 
 
 async def _check_beginning(ledger: Ledger) -> Check:
