@@ -9,6 +9,7 @@ import queue
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -120,6 +121,7 @@ def command(tmp_path: Path, nats_server_binary: str) -> Iterator[Callable[..., P
     yield begin
     for process in reversed(made):
         process.close()
+        sys.stderr.write(process.errors)  # which pytest shows when the test failed
 
 
 @pytest.fixture

@@ -29,16 +29,8 @@ from jobledger.workers.pool import (
 )
 
 pytestmark = pytest.mark.anyio
-WHOLE_AGAIN_S = (
-    2.0  # or three times as long as a start takes at this minute, on a machine that has other work
-)
-
-
-async def started(pool: ProcessPool) -> tuple[int, float]:
-    """Start the pool's process; return its pid and how long another may take."""
-    began = time.monotonic()
-    pid = value(await pool.run(call("pid")))
-    return pid, max(WHOLE_AGAIN_S, 3 * (time.monotonic() - began))
+#: The target is 2 s (which `make faults` measures); here other tests have the processor, too.
+WHOLE_AGAIN_S = 15.0
 
 
 # Deaths.
@@ -57,7 +49,7 @@ async def test_a_death_is_told_and_the_pool_is_whole_again(
     pools: Pools, how: str, code: int | None, number: int | None, words: str
 ) -> None:
     pool = pools()
-    before, limit_s = await started(pool)
+    before = value(await pool.run(call("pid")))
     died = await pool.run(call("die", how=how))
     assert isinstance(died, Died)
     assert (died.exit_code, died.signal) == (code, number)
@@ -66,7 +58,7 @@ async def test_a_death_is_told_and_the_pool_is_whole_again(
     assert is_gone(before)
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != before
-    assert time.monotonic() - began < limit_s
+    assert time.monotonic() - began < WHOLE_AGAIN_S
 
 
 async def test_a_process_that_closes_its_line_is_killed(
@@ -89,13 +81,13 @@ async def test_a_crash_is_told_with_the_line_of_the_task(pools: Pools) -> None:
 
 async def test_memory_that_runs_out_is_an_exception_and_a_fresh_process(pools: Pools) -> None:
     pool = pools(memory_bytes_max=2 << 30)
-    before, limit_s = await started(pool)
+    before = value(await pool.run(call("pid")))
     raised = await pool.run(call("use_memory", size_bytes=4 << 30))
     assert isinstance(raised, Raised)
     assert raised.error.type == "MemoryError"
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != before
-    assert time.monotonic() - began < limit_s
+    assert time.monotonic() - began < WHOLE_AGAIN_S
 
 
 async def test_one_death_leaves_the_other_calls_alone(pools: Pools) -> None:
@@ -139,7 +131,7 @@ async def test_a_process_that_breaks_the_protocol_is_killed(pools: Pools, how: s
 @pytest.mark.parametrize("how", ["asleep", "in C", "with a program"])
 async def test_a_timeout_leaves_no_process_behind(pools: Pools, how: str) -> None:
     pool = pools()
-    _, limit_s = await started(pool)
+    await pool.run(call("pid"))
     heard = Heard()
     begun: list[int] = []
     running = asyncio.create_task(pool.run(call("hang", how=how), heard, on_begin=begun.append))
@@ -153,7 +145,7 @@ async def test_a_timeout_leaves_no_process_behind(pools: Pools, how: str) -> Non
     assert len(programs) == (how == "with a program")
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != begun[0]
-    assert time.monotonic() - began < limit_s
+    assert time.monotonic() - began < WHOLE_AGAIN_S
 
 
 async def test_timeouts_around_run_are_timeouts(pools: Pools) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any, Final
 
 import anyio
 
-from jobledger.cli.errors import ServerEndedError
-from jobledger.ledger.errors import PortInUseError
+from jobledger.cli.errors import ServerEndedError, first_of
+from jobledger.ledger.errors import LedgerError, PortInUseError
 from jobledger.ledger.server import Durability, EmbeddedServer
+from jobledger.projections.errors import ProjectionError
 
 #: The monitoring port lies this far above the client port, as 8222 above 4222, so that `doctor` finds it.
 MONITOR_ABOVE: Final = 4000
 _PORT_MAX: Final = 65535
-#: How long after an error of ours the server's end may take to show.
+#: How long after an error the server's end may take to show: our own sentences are told soon, and what nobody foresaw is
+#: most likely the death itself, which a busy machine shows late.
 _DEATH_S: Final = 0.3
+_DEATH_UNFORESEEN_S: Final = 3.0
 
 
 @contextlib.asynccontextmanager
@@ -60,12 +64,23 @@ async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
     """
     try:
         yield
-    except Exception as error:  # anything may be what the death of the server looks like
-        with anyio.move_on_after(_DEATH_S):
+    except BaseException as error:  # anything may be what the death of the server looks like
+        if _was_asked_for(error):
+            raise
+        ours = isinstance(first_of(error), LedgerError | ProjectionError)
+        with anyio.move_on_after(_DEATH_S if ours else _DEATH_UNFORESEEN_S):
             await server.wait()
         if server.alive:
             raise
         raise ended_error(server) from error
+
+
+def _was_asked_for(error: BaseException) -> bool:
+    """Whether the block was ended from outside; a future that a lost connection cancelled only looks like that."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 def ended_error(server: EmbeddedServer) -> ServerEndedError:
