@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -50,10 +52,24 @@ def started(attempt: int, second: float) -> Started:
     return Started(**BASE, at=at(second), attempt=attempt, worker=f"w-{attempt}", lease_s=15)
 
 
-def row_of(job: Job) -> dict[str, rows.Value]:
-    fold_bytes = rows.fold_bytes(rows.without_input(job))
-    names: tuple[str, ...] = schema.JOB_CHANGING + schema.JOB_FIXED
-    return dict(zip(names, rows.job_changing(job, fold_bytes, 2) + rows.job_fixed(job, 1), strict=True))
+def stored(table: str, *statements: tuple[str, rows.Row]) -> dict[str, Any]:
+    """Return the one row of a table as SQLite gives it back."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        schema.create_tables(connection, "")
+        for statement, values in statements:
+            connection.execute(statement, values)
+        found = connection.execute(f"SELECT * FROM {table}")
+        names = [column[0] for column in found.description]
+        (row,) = found.fetchall()
+        return dict(zip(names, row, strict=True))
+
+
+def changing(job: Job) -> rows.Row:
+    return (*rows.job_changing(job, rows.fold_bytes(rows.without_input(job)), 2), job.id, job.queue)
+
+
+def row_of(job: Job) -> dict[str, Any]:
+    return stored("jobs", (schema.INSERT_JOB, changing(job) + rows.job_fixed(job, 1)))
 
 
 def test_a_new_job_has_its_order_and_no_attempt() -> None:
@@ -79,6 +95,45 @@ def test_a_new_job_has_its_order_and_no_attempt() -> None:
         "last_sequence": 1,
     }
     assert {name: row[name] for name in expected} == expected
+
+
+def test_what_a_job_does_not_have_is_null_also_where_it_had_it() -> None:
+    failed = Failed(**BASE, at=at(2), attempt=1, error=ERROR, retry_at=at(9))
+    waiting = fold(queued(timeout_s=3.0), started(1, 1), failed)
+    requeued = evolve(waiting, queued(timeout_s=None, input=NO_VALUE), 4)
+    row = stored(
+        "jobs",
+        (schema.INSERT_JOB, changing(waiting) + rows.job_fixed(waiting, 1)),
+        (schema.UPDATE_JOB, changing(requeued)),
+        (schema.UPDATE_DATA, (rows.data_text(evolve(None, queued(input=NO_VALUE), 1)), "j-1", "email")),
+    )
+    missing = {"data", "result", "due_at", "completed_at", "dead_reason", "worker", "timeout_s"}
+    missing |= {"progress_done", "progress_total", "progress_note"}
+    assert {name for name, value in row.items() if value is None} == missing
+    assert type(row["fold"]) is bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "NULL"])
+def test_texts_that_look_like_nothing_are_stored_as_they_are(text: str) -> None:
+    progressed = Progressed(**BASE, at=at(2), attempt=1, done=0, total=0, note=text)
+    failed = Failed(
+        **BASE,
+        at=at(2),
+        attempt=1,
+        error=ErrorInfo(kind="exception", type=text, message=text, traceback=""),
+        retry_at=at(2),
+    )
+    job = fold(queued(timeout_s=0.0), started(1, 1), progressed, failed)
+    row = row_of(job)
+    assert (row["error"], row["error_type"]) == (text, text)
+    assert (row["progress_done"], row["progress_total"], row["progress_note"]) == (0, 0, text)
+    assert row["timeout_s"] == 0
+    attempt = stored("attempts", *((schema.PUT_ATTEMPT, each) for each in rows.attempt_rows(job, None)))
+    assert (attempt["error"], attempt["error_type"], attempt["finished_at"]) == (
+        text,
+        text,
+        "2025-01-31T08:00:02.125000Z",
+    )
 
 
 def test_a_running_job_shows_its_worker_and_progress() -> None:
@@ -109,8 +164,7 @@ def test_an_attempt_given_back_is_not_a_retry() -> None:
 
 def test_attempt_rows_have_duration_and_error() -> None:
     job = fold(queued(), started(1, 1), Failed(**BASE, at=at(3.5), attempt=1, error=ERROR, retry_at=at(9)))
-    (values,) = rows.attempt_rows(job, None)
-    row = dict(zip(schema.ATTEMPT_COLUMNS, values, strict=True))
+    row = stored("attempts", *((schema.PUT_ATTEMPT, each) for each in rows.attempt_rows(job, None)))
     assert (row["id"], row["attempt_number"], row["status"]) == ("email/j-1/1", 1, "failed")
     assert (row["duration_ms"], row["error"], row["error_type"]) == (2500.0, "no such user", "ValueError")
 
@@ -167,9 +221,10 @@ ORDERS = {
 def test_fold_and_data_give_the_job_back_and_folding_goes_on_from_them(order: Queued) -> None:
     job = fold(order)
     kept = rows.unfold(rows.fold_bytes(rows.without_input(job)))
-    assert rows.with_input(kept, rows.data_text(job)) == job
+    data = row_of(job)["data"]
+    assert rows.with_input(kept, data) == job
     further = evolve(kept, started(1, 1), 2)
-    assert rows.with_input(further, rows.data_text(job)) == evolve(job, started(1, 1), 2)
+    assert rows.with_input(further, data) == evolve(job, started(1, 1), 2)
     assert rows.fold_bytes(kept) == rows.fold_bytes(rows.without_input(job))
 
 

@@ -157,7 +157,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 _replace = msgspec.structs.replace
-_RUNNING = JobState.RUNNING  # of an enumeration's class each look is a search of its metaclass
+# Of an enumeration's class each look is a search of its metaclass.
+_RUNNING = JobState.RUNNING
+_COMPLETED = JobState.COMPLETED
 
 
 def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
@@ -174,10 +176,7 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
         case Queued() | Scheduled() | Held():
             return _waiting(job, event, stream_sequence)
         case Completed():
-            ended = _end_attempt(job, event, "completed", JobState.COMPLETED, stream_sequence)
-            return _replace(
-                ended, result=event.result, result_ref=event.result_ref, finished_at=event.at, error=None
-            )
+            return _completed(job, event, stream_sequence)
         case Failed():
             ended = _end_attempt(
                 job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error
@@ -299,7 +298,8 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
     due_at = event.run_at if isinstance(event, Scheduled) else None
     edited = event.input is not NO_VALUE or event.input_ref is not None
     return _replace(
-        _closed(job, event, "lost"),
+        job,
+        attempts=_closed(job, event, "lost"),
         state=_WAITING_STATE_OF[type(event)],
         updated_at=event.at,
         last_sequence=stream_sequence,
@@ -329,7 +329,7 @@ def _dispatched_anew(job: Job, event: Queued, stream_sequence: int) -> Job:
 
 def _started(job: Job, event: Started, stream_sequence: int) -> Job:
     attempt = Attempt(number=event.attempt, worker=event.worker, epoch=stream_sequence, started_at=event.at)
-    before = _closed(job, event, "lost").attempts  # a takeover: the older attempt is lost
+    before = _closed(job, event, "lost")  # a takeover: the older attempt is lost
     return _replace(
         job,
         state=_RUNNING,
@@ -360,7 +360,8 @@ def _end_attempt(
     error: ErrorInfo | None = None,
 ) -> Job:
     return _replace(
-        _closed(job, event, attempt_state, error=error),
+        job,
+        attempts=_closed(job, event, attempt_state, error=error),
         state=state,
         updated_at=event.at,
         last_sequence=stream_sequence,
@@ -371,9 +372,29 @@ def _end_attempt(
     )
 
 
-def _closed(job: Job, event: Event, attempt_state: AttemptState, *, error: ErrorInfo | None = None) -> Job:
-    """Close the attempt that is open, if one is."""
-    if not job.attempts or job.attempts[-1].state != "running":
-        return job
-    last = _replace(job.attempts[-1], state=attempt_state, finished_at=event.at, error=error)
-    return _replace(job, attempts=(*job.attempts[:-1], last))
+def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:
+    """End a job well; like `_end_attempt`, but in one step, since nearly every job has it."""
+    return _replace(
+        job,
+        attempts=_closed(job, event, "completed"),
+        state=_COMPLETED,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        claim_epoch=0,
+        wait_sequence=0,
+        due_at=None,
+        finished_at=event.at,
+        result=event.result,
+        result_ref=event.result_ref,
+        error=None,
+    )
+
+
+def _closed(
+    job: Job, event: Event, attempt_state: AttemptState, *, error: ErrorInfo | None = None
+) -> tuple[Attempt, ...]:
+    """Return the attempts, of which none is open any more."""
+    attempts = job.attempts
+    if not attempts or attempts[-1].state != "running":
+        return attempts
+    return (*attempts[:-1], _replace(attempts[-1], state=attempt_state, finished_at=event.at, error=error))

@@ -15,11 +15,14 @@ from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
 from jobledger.ledger.fingerprint import job_fingerprint
 from jobledger.ledger.job import Attempt, Job, JobState
 from jobledger.ledger.times import as_utc, time_text
+from jobledger.projections.schema import NULL_NUMBER, NULL_TEXT
 
-Value = str | int | float | bytes | None
+Value = str | int | float | bytes | bytearray | None
 Row = tuple[Value, ...]
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_RUNNING: Final = JobState.RUNNING
+_NO_PROGRESS: Final = (NULL_NUMBER, NULL_NUMBER, NULL_TEXT)
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
 
@@ -52,37 +55,36 @@ def with_input(job: Job, data: str | None) -> Job:
     return msgspec.structs.replace(job, input=msgspec.Raw(data.encode()))
 
 
-def data_text(job: Job) -> str | None:
-    """Return the column `data`: the input's JSON text, or a reference to it; None without any."""
+def data_text(job: Job) -> str | int:
+    """Return the column `data`: the input's JSON text, or a reference to it; `schema.NULL_TEXT` without any."""
     return _value_text(job.input, job.input_ref)
 
 
 def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
-    """Return the values of `schema.JOB_CHANGING`; `since_us` as in `stats.Seen`."""
+    """Return the values of `schema.JOB_CHANGING`, NULL as `schema.NULL_TEXT`; `since_us` as in `stats.Seen`."""
     attempts, progress, error = job.attempts, job.progress, job.error
+    updated_at = time_text(job.updated_at)
     return (
-        job.state.value,
+        str(job.state),
         job.priority,
         _value_text(job.result, job.result_ref),
-        error.message if error is not None else None,
-        error.type if error is not None else None,
-        time_text(job.updated_at),
+        error.message if error is not None else NULL_TEXT,
+        error.type if error is not None else NULL_TEXT,
+        updated_at,
         _optional_time_text(job.due_at),
-        time_text(attempts[0].started_at) if attempts else None,
-        _optional_time_text(job.finished_at),
+        time_text(attempts[0].started_at) if attempts else NULL_TEXT,
+        updated_at if job.finished_at is job.updated_at else _optional_time_text(job.finished_at),
         len(attempts),
         job.max_attempts,
         max(0, len(attempts) - job.attempts_given_back - 1),
         job.max_attempts - 1,
-        job.dead_reason,
+        job.dead_reason or NULL_TEXT,
         int(job.cancel_requested),
-        attempts[-1].worker if attempts and job.state is JobState.RUNNING else None,
-        progress.done if progress is not None else None,
-        progress.total if progress is not None else None,
-        progress.note if progress is not None else None,
-        job.timeout_s,
+        attempts[-1].worker if attempts and job.state is _RUNNING else NULL_TEXT,
+        *(_NO_PROGRESS if progress is None else (progress.done, _number(progress.total), progress.note)),
+        NULL_NUMBER if job.timeout_s is None else job.timeout_s,
         job.last_sequence,
-        fold,
+        bytearray(fold),
         since_us,
     )
 
@@ -127,11 +129,11 @@ def _attempt_row(job: Job, attempt: Attempt, place: int) -> Row:
         time_text(attempt.started_at),
         attempt.state,
         _optional_time_text(finished_at),
-        (as_utc(finished_at) - as_utc(attempt.started_at)) / _MILLISECOND
-        if finished_at is not None
-        else None,
-        error.message if error is not None else None,
-        error.type if error is not None else None,
+        NULL_NUMBER
+        if finished_at is None
+        else (as_utc(finished_at) - as_utc(attempt.started_at)) / _MILLISECOND,
+        error.message if error is not None else NULL_TEXT,
+        error.type if error is not None else NULL_TEXT,
     )
 
 
@@ -148,19 +150,23 @@ def dead_letter_row(job: Job) -> Row:
         error.traceback if error is not None else None,
         job_fingerprint(job),
         len(job.attempts),
-        _optional_time_text(job.finished_at),
+        None if job.finished_at is None else time_text(job.finished_at),
         job.last_sequence,
     )
 
 
-def _optional_time_text(at: datetime | None) -> str | None:
-    return None if at is None else time_text(at)
+def _optional_time_text(at: datetime | None) -> str | int:
+    return NULL_TEXT if at is None else time_text(at)
 
 
-def _value_text(value: msgspec.Raw, ref: PayloadRef | None) -> str | None:
+def _number(value: float | None) -> float | str:
+    return NULL_NUMBER if value is None else value
+
+
+def _value_text(value: msgspec.Raw, ref: PayloadRef | None) -> str | int:
     if ref is not None:
         return _encode(ref).decode()
-    return None if value is NO_VALUE else bytes(value).decode(errors="replace")
+    return NULL_TEXT if value is NO_VALUE else bytes(value).decode(errors="replace")
 
 
 def _is_text(value: msgspec.Raw) -> bool:

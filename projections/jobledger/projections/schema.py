@@ -251,20 +251,54 @@ def marks(columns: tuple[str, ...]) -> str:
     return ", ".join("?" * len(columns))
 
 
+#: What rows of `jobs` and `attempts` hold for NULL. Python's sqlite3 looks in vain for an adapter of every None and every
+#: bytes it is given, which took a third of a rebuild; str, int, float and bytearray are spared that (`need_adapt` in
+#: CPython's Modules/_sqlite/statement.c). SQLite holds no number for equal to a text, so neither can be a real value.
+NULL_TEXT: Final = 0
+NULL_NUMBER: Final = ""
+_NULLABLE: Final = {
+    **dict.fromkeys(
+        (
+            "data",
+            "result",
+            "error",
+            "error_type",
+            "due_at",
+            "started_at",
+            "completed_at",
+            "finished_at",
+            "dead_reason",
+            "worker",
+            "progress_note",
+        ),
+        f"nullif(?, {NULL_TEXT})",
+    ),
+    **dict.fromkeys(
+        ("duration_ms", "progress_done", "progress_total", "timeout_s"),
+        f"nullif(?, '{NULL_NUMBER}')",
+    ),
+}
+
+
+def _nullable_marks(columns: tuple[str, ...]) -> str:
+    return ", ".join(_NULLABLE.get(name, "?") for name in columns)
+
+
 INSERT_JOB: Final = (
     f"INSERT INTO jobs ({', '.join(JOB_CHANGING + KEYS['jobs'] + JOB_FIXED)}) "  # noqa: S608 - constants above
-    f"VALUES ({marks(JOB_CHANGING + KEYS['jobs'] + JOB_FIXED)})"
+    f"VALUES ({_nullable_marks(JOB_CHANGING + KEYS['jobs'] + JOB_FIXED)})"
 )
 #: Names only what can change: SQLite rewrites every index that has a column named here, changed or not.
 UPDATE_JOB: Final = (
-    f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in JOB_CHANGING)} WHERE id = ? AND queue = ?"  # noqa: S608
+    f"UPDATE jobs SET {', '.join(f'{name} = {_nullable_marks((name,))}' for name in JOB_CHANGING)} "  # noqa: S608
+    "WHERE id = ? AND queue = ?"
 )
 DELETE_JOB: Final = "DELETE FROM jobs WHERE id = ? AND queue = ?"
 DELETE_ATTEMPTS: Final = "DELETE FROM attempts WHERE id >= ? AND id < ?"
-UPDATE_DATA: Final = "UPDATE jobs SET data = ? WHERE id = ? AND queue = ?"
+UPDATE_DATA: Final = f"UPDATE jobs SET data = {_NULLABLE['data']} WHERE id = ? AND queue = ?"  # noqa: S608
 SELECT_FOLD: Final = "SELECT fold, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
 PUT_ATTEMPT: Final = (
-    f"INSERT INTO attempts ({', '.join(ATTEMPT_COLUMNS)}) VALUES ({marks(ATTEMPT_COLUMNS)}) "  # noqa: S608
+    f"INSERT INTO attempts ({', '.join(ATTEMPT_COLUMNS)}) VALUES ({_nullable_marks(ATTEMPT_COLUMNS)}) "  # noqa: S608
     f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in ATTEMPT_CHANGING)}"
 )
 PUT_DEAD_LETTER: Final = (
