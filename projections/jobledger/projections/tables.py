@@ -43,9 +43,12 @@ class Tables:
 
     def forget(self) -> None:
         """Empty the cache, because the rows are not, or no longer, what it came from."""
+        self._forget_folds()
+        self._counted_through = None
+
+    def _forget_folds(self) -> None:
         self._cache.clear()
         self._cache_bytes = 0
-        self._counted_through = None
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
         """Begin with what an archive run counted; see `layout.Rows`."""
@@ -67,7 +70,19 @@ class Tables:
             self._counted_through = 0
             self._apply(events[counted:])
 
-    def _apply(self, events: Iterable[Stored], *, totals: bool = True) -> None:
+    def _apply(self, events: Sequence[Stored], *, totals: bool = True) -> None:
+        """Take the jobs that begin here for new, which nearly all are: to look for each costs as much as its row."""
+        execute = self._connection.execute
+        execute("SAVEPOINT taken_for_new")
+        try:
+            self._fold(events, totals=totals, begun_are_new=True)
+        except sqlite3.IntegrityError:  # a job was archived, and its id was free again
+            execute("ROLLBACK TO taken_for_new")
+            self._forget_folds()
+            self._fold(events, totals=totals, begun_are_new=False)
+        execute("RELEASE taken_for_new")
+
+    def _fold(self, events: Sequence[Stored], *, totals: bool, begun_are_new: bool) -> None:
         before: dict[_Key, Seen | None] = {}
         after: dict[_Key, Seen] = {}
         replaced: dict[_Key, Seen | None] = {}
@@ -77,7 +92,7 @@ class Tables:
             key = (event.job, event.queue)
             known = after.get(key)
             if known is None:
-                known = self._known(key)
+                known = self._known(key, look=bool(event.prev) or not begun_are_new)
                 if known is None and event.prev and self._began_before(event):
                     job = evolve(None, event, stored.stream_sequence)
                     tally.add(event, None, job, microseconds(stored.stored_at))
@@ -110,11 +125,13 @@ class Tables:
             return False
         return bool(self._connection.execute(schema.SELECT_BEGINS_LATE).fetchone()[0])
 
-    def _known(self, key: _Key) -> Seen | None:
+    def _known(self, key: _Key, *, look: bool) -> Seen | None:
         cached = self._cache.pop(key, None)
         if cached is not None:
             self._cache_bytes -= cached[1]
             return cached[0]
+        if not look:
+            return None
         row = self._connection.execute(schema.SELECT_FOLD, key).fetchone()
         return None if row is None else Seen(rows.unfold(row[0]), row[1], row[2])
 
