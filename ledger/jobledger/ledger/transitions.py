@@ -69,6 +69,11 @@ LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
     },
 )
 
+_LEGAL_CLASSES: Final = {
+    state: frozenset(cls for cls in EVENT_CLASSES if cls.__struct_config__.tag in types)
+    for state, types in LEGAL.items()
+}
+
 #: Why a job may be queued in each state from which it may be.
 CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
     {
@@ -100,17 +105,15 @@ def violation(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _type_fits_state(job: Job | None, event: JobEvent) -> str | None:
-    kind = event_type(event)
     state = None if job is None else job.state
-    if kind not in LEGAL[state]:
-        return (
-            f"`{kind}` is its first event" if state is None else f"`{kind}` follows while it is {state.value}"
-        )
-    return None
+    if type(event) in _LEGAL_CLASSES[state]:
+        return None
+    kind = event_type(event)
+    return f"`{kind}` is its first event" if state is None else f"`{kind}` follows while it is {state.value}"
 
 
 def _names_agree(job: Job | None, event: JobEvent) -> str | None:
-    if job is not None and (event.job, event.queue, event.task) != (job.id, job.queue, job.task):
+    if job is not None and (event.job != job.id or event.queue != job.queue or event.task != job.task):
         named = f"{event.queue}/{event.job} ({event.task})"
         return f"`{event_type(event)}` names {named}, its chain is of {job.queue}/{job.id} ({job.task})"
     return None

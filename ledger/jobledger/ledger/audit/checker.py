@@ -102,7 +102,8 @@ class Checker:
         digest = hashlib.sha256(message.data).digest()
         if sequence != self.next_sequence:
             self._check_sequence(sequence)
-        self.next_sequence = max(self.next_sequence, sequence + 1)
+        if sequence >= self.next_sequence:
+            self.next_sequence = sequence + 1
         self._tally.events += 1
         self._head_hash = digest
         self._newest = message.stored_at

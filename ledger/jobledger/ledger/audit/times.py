@@ -64,8 +64,9 @@ class StoredTimes:
             apart = abs(stored_at - at)
             if apart > self._apart or not self._apart_sequence:
                 self._apart, self._apart_sequence = apart, message.stream_sequence
-        if self._newest is not None and self._newest - stored_at > self._back:
-            self._back, self._back_sequence = self._newest - stored_at, message.stream_sequence
+        newest = self._newest
+        if newest is not None and stored_at < newest and newest - stored_at > self._back:
+            self._back, self._back_sequence = newest - stored_at, message.stream_sequence
         self._newest = stored_at
 
     @property
