@@ -89,10 +89,12 @@ async def test_an_error_of_the_block_comes_out_as_it_is(world: World) -> None:
 
 async def test_a_cancelled_block_gives_the_lock_back(world: World) -> None:
     async with world.client() as one, world.client() as two:
-        with anyio.move_on_after(0.05):
+        with anyio.CancelScope() as scope:
             async with one.hold("account", "42"):
+                scope.cancel()
                 await asyncio.sleep(60)
-        async with two.hold("account", "42", wait_s=2.0):
+        assert scope.cancelled_caught
+        async with two.hold("account", "42", wait_s=LIMIT_S):
             pass
         holding = asyncio.create_task(_hold_for_ever(one))
         while (await world.types()).count("acquired") < 3:
@@ -100,7 +102,7 @@ async def test_a_cancelled_block_gives_the_lock_back(world: World) -> None:
         holding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await holding
-        async with two.hold("account", "42", wait_s=2.0):
+        async with two.hold("account", "42", wait_s=LIMIT_S):
             pass
 
 
@@ -122,9 +124,9 @@ async def test_whoever_is_cancelled_while_taking_it_leaves_it_free(world: World,
             await asyncio.sleep(0.0003 * steps)
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
-        async with two.hold("account", "42", wait_s=2.0):
+        async with two.hold("account", "42", wait_s=LIMIT_S):
             pass
-        async with one.hold("account", "42", wait_s=2.0):
+        async with one.hold("account", "42", wait_s=LIMIT_S):
             pass
         async with asyncio.timeout(LIMIT_S):
             while one._places or two._places:
@@ -195,7 +197,8 @@ async def test_the_number_guards_what_the_lock_cannot() -> None:
 
 
 async def test_a_client_cut_off_from_its_lease_stops_before_others_may_begin() -> None:
-    leases = MemoryLeases(LEASE_S)
+    lease_s = 6.0  # its margin, a twentieth of it, is for the machine
+    leases = MemoryLeases(lease_s)
 
     async def stay(locks: Locks, taken: list[HeldLock]) -> None:
         async with locks.hold("account", "42") as held:
@@ -208,10 +211,10 @@ async def test_a_client_cut_off_from_its_lease_stops_before_others_may_begin() -
         began = loop.time()
         with pytest.raises(LockLostError, match="cancelled"):
             await stay(one, taken)
-        assert loop.time() - began < LEASE_S
+        assert loop.time() - began < lease_s
         assert taken[0].holder in leases.keys  # by the bucket's clock it still lives
         leases.is_cut = False
-        async with one.hold("account", "42", wait_s=2.0) as again:
+        async with one.hold("account", "42", wait_s=LIMIT_S) as again:
             assert again.holder != taken[0].holder
     # The block is over, so the lock could be given back, lease or not.
     assert await world.types() == ["acquired", "released"] * 2
@@ -244,9 +247,9 @@ async def test_an_append_without_an_answer_leaves_no_lock_behind(stores: bool) -
         with pytest.raises(AppendOutcomeUnknownError):
             async with one.hold("account", "42"):
                 pytest.fail("nobody knows")
-        async with two.hold("account", "42", wait_s=2.0):
+        async with two.hold("account", "42", wait_s=LIMIT_S):
             pass
-        async with one.hold("account", "42", wait_s=2.0):
+        async with one.hold("account", "42", wait_s=LIMIT_S):
             pass
     assert await world.types() == ["acquired", "released"] * (3 if stores else 2)
 
@@ -263,6 +266,6 @@ async def test_giving_back_goes_on_behind_until_it_is_answered(
         async with one.hold("account", "42"):
             log.silent = 1
         assert one._background
-        async with two.hold("account", "42", wait_s=2.0), one.hold("account", "43"):
+        async with two.hold("account", "42", wait_s=LIMIT_S), one.hold("account", "43"):
             pass
     assert (await verify(world.log)).violations == ()

@@ -175,7 +175,7 @@ async def test_of_nine_writers_racing_for_a_chain_one_wins(log: Log) -> None:
             return None
 
     chains = [f"race-{number}" for number in range(50)]
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(LIMIT_S):
         results = await asyncio.gather(*(race(job_id, writer) for job_id in chains for writer in range(9)))
     for number, job_id in enumerate(chains):
         answers = results[number * 9 : number * 9 + 9]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.limits import LIMIT_S
 from tests.support.pools import TASKS, Pools, is_gone
 from tests.support.warm import start
 from tests.support.working import Connect
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
-LIMIT_S = 15.0
 
 
 class Process:
@@ -135,7 +135,7 @@ def connected(nats_server: EmbeddedServer, environment: str) -> Connect:
     """Connect to the test's environment: small streams and short leases, unless told otherwise."""
 
     def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 2.0, **settings}
+        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 3.0, **settings}
         return connect(nats_server.url, environment=environment, **given)
 
     return make

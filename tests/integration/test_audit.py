@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import nats
 import pytest
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Backoff, Context, Ledger, Retry, TaskRegistry, connect, task
 from jobledger.ledger.audit import Expected, Report, leftovers, verify
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
-
-LIMIT_S = 10.0
 
 
 @task(queue="work", max_attempts=3, backoff=Backoff(base_s=0.05))

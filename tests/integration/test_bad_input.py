@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.errors import (
@@ -264,7 +265,7 @@ async def _answer(greeting: bytes) -> asyncio.Server:
 )
 async def test_something_else_on_the_port_is_a_sentence_in_time(greeting: bytes) -> None:
     server = await _answer(greeting)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(ServerUnreachableError) as caught:
             async with connect(
                 f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout_s=1.0

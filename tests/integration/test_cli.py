@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.limits import LIMIT_S
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import sync
@@ -39,7 +40,6 @@ async def half(number: float) -> float:
 @task
 async def nested(value: list) -> None: ...
 """
-LIMIT_S = 10.0
 
 
 class Cli(CommandLine):

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from tests.support.limits import LIMIT_S
 
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, task
@@ -322,7 +323,7 @@ async def test_a_following_read_model_ends_in_order_at_sigterm(
     ready = await anyio.to_thread.run_sync(process.line)
     assert (ready["read_model"], ready["position"]) == ("counts", 10)
     sequence = (await commands.ledger.enqueue(send_welcome, 8)).sequence
-    with anyio.fail_after(10):
+    with anyio.fail_after(LIMIT_S):
         while True:  # another process writes; the file is all that tells of it
             with sqlite3.connect(tmp_path / "own.db") as connection:
                 (found,) = connection.execute("SELECT stream_sequence FROM position").fetchone()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.limits import LIMIT_S
 
 from jobledger.cli.errors import INTERRUPTED
 from jobledger.ledger.server import EmbeddedServer
@@ -22,7 +23,6 @@ from jobledger.ledger.version import version
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
-LIMIT_S = 15.0
 TASKS = """
 import asyncio
 import threading
@@ -210,7 +210,7 @@ def test_a_task_that_cannot_be_stopped_does_not_keep_the_worker(
     waiting = start("enqueue", stuck, "--queue", stuck, "--wait", "--json", *there)
     waiting.line()
     assert [waiting.line()["type"] for _ in range(2)] == ["queued", "started"]
-    assert worker.end(signal.SIGTERM, limit_s=20) == 0
+    assert worker.end(signal.SIGTERM) == 0
     if told is not None:  # a coroutine that swallows its cancellation never says that it may be given back
         assert waiting.line()["type"] == told
 
@@ -254,7 +254,7 @@ def test_ctrl_c_while_the_command_is_still_loading_is_quiet() -> None:
         main()
     """
     ended = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "")
 
@@ -332,7 +332,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(
     while not list(tmp_path.glob("jobledger-demo-*/worker-2.log")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert demo.end(signal.SIGINT, limit_s=30) == 130
+    assert demo.end(signal.SIGINT) == 130
     assert list(tmp_path.glob("jobledger-demo-*")) == []
     assert demo.errors == ""
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout

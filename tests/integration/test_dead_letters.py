@@ -229,7 +229,7 @@ async def _settled(ledger: Ledger) -> None:
 
 
 async def test_a_job_whose_worker_died_over_its_last_delivery_goes_on(connected: Connect) -> None:
-    async with connected(lease_s=1.0) as ledger:
+    async with connected(lease_s=3.0) as ledger:
         await make_consumer(ledger, 1)
         job = await ledger.enqueue(send, 1)
         async with Puller(ledger) as puller, reacting(DeadLetterReactor(ledger), ledger=ledger):
@@ -345,7 +345,7 @@ async def test_without_any_advisory_three_dispatches_in_vain_make_a_dead_letter_
 
 
 async def test_a_job_stranded_while_it_ran_is_found(connected: Connect) -> None:
-    async with connected(lease_s=1.0) as ledger:
+    async with connected(lease_s=3.0) as ledger:
         await make_consumer(ledger, 1)
         job = await ledger.enqueue(send, 1)
         async with Puller(ledger) as puller:

@@ -23,6 +23,7 @@ import anyio
 import anyio.to_thread
 import pytest
 import typer.main
+from tests.support.limits import LIMIT_S
 
 from jobledger.cli.main import program, run
 from jobledger.ledger import Ledger, Task, TaskRegistry, connect
@@ -278,7 +279,7 @@ class Terminal:
         words = step.command.split()
         if words[0] == "make":  # would install, or run these tests
             subprocess.run(
-                ["make", "-n", *words[1:]], cwd=ROOT, env=self._environment, check=True, timeout=20
+                ["make", "-n", *words[1:]], cwd=ROOT, env=self._environment, check=True, timeout=LIMIT_S
             )
         elif words[0] == ".":
             assert words[1:] == [".venv/bin/activate"]
@@ -364,7 +365,7 @@ class Terminal:
         for child in self._serving:
             child.send_signal(signal.SIGINT)
         try:
-            return [child.wait(timeout=20) for child in self._serving]
+            return [child.wait(timeout=LIMIT_S) for child in self._serving]
         finally:
             for child in self._serving:
                 child.kill()

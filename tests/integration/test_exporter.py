@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.openmetrics import parser
 from tests.conftest import ServerFactory
 from tests.support.history import History, write_history
+from tests.support.limits import LIMIT_S
 from tests.support.working import Connect, working
 
 from jobledger.cli.main import run
@@ -32,7 +33,6 @@ from jobledger.projections.exporter import Exporter, ExporterConfig
 from jobledger.projections.metrics_names import COUNTERS, EXPORTER_METRICS
 
 pytestmark = pytest.mark.anyio
-LIMIT_S = 10.0
 
 
 class Scrape:

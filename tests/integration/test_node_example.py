@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
+from tests.support.limits import LIMIT_S
 from tests.support.working import ended, working
 
 from jobledger.ledger import Ledger, task
@@ -25,7 +26,6 @@ from jobledger.ledger.streams import api
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node"
 INSTALLED_BY = ("package.json", "npm-shrinkwrap.json", ".npmrc")
-LIMIT_S = 20.0
 INSTALL_LIMIT_S = 50.0
 
 pytestmark = pytest.mark.anyio

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import JobState, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 INLINE = 64 << 10
-LIMIT_S = 10.0
 
 
 @task(max_attempts=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def work(what: str) -> object:
     return what
 
 
-@task(queue="cpu", run_in="process", max_attempts=1, timeout_s=0.5)
+@task(queue="cpu", run_in="process", max_attempts=1, timeout_s=2.0)
 def for_ever(marker: str) -> None:
     Path(marker).write_text(str(os.getpid()))
     while True:
@@ -60,11 +59,11 @@ def stoppable(marker: str) -> None:
     time.sleep(60)
 
 
-@task(queue="cpu", run_in="process", max_attempts=1, heartbeat_s=0.5)
+@task(queue="cpu", run_in="process", max_attempts=1, heartbeat_s=1.5)
 def silent(context: Context, beats: int) -> int:
     for _ in range(beats):
         context.heartbeat()
-        time.sleep(0.1)
+        time.sleep(0.2)
     if beats < 10:
         time.sleep(60)
     return beats
@@ -102,6 +101,11 @@ def _process_of(marker: Path) -> Path:
 def _rewrite(tasks: TaskRegistry, source: str) -> None:
     """Change what new processes load."""
     Path(tasks.modules[0]).write_text(source)
+
+
+async def _ready(ledger: Ledger, tasks: TaskRegistry) -> None:
+    """Wait until there is a process: how long one takes to start is no part of what is measured."""
+    assert await (await ledger.enqueue(tasks.get("work"), "ready")).result(timeout_s=2 * LIMIT_S) == "ready"
 
 
 async def _gone(marker: Path) -> None:
@@ -150,6 +154,7 @@ async def test_a_timeout_kills_the_process(
     ledger: Ledger, tasks: TaskRegistry, worker: Worker, tmp_path: Path
 ) -> None:
     marker = tmp_path / "pid"
+    await _ready(ledger, tasks)
     job = await ended(await ledger.enqueue(tasks.get("for_ever"), str(marker)))
     assert job.error is not None
     assert job.error.kind == "timeout"
@@ -157,19 +162,23 @@ async def test_a_timeout_kills_the_process(
 
 
 async def test_a_cancel_kills_the_process(
-    ledger: Ledger, tasks: TaskRegistry, worker: Worker, tmp_path: Path
+    ledger: Ledger,
+    tasks: TaskRegistry,
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("jobledger.workers.cancels._LOOK_EVERY_S", 10 * LIMIT_S)  # only a hint comes in time
     marker = tmp_path / "pid"
     job = await ledger.enqueue(tasks.get("stoppable"), str(marker))
     await until(lambda: marker.exists() and bool(marker.read_text()))
-    asked_at = time.monotonic()
     await ledger.cancel(job.ref)
     assert (await ended(job)).state is JobState.CANCELLED
-    assert time.monotonic() - asked_at < 3
     await _gone(marker)
 
 
 async def test_signs_of_life_come_through(ledger: Ledger, tasks: TaskRegistry, worker: Worker) -> None:
+    await _ready(ledger, tasks)
     alive = await ledger.enqueue(tasks.get("silent"), 10)
     silent = await ended(await ledger.enqueue(tasks.get("silent"), 2))
     assert await alive.result(timeout_s=LIMIT_S) == 10
@@ -221,8 +230,6 @@ async def test_a_stopping_worker_lets_go_of_jobs_that_wait_for_a_process(
         await until((tmp_path / "first").exists)
         waiting = await ledger.enqueue(tasks.get("stoppable"), str(tmp_path / "second"))
         await until(lambda: worker._pool is not None and worker._pool.free < 0)
-        stopped_at = time.monotonic()
-    assert time.monotonic() - stopped_at < 2
     assert not (tmp_path / "second").exists()
     after = await waiting.snapshot()
     assert (after.state, after.attempts) == (JobState.QUEUED, ())

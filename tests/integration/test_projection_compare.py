@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.histories import memory_history
+from tests.support.limits import LIMIT_S
 from tests.support.projections import finish
 
 from jobledger.ledger.memory import MemoryLog
@@ -186,26 +188,38 @@ async def test_verify_of_an_empty_ledger(tmp_path: Path) -> None:
     assert (position.stream_sequence, position.begins_at, found) == (0, 1, None)
 
 
+class _SlowRows:
+    """Stands for the rows of a large file on a slow disk."""
+
+    def __init__(self, *, waits_for_turns: bool) -> None:
+        self.turn = threading.Event()  #: the loop had one since the last row
+        self.count = 0
+        self.ended = False
+        self._waits_for_turns = waits_for_turns
+        self._whole = compare_module._rows  # pyright: ignore[reportPrivateUsage]
+
+    def __call__(self, *words: Any) -> Iterator[tuple[Any, ...]]:
+        for row in self._whole(*words):
+            self.count += 1
+            if self._waits_for_turns:
+                assert self.turn.wait(LIMIT_S), "the loop stands still while it compares"
+                self.turn.clear()
+            else:
+                time.sleep(0.2)
+            yield row
+        self.ended = True
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_comparing_leaves_the_event_loop_free_tells_how_far_it_is_and_ends_when_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
     log, path = await memory_history(jobs=20, steps=100), tmp_path / "p.db"
     await finish(log, path)
-    whole = compare_module._rows  # pyright: ignore[reportPrivateUsage]
-    began, ended = threading.Event(), threading.Event()
-
-    def slowly(*words: Any) -> Iterator[tuple[Any, ...]]:
-        for row in whole(*words):
-            began.set()
-            time.sleep(1.0 if cancelled else 0.002)  # a large file on a slow disk
-            yield row
-        ended.set()
-
-    monkeypatch.setattr(compare_module, "_rows", slowly)
+    rows = _SlowRows(waits_for_turns=not cancelled)
+    monkeypatch.setattr(compare_module, "_rows", rows)
     told: list[tuple[int, int]] = []
-    at = 0.0
-    turns = 0
+    turns = rows_then = 0
     async with anyio.create_task_group() as group:
 
         async def compare() -> None:
@@ -214,17 +228,18 @@ async def test_comparing_leaves_the_event_loop_free_tells_how_far_it_is_and_ends
             group.cancel_scope.cancel()
 
         group.start_soon(compare)
-        with anyio.fail_after(15):
+        with anyio.fail_after(LIMIT_S):
             while True:
                 await anyio.sleep(0.001)
-                turns += began.is_set()
+                rows.turn.set()
+                turns += rows.count > 0
                 if cancelled and turns:
                     break
-        at = time.monotonic()
+        rows_then = rows.count
         group.cancel_scope.cancel()
     if cancelled:
-        assert time.monotonic() - at < 2.0, "at the next row"
-        assert not ended.is_set()
+        assert rows.count <= rows_then + 2, "at the next row"
+        assert not rows.ended
     else:
         assert turns > 20, "while it compared, others had their turn"
         done, total = zip(*told, strict=True)
@@ -249,11 +264,15 @@ async def test_a_file_that_is_closed_in_the_moment_of_a_cancel_keeps_it_a_cancel
     apart.reads.append(sqlite3.connect(tmp_path / "any.db", check_same_thread=False))
     apart.reads[0].close()  # the thread is about to take it from the list
 
+    loop = asyncio.get_running_loop()
+    scope = anyio.CancelScope()
+
     def take_it() -> None:
+        loop.call_soon_threadsafe(scope.cancel)
         assert not over.wait(0.5)
         apart.reads.clear()
 
-    with anyio.move_on_after(0.1) as scope:
+    with scope:
         await apart.run(take_it, None)
     assert scope.cancelled_caught
     assert not apart.reads, "the thread came to its end first"

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.support.histories import SteppedClock, act, memory_history
+from tests.support.limits import LIMIT_S
 from tests.support.projections import SMALL, Cut, assert_true, finish, leftovers
 
 from jobledger.ledger.memory import MemoryLog
@@ -91,7 +92,7 @@ async def test_drafts_of_dead_processes_are_removed(tmp_path: Path) -> None:
 
 def dead_process_id() -> int:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait(timeout=10)
+    child.wait(timeout=LIMIT_S)
     return child.pid
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import ServerFactory
+from tests.support.limits import LIMIT_S
 from tests.support.log_entries import chain_of, entry, event, fill
 
 from jobledger.ledger import Ledger, connect, feed, window
@@ -26,7 +27,6 @@ from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.window import Window
 
 pytestmark = pytest.mark.anyio
-LIMIT_S = 10.0
 KIB = 1024
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.support.limits import LIMIT_S
 
 from jobledger.workers import reload
 from jobledger.workers.reload import SourceWatch, difference, source_folders
@@ -77,7 +78,7 @@ async def test_several_changes_at_once_are_told_together(tmp_path: Path) -> None
         group.start_soon(watch.run, told.append)
         (tmp_path / "a.py").write_text("22", encoding="utf-8")
         (tmp_path / "b.py").write_text("1", encoding="utf-8")
-        with anyio.fail_after(5):
+        with anyio.fail_after(LIMIT_S):
             while not told:
                 await anyio.sleep(0.01)
         group.cancel_scope.cancel()

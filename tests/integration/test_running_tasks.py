@@ -34,6 +34,7 @@ pytestmark = pytest.mark.anyio
 SEEN: Counter[str] = Counter()
 TOLD: list[Notice] = []
 AT_ONCE = Backoff(base_s=0)
+HINT_EVERY_S = 0.2  # of progress, at most; it is a quarter
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +60,9 @@ async def waits(context: Context) -> None:
 def waits_in_thread(context: Context) -> None:
     SEEN["began"] += 1
     try:
-        for _ in range(2_000):
+        for _ in range(4_000):
             context.heartbeat()
-            time.sleep(0.005)
+            time.sleep(0.01)
     except AttemptStoppedError:
         SEEN["heard"] += 1
         raise
@@ -78,15 +79,16 @@ async def finishes_anyway(context: Context) -> str:
 
 
 @pytest.mark.parametrize("each", [waits, waits_in_thread], ids=["async", "sync"])
-async def test_a_running_job_hears_of_its_cancel_at_once(connected: Connect, each: Any) -> None:
+async def test_a_running_job_hears_of_its_cancel_at_once(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch, each: Any
+) -> None:
+    monkeypatch.setattr("jobledger.workers.cancels._LOOK_EVERY_S", 10 * LIMIT_S)  # only a hint comes in time
     async with connected() as ledger, connected() as client, working(ledger, waits, waits_in_thread):
         job = await client.enqueue(each)
         await until(lambda: SEEN["began"] == 1)
-        asked_at = time.monotonic()
         asked = await client.cancel(job.ref, reason="not needed", by="ada")
         assert (asked.state, asked.cancel_requested) == (JobState.RUNNING, True)
         after = await ended(job)
-        assert time.monotonic() - asked_at < 2
         assert (after.state, after.cancel_reason, SEEN["heard"]) == (JobState.CANCELLED, "not needed", 1)
         assert await types(job) == ["queued", "started", "cancel_requested", "cancelled"]
 
@@ -160,21 +162,21 @@ async def test_a_job_is_asked_to_end_only_once_and_a_finished_one_not_at_all(led
 # Heartbeat, progress, checkpoint.
 
 
-@task(max_attempts=1, heartbeat_s=0.3)
+@task(max_attempts=1, heartbeat_s=1.0)
 async def falls_silent(context: Context, beats: int) -> str:
     for _ in range(beats):
         context.heartbeat()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     await asyncio.sleep(60 if beats < 10 else 0)
     return "alive"
 
 
-@task(max_attempts=1, heartbeat_s=0.3)
+@task(max_attempts=1, heartbeat_s=1.0)
 def falls_silent_in_thread(context: Context, beats: int) -> str:
     for _ in range(beats):
         context.heartbeat()
-        time.sleep(0.1)
-    time.sleep(1.5 if beats < 10 else 0)
+        time.sleep(0.2)
+    time.sleep(2.5 if beats < 10 else 0)
     return "alive"
 
 
@@ -215,8 +217,12 @@ def reports_in_thread(context: Context) -> None:
 
 
 @pytest.mark.parametrize("each", [reports, reports_in_thread], ids=["async", "sync"])
-async def test_progress_is_seen_live_and_is_no_event_per_tick(connected: Connect, each: Any) -> None:
+async def test_progress_is_seen_live_and_is_no_event_per_tick(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch, each: Any
+) -> None:
+    monkeypatch.setattr("jobledger.workers.channel._LEDGER_EVERY_S", 3_600.0)
     heard: list[Any] = []
+    began = time.monotonic()
     async with connected() as ledger, connected() as client, working(ledger, reports, reports_in_thread):
         job = await client.enqueue(each.options(id="watched"))
         async with client.hints.watch_progress(job.ref, lambda data: heard.append(msgspec.json.decode(data))):
@@ -224,7 +230,7 @@ async def test_progress_is_seen_live_and_is_no_event_per_tick(connected: Connect
         shown = (await job.snapshot()).progress
         await ended(job)
         assert (await types(job)).count("progressed") == 1
-    assert len(heard) < 20
+    assert len(heard) <= 2 + (time.monotonic() - began) / HINT_EVERY_S
     assert shown is not None
     assert shown.total == 1_000
 
@@ -260,7 +266,7 @@ async def test_a_checkpoint_is_handed_to_the_next_attempt(ledger: Ledger, each: 
 @task(max_attempts=1)
 async def keeps_on(context: Context) -> None:
     SEEN["began"] += 1
-    for number in range(1_000):
+    for number in range(100_000):
         await context.checkpoint(number)
 
 
@@ -270,7 +276,6 @@ async def test_a_task_that_checkpoints_all_the_time_can_be_cancelled(ledger: Led
         await until(lambda: SEEN["began"] == 1)
         await ledger.cancel(job.ref)
         assert (await ended(job)).state is JobState.CANCELLED
-    assert (await types(job)).count("checkpointed") < 200
 
 
 @task(max_attempts=1)
@@ -427,9 +432,9 @@ async def test_a_task_that_blocks_the_loop_is_named_while_it_does(
         job = await ledger.enqueue(blocks, 1.2)
         assert await job.result(timeout_s=LIMIT_S) == "at last"
         await until(lambda: len(TOLD) == 1)
-    said = [line for line in caplog.messages if "has been blocked" in line]
-    assert said
-    assert f"task blocks of job {job.id}" in said[0]
+    # A busy machine may block the loop by itself, which is said of no task.
+    said = [line for line in caplog.messages if f"task blocks of job {job.id}" in line]
+    assert "has been blocked" in said[0]
     assert "time.sleep(seconds)" in said[0]
     assert TOLD[0].kind == "stall"
 
@@ -454,6 +459,8 @@ async def test_queues_get_slots_by_their_weights(ledger: Ledger) -> None:
         await ledger.enqueue_many(each, ({"n": n} for n in range(600)))
     queues: dict[str, Any] = {"queues": ("heavy", "light"), "weights": {"heavy": 3}, "concurrency": 8}
     async with working(ledger, heavy, light, **queues):
-        await until(lambda: SEEN["heavy"] + SEEN["light"] >= 400)
-        share = SEEN["heavy"] / (SEEN["heavy"] + SEEN["light"])
+        await until(lambda: min(SEEN["heavy"], SEEN["light"]) >= 8)  # both have been handed out
+        before = SEEN.copy()
+        await until(lambda: (SEEN - before).total() >= 300)
+        share = (SEEN - before)["heavy"] / (SEEN - before).total()
     assert 0.6 < share < 0.85

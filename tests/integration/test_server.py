@@ -18,6 +18,7 @@ import anyio
 import nats
 import pytest
 from nats.js.api import StreamConfig
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.errors import (
     PortInUseError,
@@ -66,9 +67,9 @@ def _hosted(directory: Path, binary: str) -> Generator[tuple[subprocess.Popen[st
                 os.kill(server, signal.SIGKILL)
 
 
-async def _gone(*pids: int, within_s: float = 8.0) -> None:
+async def _gone(*pids: int) -> None:
     """Wait until no process has one of the pids; a zombie that nobody reaped yet is gone, too."""
-    with anyio.fail_after(within_s):
+    with anyio.fail_after(LIMIT_S):
         while any(_runs(pid) for pid in pids):
             await anyio.sleep(0.01)
 
@@ -94,7 +95,7 @@ async def _stored(server: EmbeddedServer) -> bytes | None:
 
 
 def _varz(server: EmbeddedServer) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{server.monitor_url}/varz", timeout=5) as answer:
+    with urllib.request.urlopen(f"{server.monitor_url}/varz", timeout=LIMIT_S) as answer:
         content: dict[str, Any] = json.load(answer)
     return content
 
@@ -163,7 +164,7 @@ async def test_killed_server_comes_back_on_its_ports_with_its_data(server_factor
     await _store(server, b"kept")
     before = (server.url, server.monitor_url, server.pid)
     os.kill(server.pid or 0, signal.SIGKILL)
-    with anyio.fail_after(5):
+    with anyio.fail_after(LIMIT_S):
         assert await server.wait() == -signal.SIGKILL
     assert not server.alive
     await server.start()
@@ -197,7 +198,7 @@ async def test_stop_leaves_neither_server_nor_sidecar(server_factory: ServerFact
     pids = [server.pid or 0, server._sidecar.pid]
     assert all(_runs(pid) for pid in pids)
     await server.stop()
-    await _gone(*pids, within_s=1)
+    await _gone(*pids)
     await server.stop()
 
 
@@ -263,7 +264,7 @@ async def test_killed_parent_leaves_no_process(nats_server_binary: str, tmp_path
         assert _runs(server)
         assert _runs(sidecar)
         host.kill()
-        host.wait(5)
+        host.wait(LIMIT_S)
         await _gone(server, sidecar)
 
 
@@ -274,7 +275,7 @@ async def test_killed_parent_with_a_frozen_server_leaves_no_process(
     with _hosted(tmp_path / "store", nats_server_binary) as (host, server, sidecar, _):
         os.kill(server, signal.SIGSTOP)
         host.kill()
-        host.wait(5)
+        host.wait(LIMIT_S)
         await _gone(server, sidecar)
 
 
@@ -296,9 +297,9 @@ async def test_signal_to_the_parent_stops_in_order(
 ) -> None:
     with _hosted(tmp_path / "store", nats_server_binary) as (host, server, sidecar, _):
         host.send_signal(number)
-        output, _ = host.communicate(timeout=8)
+        output, _ = host.communicate(timeout=LIMIT_S)
         assert output == "stopped 0\n"
-        await _gone(server, sidecar, within_s=1)
+        await _gone(server, sidecar)
 
 
 async def test_terminal_signals_reach_only_the_parent(nats_server: EmbeddedServer) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import nats
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
+from tests.support.limits import LIMIT_S
 
 from jobledger.cli.checks import check_consumers
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
@@ -57,7 +58,7 @@ async def raw(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
 
 
 async def ask(raw: Client, subject: str, body: bytes = b"") -> bytes:
-    return (await raw.request(f"$JS.API.{subject}", body, timeout=5)).data
+    return (await raw.request(f"$JS.API.{subject}", body, timeout=LIMIT_S)).data
 
 
 _RIGHT: dict[str, Any] = {"allow_direct": True, "deny_delete": True, "discard": "new", "allow_atomic": True}
@@ -125,7 +126,7 @@ async def test_many_clients_that_connect_at_once_make_one_set_of_streams(
         async with connect(nats_server.url, environment=environment, ledger_bytes_max=SMALL) as ledger:
             return (await ledger.enqueue(add, 1)).sequence
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         assert sorted(await asyncio.gather(*(use() for _ in range(10)))) == list(range(1, 11))
 
 
@@ -261,7 +262,7 @@ async def _plain_server(binary: str, directory: Path, more: str) -> AsyncGenerat
     )
     try:
         assert process.stderr is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while b"Listening for client connections on " not in (line := await process.stderr.readline()):
                 assert line
         yield f"nats://{line.rsplit(b' ', 1)[1].strip().decode()}"

@@ -112,7 +112,9 @@ async def test_a_process_that_cannot_start_ends_everything_with_its_code(
         f"if number == 1 and {first} is not None: os._exit({first})\n"
         "if number <= 2: line.send(b'ready\\n')\n"
         f"if number > 2: os._exit({later})\n"
-        "if number == 1: time.sleep(0.3); os._exit(9)\n"
+        "if number == 1:\n"
+        f"    while os.path.getsize({str(count)!r}) < 2: time.sleep(0.01)\n"
+        "    time.sleep(0.3); os._exit(9)\n"
         "assert line.recv(100) == b'stop\\n'\n",
         Register(),
         processes=2,
@@ -148,12 +150,12 @@ async def test_pauses_grow_to_their_limit_and_begin_anew_after_a_healthy_life(
     supervisor = supervisor_of(
         f"open({str(count)!r}, 'a').write('x')\n"
         "line.send(b'ready\\n')\n"
-        f"time.sleep(0.6 if os.path.getsize({str(count)!r}) == 4 else 0.06)\n"
+        f"time.sleep(2.5 if os.path.getsize({str(count)!r}) == 4 else 0.06)\n"
         "os._exit(9)\n",
         Register(),
         restart_s_first=0.01,
         restart_s_max=0.03,
-        healthy_s=0.5,
+        healthy_s=2.0,
     )
     async with anyio.create_task_group() as group:
         group.start_soon(supervisor.run)

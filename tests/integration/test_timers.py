@@ -22,6 +22,7 @@ from tests.support.working import Connect, working
 
 from jobledger.ledger import (
     Context,
+    JobHandle,
     Ledger,
     Retry,
     Snooze,
@@ -43,6 +44,7 @@ from tests.support.timing import (
     in_stream,
     is_queued,
     lateness,
+    measured_slack,
     reacting,
     types,
     until,
@@ -56,11 +58,12 @@ APPS = Path(__file__).parent / "apps"
 async def test_200_delayed_jobs_are_never_early_and_99_of_100_within_a_tenth_of_a_second(
     ledger: Ledger,
 ) -> None:
-    # From half a second to five: some are held by the worker that sees them first, others fire from the stream.
-    async with reacting(ledger):
+    # From half a second to four: some are held by the worker that sees them first, others fire from the stream.
+    async with reacting(ledger), measured_slack(ledger) as slack:
         begin = datetime.now(UTC) + timedelta(seconds=0.3)
         for number in range(200):
-            run_at = begin + timedelta(seconds=number * 0.017)
+            soonest = datetime.now(UTC) + timedelta(seconds=0.5)  # where enqueueing itself is slow
+            run_at = max(soonest, begin + timedelta(seconds=number * 0.017))
             await ledger.enqueue(add.options(run_at=run_at), number)
 
         async def all_dispatched() -> bool:
@@ -69,7 +72,7 @@ async def test_200_delayed_jobs_are_never_early_and_99_of_100_within_a_tenth_of_
         await until(all_dispatched)
     late = await lateness(ledger)
     assert len(late) == 200
-    assert late[197] < LATE_S_MAX, late[-5:]
+    assert late[197] < LATE_S_MAX + slack.usual_s, (late[-5:], slack.usual_s)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.3, 1.4])
@@ -97,7 +100,7 @@ async def test_a_timer_outlives_a_killed_server(server_factory: Callable[..., Em
     server = server_factory()
     await server.start()
     async with connect(server.url, ledger_bytes_max=32 << 20) as ledger, reacting(ledger):
-        job = await ledger.enqueue(add.options(delay_s=2.0), 1)
+        job = await ledger.enqueue(add.options(delay_s=4.0), 1)
         soon = await ledger.enqueue(add.options(delay_s=0.9), 1)  # held in the worker's memory
 
         async def is_set() -> bool:
@@ -118,19 +121,22 @@ async def test_what_became_due_while_nobody_listened_is_dispatched_by_the_next_w
 ) -> None:
     async with connected() as ledger:
         async with reacting(ledger):
-            job = await ledger.enqueue(add.options(delay_s=1.2), 1)
+            job = await ledger.enqueue(add.options(delay_s=3.0), 1)
 
             async def is_set() -> bool:
                 return await in_stream(ledger) == 1
 
             await until(is_set)
+        due_at = (await job.snapshot()).due_at
+        assert due_at is not None
         never_set = await ledger.enqueue(add.options(delay_s=0.2), 1)
 
         async def has_fired() -> bool:
             return (await timers_status(ledger)).fired == 1
 
         await until(has_fired)
-        await asyncio.sleep(0.6)  # until the moment itself is past: a timer fires half a second before it
+        # Until the moment itself is past: a timer fires half a second before it.
+        await asyncio.sleep(max(0.0, (due_at - datetime.now(UTC)).total_seconds() + 0.1))
         assert await types(job) == ["scheduled"]
     async with connected() as ledger, working(ledger, add):
         for each in (job, never_set):
@@ -141,10 +147,10 @@ async def test_what_became_due_while_nobody_listened_is_dispatched_by_the_next_w
 
 async def test_a_job_cancelled_meanwhile_stays_cancelled(ledger: Ledger) -> None:
     async with reacting(ledger):
-        far = await ledger.enqueue(add.options(delay_s=1.3), 1)
-        near = await ledger.enqueue(add.options(delay_s=0.3), 1)
-        after = await ledger.enqueue(add.options(delay_s=1.5), 1)
-        for job in (far, near):
+        far = await ledger.enqueue(add.options(delay_s=2.0), 1)
+        after = await ledger.enqueue(add.options(delay_s=2.2), 1)
+        near = await ledger.enqueue(add.options(delay_s=0.9), 1)  # held in memory
+        for job in (near, far):
             await ledger.execute(job.ref, CancelJob(reason="not needed"))
         await until(lambda: is_queued(after))
 
@@ -177,7 +183,7 @@ async def comes_back(context: Context, how: str, delay_s: float) -> str:
 async def test_a_job_that_comes_back_waits_in_the_ledger(
     ledger: Ledger, how: str, delay_s: float, cause: str, left: int
 ) -> None:
-    async with working(ledger, comes_back):
+    async with working(ledger, comes_back), measured_slack(ledger) as slack:
         job = await ledger.enqueue(comes_back, how, delay_s)
         assert await job.result(timeout_s=LIMIT_S) == how
     history = await job.history()
@@ -193,7 +199,8 @@ async def test_a_job_that_comes_back_waits_in_the_ledger(
     assert isinstance(queued.event, Queued)
     assert (queued.event.cause, queued.event.priority) == (cause, "high" if how == "retry" else "normal")
     waited_s = max(delay_s, SNOOZE_S_MIN)
-    assert waited_s <= (queued.event.at - waits.event.at).total_seconds() < waited_s + 2 * LATE_S_MAX
+    late_s = (queued.event.at - waits.event.at).total_seconds() - waited_s
+    assert 0.0 <= late_s < 2 * LATE_S_MAX + slack.worst_s
     assert (await job.snapshot()).attempts_left == left
 
 
@@ -211,20 +218,24 @@ async def test_a_paused_job_goes_on_at_its_time(ledger: Ledger) -> None:
 
 
 async def test_5000_due_at_one_moment_are_all_dispatched_once(ledger: Ledger) -> None:
+    began = time.monotonic()
+    await ledger.enqueue_many(add.options(queue="before"), ({"n": n} for n in range(500)))
+    # All of them are to be there before the moment: they take ten times as long, and reacting to them costs, too.
+    soonest_s = max(4.0, 40 * (time.monotonic() - began))
     async with reacting(ledger):
-        run_at = datetime.now(UTC) + timedelta(seconds=4.0)
+        run_at = datetime.now(UTC) + timedelta(seconds=soonest_s)
         await ledger.enqueue_many(add.options(run_at=run_at), ({"n": n} for n in range(5_000)))
 
         async def all_dispatched() -> bool:
-            return (await ledger.log.head()).last_sequence == 10_000
+            return (await ledger.log.head()).last_sequence == 10_500
 
-        await until(all_dispatched, 15.0)
+        await until(all_dispatched, soonest_s + LIMIT_S)
 
         async def settled() -> bool:
             return await in_stream(ledger) == 0
 
         await until(settled)
-    assert (await ledger.log.head()).last_sequence == 10_000
+    assert (await ledger.log.head()).last_sequence == 10_500
     assert len(await lateness(ledger)) == 5_000
 
 
@@ -240,12 +251,23 @@ async def test_worker_processes_share_the_work_and_a_killed_one_leaves_it_to_the
             assert process.stdout is not None
             assert await asyncio.wait_for(process.stdout.readline(), LIMIT_S) == b"ready\n"
         # In a queue that they do not serve: reactors look after all of them.
-        first = [await ledger.enqueue(add.options(queue="other", delay_s=0.8), n) for n in range(60)]
-        second = [await ledger.enqueue(add.options(queue="other", delay_s=1.9), n) for n in range(20)]
-        for job in first:
-            await until(partial(has_been_queued, job))
-        by = {int((await job.history())[1].event.by.split("-")[-2]) for job in first}
+        first: list[JobHandle[int]] = []
+        by: set[int] = set()
+        for _ in range(10):  # one that the machine lets wait for a moment leaves a round to the other
+            some = [await ledger.enqueue(add.options(queue="other", delay_s=0.8), n) for n in range(60)]
+            for job in some:
+                await until(partial(has_been_queued, job))
+                by.add(int((await job.history())[1].event.by.split("-")[-2]))
+            first += some
+            if len(by) > 1:
+                break
         assert by == {process.pid for process in processes}
+        second = [await ledger.enqueue(add.options(queue="other", delay_s=2.5), n) for n in range(20)]
+
+        async def all_heard() -> bool:
+            return (await timers_status(ledger)).unset_events == 0
+
+        await until(all_heard)  # else the killed one's are handed out again after its ack wait only
         processes[0].kill()
         for job in second:
             await until(partial(has_been_queued, job))
@@ -276,14 +298,19 @@ async def test_a_worker_whose_clock_is_off_is_late_by_that_but_early_by_no_clock
     connected: Connect, caplog: pytest.LogCaptureFixture, offset_s: float
 ) -> None:
     clock: Clock = _Skewed(offset_s)
-    async with connected() as ledger, connected_with(connected, clock) as off, reacting(off):
+    async with (
+        connected() as ledger,
+        connected_with(connected, clock) as off,
+        reacting(off),
+        measured_slack(ledger) as slack,
+    ):
         far = await ledger.enqueue(add.options(delay_s=1.5), 1)
         near = await ledger.enqueue(add.options(delay_s=0.4), 1)
         with caplog.at_level(logging.WARNING, logger="jobledger.workers.timers"):
             for job in (near, far):
                 await until(partial(is_queued, job))
         late = await lateness(ledger)
-        assert late[-1] < 2.0 + 4 * LATE_S_MAX
+        assert late[-1] < 2.0 + 4 * LATE_S_MAX + slack.worst_s
         assert ("are the clocks in step" in caplog.text) == (offset_s < 0)
 
 

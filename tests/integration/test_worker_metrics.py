@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import anyio.to_thread
 import pytest
 from prometheus_client import parser
 from tests.support.history import History
+from tests.support.limits import LIMIT_S
 from tests.support.working import Connect, ended, until, working
 
 from jobledger.cli.main import run
@@ -25,7 +27,6 @@ from jobledger.ledger.metrics_server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers.metrics import WORKER_METRICS, WorkerCollector, measured
 
-LIMIT_S = 10.0
 TASKS = """
 from jobledger.ledger import task
 
@@ -42,10 +43,11 @@ async def wait_for(released: str) -> None:
 
 @task(queue="m")
 async def block(seconds: float) -> None:
-    time.sleep(seconds)  # noqa: ASYNC251 - what the lag is there to show
+    SEEN.wait(seconds)  # what the lag is there to show
 
 
 EVENTS: dict[str, anyio.Event] = {}
+SEEN = threading.Event()
 
 
 def _scrape(port: int, path: str = "/metrics", token: str = "") -> tuple[int, str]:
@@ -72,7 +74,7 @@ def _values(text: str) -> dict[str, float]:
 async def test_a_worker_tells_what_it_alone_knows(connected: Connect) -> None:
     async with (
         connected(commit="group") as ledger,
-        working(ledger, wait_for, concurrency=3, ack_wait_s=1.0) as worker,
+        working(ledger, wait_for, concurrency=3, ack_wait_s=2.0) as worker,
         measured(ledger, worker) as collector,
     ):
         assert collector.health() == "the worker does not take work yet"
@@ -136,15 +138,17 @@ async def test_a_blocked_loop_is_seen_while_it_is_blocked(connected: Connect) ->
         with MetricsServer(collector, collector.health) as server:
             await until(lambda: collector.health() == "")
             seen: list[float] = []
+            SEEN.clear()
 
             def watch() -> None:
                 deadline = time.monotonic() + LIMIT_S
                 while time.monotonic() < deadline and max(seen, default=0) < 0.5:
                     seen.append(_values(_scrape(server.port)[1])["jobledger_worker_loop_late_seconds"])
+                SEEN.set()
 
             async with anyio.create_task_group() as group:
                 group.start_soon(anyio.to_thread.run_sync, watch)
-                await ended(await ledger.enqueue(block, seconds=1.2))
+                await ended(await ledger.enqueue(block, seconds=LIMIT_S))
             assert max(seen) >= 0.5
             await until(
                 lambda: sum(collector._lag.late_s.counts[-4:]) >= 1

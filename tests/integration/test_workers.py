@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.worker_tasks import BEGAN, RUNS, double, sleep, sleep_in_thread
+from tests.support.worker_tasks import BEGAN, RUNS, double, sleep
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
 from jobledger.ledger import (
@@ -43,6 +43,7 @@ def forget_runs() -> None:
 
 
 AT_ONCE = Backoff(base_s=0)
+GATE = threading.Event()
 
 
 @task
@@ -187,7 +188,7 @@ async def test_whatever_a_task_does_is_its_own_failure_and_the_worker_goes_on(
             assert [attempt.state for attempt in job.attempts] == ["failed"], how
             assert await types(jobs[how]) == ["queued", "started", "failed", "dead_lettered"]
             with pytest.raises(JobFailedError):
-                await jobs[how].result(timeout_s=0.5)
+                await jobs[how].result(timeout_s=LIMIT_S)
         after = await ledger.enqueue(double, 4)
         assert await after.result(timeout_s=LIMIT_S) == 8
 
@@ -223,7 +224,7 @@ def slow_in_thread(seconds: float) -> None:
 @pytest.mark.parametrize("each", [slow, slow_in_thread], ids=["async", "sync"])
 async def test_an_attempt_that_takes_too_long_is_stopped(ledger: Ledger, each: Task[[float], None]) -> None:
     async with working(ledger, slow, slow_in_thread):
-        job = await ended(await ledger.enqueue(each, 1.0))
+        job = await ended(await ledger.enqueue(each, 3.0))
     assert job.state is JobState.DEAD_LETTERED
     assert job.error is not None
     assert (job.error.kind, "0.2 s" in job.error.message) == ("timeout", True)
@@ -352,11 +353,31 @@ async def test_a_worker_serves_its_queues_and_no_others(ledger: Ledger) -> None:
     assert sorted(BEGAN) == ["a", "a", "b"]
 
 
-@pytest.mark.parametrize("each", [sleep, sleep_in_thread], ids=["async", "sync"])
-async def test_no_more_run_at_once_than_allowed(ledger: Ledger, each: Task[[float], int]) -> None:
-    jobs = [await ledger.enqueue(each, 0.05) for _ in range(30)]
+@task
+async def holds(context: Context) -> int:
+    RUNS[context.job_id] += 1
+    while not GATE.is_set():
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.02)
+    return context.attempt
+
+
+@task
+def holds_in_thread(context: Context) -> int:
+    RUNS[context.job_id] += 1
+    assert GATE.wait(LIMIT_S)
+    time.sleep(0.02)
+    return context.attempt
+
+
+@pytest.mark.parametrize("each", [holds, holds_in_thread], ids=["async", "sync"])
+async def test_no_more_run_at_once_than_allowed(ledger: Ledger, each: Task[[], int]) -> None:
+    jobs = [await ledger.enqueue(each) for _ in range(30)]
+    GATE.clear()
     most = 0
     async with working(ledger, each, concurrency=4) as worker:
+        await until(lambda: sum(RUNS.values()) == 4)
+        GATE.set()
         while not all(RUNS[job.id] for job in jobs):
             most = max(most, worker.running)
             await asyncio.sleep(0.002)
@@ -367,16 +388,18 @@ async def test_no_more_run_at_once_than_allowed(ledger: Ledger, each: Task[[floa
 
 
 async def test_a_busy_worker_keeps_nothing_from_an_idle_one(connected: Connect) -> None:
-    async with connected() as one, connected() as two, working(one, sleep, note, concurrency=1) as first:
+    GATE.clear()
+    async with connected() as one, connected() as two, working(one, holds, note, concurrency=1) as first:
         await until(lambda: all(lane.waiting for lane in first._intake._lanes))
-        long = await one.enqueue(sleep, 3.0)
+        long = await one.enqueue(holds)
         await until(lambda: first.running == 1)
-        async with working(two, sleep, note, concurrency=1) as second:
+        async with working(two, holds, note, concurrency=1) as second:
             await until(lambda: all(lane.waiting for lane in second._intake._lanes))
             urgent = [await one.enqueue(note.options(priority=each), each) for each in ("high", "low")]
             for job in urgent:
-                await job.wait(timeout_s=2.0)
+                await ended(job)
             assert await long.state() is JobState.RUNNING
+            GATE.set()
             await ended(long)
 
 

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.chain import EMPTY_CHAIN, Chain, Sealed, advance, extend, fold, load, seal, transact
 from jobledger.ledger.client import connect
@@ -68,7 +69,6 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom")
 JOB_IDS = ("a", "b", "c")
 ACTORS = ("w0", "w1", "w2")
-ACTION_LIMIT_S = 10.0
 CAUSES_ASKED: tuple[Cause, ...] = ("due", "admitted", "retried", "resumed", "redispatched")
 OUTCOMES = frozenset({"completed", "failed", "interrupted", "snoozed", "paused"})
 
@@ -99,7 +99,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def run(self, action: Awaitable[T]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(ACTION_LIMIT_S):
+            async with asyncio.timeout(LIMIT_S):
                 return await action
 
         return self.runner.run(bounded())

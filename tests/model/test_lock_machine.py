@@ -15,6 +15,7 @@ from typing import TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.audit.locks import LockChains
 from jobledger.ledger.codec import Message
@@ -65,7 +66,7 @@ class Locking(RuleBasedStateMachine):
 
     def run(self, action: Awaitable[T]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 return await action
 
         return self.runner.run(bounded())

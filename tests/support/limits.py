@@ -1,12 +1,20 @@
-"""Limits of what may hang."""
+"""Limits of what may hang.
+
+They guard against what would wait for ever, and say nothing about speed: a machine that is twenty times as slow as
+usual, or busy with other things, is to pass the same tests. What a test proves of time it measures against something
+that the same machine does in the same test (see `timing.Slack`), or by what was done, counted and in which order.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import anyio
+
+#: How long a test waits for what must come. Nothing passes because of it; what hangs fails after it.
+LIMIT_S: Final = 30.0
 
 
 def limited(function: Callable[..., Awaitable[Any]], limit_s: float) -> Callable[..., Awaitable[Any]]:

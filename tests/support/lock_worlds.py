@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
+from tests.support import limits
 from tests.support.memory_locks import MemoryHints, MemoryLeases
 
 from jobledger.ledger.client import connect
@@ -28,8 +29,8 @@ from jobledger.ledger.subjects import LockRef
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-LIMIT_S = 8.0
-LEASE_S = 1.0
+LIMIT_S = limits.LIMIT_S
+LEASE_S = 2.0
 REF = LockRef(scope="account", lock_id="42")
 
 

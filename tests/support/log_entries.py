@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+from tests.support import limits
 
 from jobledger.ledger.codec import Stored, digest, encode
 from jobledger.ledger.events import Cancelled, JobEvent, Queued
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-LIMIT_S = 5.0
+LIMIT_S = limits.LIMIT_S
 
 
 def event(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from tests.support import limits
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.commands import Claim, Complete
 from jobledger.ledger.subjects import JobRef
 
-LIMIT_S = 10.0
+LIMIT_S = limits.LIMIT_S
 COMMITS = ["pipeline", "group", "auto"]
 
 

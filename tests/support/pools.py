@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support import limits
 
 from jobledger.workers.pool import (
     Call,
@@ -20,7 +21,7 @@ from jobledger.workers.pool import (
 
 APPS = Path(__file__).parents[1] / "integration" / "apps"
 TASKS = str(APPS / "pool_tasks.py")
-LIMIT_S = 10.0
+LIMIT_S = limits.LIMIT_S
 
 Pools = Callable[..., ProcessPool]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+from tests.support import limits
 
-LIMIT_S = 15.0
+LIMIT_S = limits.LIMIT_S
 
 
 async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:

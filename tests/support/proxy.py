@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable
 from typing import Final, Self, TypeAlias
 
-_LIMIT_S: Final = 15.0
+from tests.support import limits
+
+_LIMIT_S = limits.LIMIT_S
 _WHOLE: Final = 1 << 30
 _QUEUE_MAX: Final = 10_000
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
-_LIMIT_S: Final = 10.0
+from tests.support import limits
+
+_LIMIT_S = limits.LIMIT_S
 
 
 class Disk(Protocol):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tests.support import limits
+
 from jobledger.ledger import Ledger, task
 
-LIMIT_S = 15.0
+LIMIT_S = limits.LIMIT_S
 
 
 @task(queue="billing", max_attempts=1)

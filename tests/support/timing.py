@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from tests.support import limits
 
 from jobledger.ledger import (
     JobHandle,
@@ -20,7 +21,53 @@ from jobledger.ledger.events import Queued, Scheduled
 from jobledger.ledger.streams import api
 from jobledger.workers.hosting import start_reactors
 
-LIMIT_S = 10.0
+LIMIT_S = limits.LIMIT_S
+
+
+class Slack:
+    """How late this machine is at the moment: what a test may add to a promise about time.
+
+    Of many turns of this loop, each with one answer of the server, how much later they came than they were due.
+    """
+
+    #: What a delivery, a wait and an append may cost, in units of one turn and one answer.
+    _TIMES: Final = 5
+
+    def __init__(self) -> None:
+        self._late: list[float] = []
+
+    def note(self, late_s: float) -> None:
+        self._late.append(late_s)
+
+    @property
+    def worst_s(self) -> float:
+        """What may be added for the latest of all."""
+        return self._TIMES * max(self._late)
+
+    @property
+    def usual_s(self) -> float:
+        """What may be added for 99 of 100."""
+        return self._TIMES * sorted(self._late)[len(self._late) * 99 // 100]
+
+
+@contextlib.asynccontextmanager
+async def measured_slack(ledger: Ledger) -> AsyncGenerator[Slack, None]:
+    """Measure for the length of the block; the block must take a moment."""
+    slack, loop = Slack(), asyncio.get_running_loop()
+
+    async def measure() -> None:
+        while True:
+            due = loop.time() + 0.02
+            await asyncio.sleep(0.02)
+            await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
+            slack.note(loop.time() - due)
+
+    measuring = asyncio.create_task(measure())
+    try:
+        yield slack
+    finally:
+        measuring.cancel()
+        await asyncio.gather(measuring, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

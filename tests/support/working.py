@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any
 
 import msgspec
+from tests.support import limits
 
 from jobledger.ledger import Job, JobHandle, Ledger, Task, TaskRegistry
 from jobledger.workers import Worker, WorkerConfig
 
 Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
-LIMIT_S: Final = 10.0
+LIMIT_S = limits.LIMIT_S
 
 
 @contextlib.asynccontextmanager

@@ -240,11 +240,11 @@ def heed(how: str) -> Any:
     if how == "program":
         program = subprocess.Popen(SLEEPER)
         program.terminate()
-        return program.wait(timeout=10)
+        return program.wait(timeout=30)
     fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     fork.start()
     fork.terminate()
-    fork.join(timeout=10)
+    fork.join(timeout=30)
     return fork.exitcode
 
 
