@@ -204,6 +204,7 @@ def test_every_example_is_run() -> None:
     assert [path.name for path in EXAMPLES] == sorted(SHOWN)
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) -> None:
     program = start(
@@ -214,7 +215,7 @@ def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) ->
         warnings="error",
     )
     try:
-        printed, errors = program.communicate(limit_s=40)
+        printed, errors = program.communicate(limit_s=100)
     except subprocess.TimeoutExpired:
         os.killpg(program.pid, signal.SIGKILL)  # with the server and the workers that it started
         raise
