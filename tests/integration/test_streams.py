@@ -209,7 +209,7 @@ async def test_a_wrong_password_is_told_without_it(
     async with _plain_server(nats_server_binary, tmp_path, accounts) as url:
         with pytest.raises(ServerUnreachableError) as caught:
             async with connect(
-                form.format(word=word, host=url.removeprefix("nats://")), connect_timeout_s=1.0
+                form.format(word=word, host=url.removeprefix("nats://")), connect_timeout_s=LIMIT_S
             ):
                 pass
     assert "s3" not in str(caught.value)
