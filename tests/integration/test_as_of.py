@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.chain import commit, load
 from jobledger.ledger.commands import Carry, Stamp
@@ -151,8 +152,8 @@ async def test_several_who_follow_and_look_back_at_once_disturb_nobody(tmp_path:
             for seed in range(6):
                 await random_history(log, seed, jobs=40, steps=20)
                 head = (await log.head()).last_sequence
-                await one.wait_for(head)
-                await other.wait_for(head)
+                await one.wait_for(head, timeout_s=LIMIT_S)
+                await other.wait_for(head, timeout_s=LIMIT_S)
                 for back in (1, 9, 17):
                     await assert_as_of(log, path, head - back, snapshots=config)
             group.cancel_scope.cancel()
@@ -387,12 +388,12 @@ async def test_a_reader_waits_for_what_another_projector_writes(tmp_path: Path) 
             following = group.create_task(projector.run())
             assert await act(log, 9_000, "claim", clock)
             head = (await log.head()).last_sequence
-            assert (await store.wait_for(head)).stream_sequence >= head
+            assert (await store.wait_for(head, timeout_s=LIMIT_S)).stream_sequence >= head
             assert store.find("job-09000")
             following.cancel()
         assert await act(log, 9_001, "claim", clock)
         await rebuild(log, path)  # the reader goes on in the new file
-        assert (await store.wait_for(head + 1)).stream_sequence == head + 1
+        assert (await store.wait_for(head + 1, timeout_s=LIMIT_S)).stream_sequence == head + 1
         with pytest.raises(
             ProjectionTimeoutError, match=f"did not reach stream sequence {head + 2} within 0.05 s"
         ):

@@ -279,6 +279,8 @@ async def test_an_old_server_is_refused_by_its_version() -> None:
     info = b'INFO {"server_id":"X","version":"2.10.22","jetstream":true,"headers":true,"max_payload":1048576}\r\n'
     server = await _answer(info)
     with pytest.raises(UnsupportedServerError, match=r"2\.10\.22.*2\.12"):
-        async with connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout_s=LIMIT_S):
+        async with connect(
+            f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout_s=LIMIT_S
+        ):
             pass
     server.close()

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.histories import SteppedClock, act, memory_history
+from tests.support.limits import LIMIT_S
 from tests.support.projections import SMALL, assert_true, finish, leftovers, no_space
 
 from jobledger.projections import (
@@ -233,10 +234,10 @@ async def test_file_removed_under_a_running_projector_is_made_anew(tmp_path: Pat
     with Projector(log, path, config=SMALL) as projector:
         async with anyio.create_task_group() as group:
             group.start_soon(projector.run)
-            await projector.wait_for((await log.head()).last_sequence)
+            await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
             for name in os.listdir(tmp_path):  # noqa: PTH208 - as short as that
                 os.unlink(tmp_path / name)  # noqa: PTH108
             await act(log, 7_000, "claim", clock)
-            await projector.wait_for((await log.head()).last_sequence)
+            await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
             group.cancel_scope.cancel()
     await assert_true(log, path)

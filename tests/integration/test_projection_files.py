@@ -36,13 +36,13 @@ async def test_rebuild_under_readers_and_a_running_projector(tmp_path: Path) -> 
     with Projector(log, path, config=SMALL) as projector:
         async with anyio.create_task_group() as group:
             group.start_soon(projector.run)
-            await projector.wait_for((await log.head()).last_sequence)
+            await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
             with Store.open(path) as store:
                 before = store.jobs(limit=1_000)
                 await rebuild(log, path)
                 assert store.jobs(limit=1_000) == before
                 await act(log, 7_000, "claim", clock)
-                await projector.wait_for((await log.head()).last_sequence)
+                await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
                 assert store.jobs(limit=1_000) == before, "a reader keeps the file it opened"
             with Store.open(path) as store:
                 assert len(store.jobs(limit=1_000)) == len(before) + 1

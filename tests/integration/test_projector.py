@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.client import connect
 from jobledger.ledger.codec import digest
@@ -106,12 +107,12 @@ async def test_running_projector_commits_what_arrives_within_its_linger(tmp_path
     with Projector(log, path) as projector:
         async with anyio.create_task_group() as group:
             group.start_soon(projector.run)
-            await projector.wait_for((await log.head()).last_sequence)
+            await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
             took: list[float] = []
             for number in range(7_000, 7_010):
                 await act(log, number, "claim", clock)
                 began = time.perf_counter()
-                await projector.wait_for((await log.head()).last_sequence)
+                await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
                 took.append(time.perf_counter() - began)
             assert min(took) < 1.0  # 50 ms; of ten, one is in time on a busy machine, too
             group.cancel_scope.cancel()
@@ -178,7 +179,7 @@ async def test_several_projectors_on_one_file_apply_each_event_once(tmp_path: Pa
             await act(log, number, "claim", clock)
             await anyio.lowlevel.checkpoint()
         for projector in projectors:
-            await projector.wait_for(head + 50)
+            await projector.wait_for(head + 50, timeout_s=LIMIT_S)
         group.cancel_scope.cancel()
     for projector in projectors:
         projector.close()
@@ -218,7 +219,7 @@ async def test_projection_of_a_real_ledger(nats_server: EmbeddedServer, tmp_path
             async with anyio.create_task_group() as group:
                 group.start_soon(projector.run)
                 await random_history(log, 3, jobs=20, steps=120)
-                await projector.wait_for((await log.head()).last_sequence)
+                await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
                 group.cancel_scope.cancel()
         await random_history(log, 4, jobs=30, steps=60)
         await finish(log, path)

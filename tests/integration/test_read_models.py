@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.histories import SteppedClock, act, memory_history
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.codec import Stored
 from jobledger.ledger.events import event_type
@@ -102,7 +103,7 @@ async def test_followed_in_pieces_and_rebuilt_it_holds_every_event_once(tmp_path
         async with anyio.create_task_group() as group:
             group.start_soon(projector.run)
             await act(log, 7_000, "claim", clock)
-            await projector.wait_for(head + 1)
+            await projector.wait_for(head + 1, timeout_s=LIMIT_S)
             group.cancel_scope.cancel()
     assert rows(path) == await truth(log)
     await rebuild(log, path, layout=made())

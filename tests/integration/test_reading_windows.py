@@ -195,6 +195,56 @@ async def test_a_purge_of_all_that_is_left_ends_a_read(
         await read(None)
 
 
+@pytest.mark.parametrize("is_filtered", [False, True])
+async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, *, is_filtered: bool
+) -> None:
+    """In a cluster it may count on a server that has not yet what the stream's leader has."""
+    await fill(ledger.log, 500)
+    believed: list[bool] = []
+    create, pending_after = Feed._create, feed._pending_after  # pyright: ignore[reportPrivateUsage]
+
+    async def lagging(self: Feed) -> dict[str, Any]:
+        made = await create(self)
+        believed.append(len(believed) >= 2)
+        return made if believed[-1] else {**made, "num_pending": 0}
+
+    def ends_early(raw: Raw) -> int:
+        return 0 if len(believed) < 4 else pending_after(raw)
+
+    monkeypatch.setattr(window, "_MESSAGES", 100)
+    monkeypatch.setattr(feed, "_RETRY_S", 0.01)
+    monkeypatch.setattr(Feed, "_create", lagging)
+    monkeypatch.setattr(feed, "_pending_after", ends_early)
+    subject = f"{chain_of(ledger.log).rsplit('.', 2)[0]}.>" if is_filtered else None
+    seen: list[int] = []
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aclosing(ledger.log.read_messages(subject=subject)) as batches,
+    ):
+        async for batch in batches:
+            seen.extend(message.stream_sequence for message in batch)
+    assert seen == list(range(1, 501))
+    assert believed == [False, False, True, True]
+
+
+async def test_a_read_ends_where_a_filter_fits_nothing_more(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(ledger.log, 10)
+    made: list[Feed] = []
+    create = Feed._create  # pyright: ignore[reportPrivateUsage]
+
+    async def noted(self: Feed) -> dict[str, Any]:
+        made.append(self)
+        return await create(self)
+
+    monkeypatch.setattr(Feed, "_create", noted)
+    for subject in (f"{ledger.names.ledger_root}.lock.>", ledger.names.all_of_type("cancelled")):
+        assert [batch async for batch in ledger.log.read_messages(subject=subject)] == []
+    assert len(made) == 2
+
+
 def _raw(log: Log, sequence: int) -> Raw:
     one = entry(log, 0, event(f"j{sequence}"))
     reply = f"$JS.ACK.LEDGER.c.1.{sequence}.{sequence}.1795278572698392034.5".encode()
