@@ -66,7 +66,7 @@ class Feed:
         No batch is empty; all come in stream order. A lost consumer or connection is replaced without a gap.
 
         Raises: SequenceGapError where the sequences must be dense and one is missing; ServerUnreachableError when the
-            connection is closed, or the server gives no answer for 30 s while something is still to be read.
+            connection is closed, or the server hands out nothing for 30 s while something is still to be read.
         """
         failing_since: float | None = None
         while until is None or self._next <= until:
@@ -81,9 +81,7 @@ class Feed:
                 now = asyncio.get_running_loop().time()
                 failing_since = failing_since or now
                 if until is not None and now - failing_since > _FINITE_PATIENCE_S:
-                    message = (
-                        f"the server did not answer for {_FINITE_PATIENCE_S:g} s while the ledger was read"
-                    )
+                    message = f"the server handed out nothing for {_FINITE_PATIENCE_S:g} s while the ledger was read"
                     raise ServerUnreachableError(message) from error
                 if self._connection.is_closed:
                     message = "the connection was closed while the ledger was read"
@@ -99,7 +97,7 @@ class Feed:
         name = str(made["name"])
         self._begun = True
         if until is not None and made["num_pending"] == 0:
-            self._exhausted = True
+            await self._end(until)
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
         messages_max = int(made.get("config", {}).get("max_batch", 0))
@@ -120,11 +118,27 @@ class Feed:
                 if problem is not None and (until is None or problem.stream_sequence <= until):
                     raise problem
                 if until is not None and _pending_after(taken[-1]) == 0:
-                    self._exhausted = True
+                    await self._end(until)
                     return
         finally:
             await window.close()
             await self._delete(name)
+
+    async def _end(self, until: int) -> None:
+        """Take a consumer's word that nothing is left, unless the stream's leader has more: its replica may lag behind.
+
+        Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError.
+        """
+        if self._next <= until and self._from_time is None:
+            filters = self._subject if isinstance(self._subject, tuple) else (self._subject or ">",)
+            for subject in filters:
+                # Answered by the leader alone, unlike a direct get.
+                request = {"seq": self._next, "next_by_subj": subject}
+                answer = await api(self._inbox, f"STREAM.MSG.GET.{self._stream}", request)
+                if "message" in answer and answer["message"]["seq"] <= until:
+                    logger.info("a consumer at %d lags behind the stream", self._next)
+                    raise ConnectionLostError
+        self._exhausted = True
 
     def _read(self, taken: list[Raw]) -> tuple[list[Message], CorruptLedgerError | None]:
         """Read what came up to the first that cannot be read; in a dense feed each sequence must be the next."""
