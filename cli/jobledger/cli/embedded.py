@@ -11,7 +11,7 @@ from typing import Any, Final
 import anyio
 
 from jobledger.cli.errors import ServerEndedError, first_of
-from jobledger.ledger.errors import LedgerError, PortInUseError
+from jobledger.ledger.errors import LedgerError, PortInUseError, UnreachableError
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections.errors import ProjectionError
 
@@ -67,12 +67,17 @@ async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
     except BaseException as error:  # anything may be what the death of the server looks like
         if _was_asked_for(error):
             raise
-        ours = isinstance(first_of(error), LedgerError | ProjectionError)
-        with anyio.move_on_after(_DEATH_S if ours else _DEATH_UNFORESEEN_S):
+        with anyio.move_on_after(_death_s(first_of(error))):
             await server.wait()
         if server.alive:
             raise
         raise ended_error(server) from error
+
+
+def _death_s(error: BaseException) -> float:
+    """How long to wait for the server's end: that nobody answers is most likely its death, too."""
+    ours = isinstance(error, LedgerError | ProjectionError) and not isinstance(error, UnreachableError)
+    return _DEATH_S if ours else _DEATH_UNFORESEEN_S
 
 
 def _was_asked_for(error: BaseException) -> bool:
