@@ -66,9 +66,8 @@ async def sealing(
 async def test_the_sealer_seals_after_so_many_events_and_after_so_long(
     connected: Connect, signer: Signer
 ) -> None:
-    async with connected() as ledger, sealing(ledger, signer, SealingConfig(events=5, interval_s=1)) as made:
-        for number in range(5):
-            await ledger.enqueue(double, number)
+    async with connected() as ledger, sealing(ledger, signer, SealingConfig(events=5, interval_s=2)) as made:
+        await ledger.enqueue_many(double, ({"number": number} for number in range(5)))
         first = await asyncio.wait_for(made.get(), LIMIT_S)
         await ledger.enqueue(double, 6)  # one alone: after the interval
         second = await asyncio.wait_for(made.get(), LIMIT_S)
