@@ -31,8 +31,11 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
 
 ServerFactory = Callable[..., EmbeddedServer]
-#: How often an async test may take its limit before it counts as hanging: the machine may be busy with other things.
-_PATIENCE = 3
+#: How often a test may take its limit before it counts as hanging: the machine may be slow, or busy with other things.
+_PATIENCE = 4
+_LIMIT_S = pytest.StashKey[float]()
+#: How much later pytest-timeout ends an async test that did not end itself.
+_LATER_S = 5.0
 
 
 @pytest.fixture(scope="session")
@@ -104,14 +107,21 @@ def own_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give every test its limit, of which the machine may be no part."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = _PATIENCE * float(marker.args[0] if marker is not None else config.getini("timeout"))
+        item.stash[_LIMIT_S] = limit_s
+        item.add_marker(pytest.mark.timeout(limit_s + _LATER_S), append=False)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """End an async test that hangs: what the alarm of pytest-timeout raises is lost in uvloop."""
     test = pyfuncitem.obj
     if inspect.iscoroutinefunction(test):
-        marker = pyfuncitem.get_closest_marker("timeout")
-        limit_s = marker.args[0] if marker is not None else pyfuncitem.config.getini("timeout")
-        pyfuncitem.obj = limited(test, _PATIENCE * float(limit_s))
+        pyfuncitem.obj = limited(test, pyfuncitem.stash[_LIMIT_S])
     try:
         return (yield)
     finally:

@@ -37,7 +37,7 @@ README = ROOT / "README.md"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
-_COMMAND_LIMIT_S = 30.0
+_COMMAND_LIMIT_S = 60.0
 _PROSE_WIDTH_MAX = 110
 
 

@@ -204,7 +204,6 @@ def test_every_example_is_run() -> None:
     assert [path.name for path in EXAMPLES] == sorted(SHOWN)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) -> None:
     program = start(

@@ -56,7 +56,7 @@ def test_a_replay_in_another_process_is_the_same_schedule() -> None:
     command = [sys.executable, "-m", "tests.model.simulation", "--seed", "5"]
     environment = {**os.environ, "PYTHONHASHSEED": "1234"}
     replayed = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert replayed.stdout == f"{text}\n", replayed.stderr
     assert result.trace_hash[:16] in replayed.stdout
