@@ -79,7 +79,7 @@ async def test_transaction_that_failed_can_be_tried_again(
 
 
 MOTHER = """
-import os, resource, sys, anyio
+import itertools, os, resource, sys, time, anyio
 from pathlib import Path
 from jobledger.projections import ProjectionStorageError, Projector, ProjectorConfig, Store, rebuild
 from tests.support.histories import memory_history
@@ -89,12 +89,19 @@ CONFIG = ProjectorConfig(batch_events_max=2)
 def tell(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
-async def project(log, path):
+commits = itertools.count(1)
+
+def tell_and_stand_still(done, total):
+    tell(done)
+    if next(commits) == 10:  # who is to kill it is late: it must not come to its end
+        time.sleep(3_600)
+
+async def project(log, path, progress=tell_and_stand_still):
     with Projector(log, path, config=CONFIG) as projector:
-        await projector.catch_up(progress=lambda done, total: tell(done))
+        await projector.catch_up(progress=progress)
 
 async def make_anew(log, path):
-    await rebuild(log, path, config=CONFIG, progress=lambda done, total: tell(done))
+    await rebuild(log, path, config=CONFIG, progress=tell_and_stand_still)
 
 async def project_on_a_full_disk(log, path):
     whole = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -112,7 +119,7 @@ async def project_on_a_full_disk(log, path):
                 assert before <= reached == projector.position.stream_sequence
                 tell("refused", reached)
             resource.setrlimit(resource.RLIMIT_FSIZE, whole)
-    await project(log, path)
+    await project(log, path, None)
     tell("end")
 
 log = anyio.run(lambda: memory_history(seed=5, jobs=300, steps=1_800))
