@@ -438,3 +438,24 @@ async def test_projection_that_missed_archived_events_stops_and_archives_bring_t
     assert difference(late, followed) is None
     assert difference(tmp_path / "rebuilt", followed) is None
     await finish(log, late, SMALL)  # and goes on without the archive
+
+
+async def test_ids_that_were_free_again_after_an_archive_are_other_jobs_in_a_rebuild_too(
+    tmp_path: Path,
+) -> None:
+    """Also where they come behind new jobs in one transaction: a draft has no journal to go back with."""
+    log, _, export = await archived_history(tmp_path)
+    joined, followed, clock = JoinedLog([export], log), tmp_path / "followed", SteppedClock()
+    gone = [number for number in range(60) if await log.last(log.names.chain(ref_of(number))) is None]
+    assert len(gone) > 5
+    for step in ("claim", "claim", "complete"):  # of which the first enqueues
+        for number in gone:
+            assert await act(log, 100 + number, step, clock)
+            assert await act(log, number, step, clock)
+    await finish(log, followed)
+    for config in (SMALL, ProjectorConfig(batch_events_max=100)):
+        rebuilt = tmp_path / f"rebuilt-{config.batch_events_max}"
+        await rebuild(joined, rebuilt, config=config)
+        assert difference(rebuilt, followed) is None
+    with Store.open(followed) as store:
+        assert_consistent(store, followed)

@@ -22,6 +22,10 @@ from jobledger.projections.stats_tables import add_tally
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
 
 
+class _NotNewError(sqlite3.IntegrityError):
+    """A job that begins has the id of one that is in the rows: that one was archived, and its id was free again."""
+
+
 def _sequence(stored: Stored) -> int:
     return stored.stream_sequence
 
@@ -72,17 +76,17 @@ class Tables:
 
     def _apply(self, events: Sequence[Stored], *, totals: bool = True) -> None:
         """Take the jobs that begin here for new, which nearly all are: to look for each costs as much as its row."""
-        execute = self._connection.execute
-        execute("SAVEPOINT taken_for_new")
         try:
             self._fold(events, totals=totals, begun_are_new=True)
-        except sqlite3.IntegrityError:  # a job was archived, and its id was free again
-            execute("ROLLBACK TO taken_for_new")
+        except _NotNewError:
             self._forget_folds()
             self._fold(events, totals=totals, begun_are_new=False)
-        execute("RELEASE taken_for_new")
 
     def _fold(self, events: Sequence[Stored], *, totals: bool, begun_are_new: bool) -> None:
+        """Bring the rows forward.
+
+        Raises: _NotNewError when one of the jobs that were taken for new is there; the rows are as they were.
+        """
         before: dict[_Key, Seen | None] = {}
         after: dict[_Key, Seen] = {}
         replaced: dict[_Key, Seen | None] = {}
@@ -99,6 +103,8 @@ class Tables:
                     continue
                 before[key] = known
             if known is not None and not event.prev:  # its job was archived, and the id was free again
+                if begun_are_new and before[key] is not None:
+                    raise _NotNewError("a job is known that begins")
                 replaced.setdefault(key, before[key])
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
@@ -159,13 +165,29 @@ class Tables:
             if not job.is_final:  # hardly anything follows a final state
                 self._cache[key] = (Seen(kept, seen.first_us, seen.since_us), len(fold))
                 self._cache_bytes += len(fold)
+        self._insert([key for key in after if before[key] is None], inserts)
         execute = self._connection.executemany
-        execute(schema.INSERT_JOB, inserts)
         execute(schema.UPDATE_JOB, updates)
         execute(schema.UPDATE_DATA, inputs)
         execute(schema.PUT_ATTEMPT, attempts)
         self._write_dead_letters(before, after)
         self._evict()
+
+    def _insert(self, keys: list[_Key], inserts: list[rows.Row]) -> None:
+        """Insert the rows of new jobs, or none.
+
+        Not in a savepoint: a draft has no journal that one could go back with, and a file that is followed would write
+        each page that changes to a temporary file, too.
+
+        Raises: _NotNewError.
+        """
+        before = self._connection.total_changes
+        try:
+            self._connection.executemany(schema.INSERT_JOB, inserts)
+        except sqlite3.IntegrityError as error:
+            inserted = self._connection.total_changes - before
+            self._connection.executemany(schema.DELETE_JOB, keys[:inserted])
+            raise _NotNewError(str(error)) from error
 
     def _write_dead_letters(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
         """A dead letter has a row as long as it is one: requeued or discarded, only the job tells of it."""
