@@ -132,10 +132,10 @@ def environment() -> str:
 
 @pytest.fixture
 def connected(nats_server: EmbeddedServer, environment: str) -> Connect:
-    """Connect to the test's environment: small streams and short leases, unless told otherwise."""
+    """Connect to the test's environment: small streams, unless told otherwise."""
 
     def make(**settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 3.0, **settings}
+        given: dict[str, Any] = {"ledger_bytes_max": 16 << 20, "lease_s": 15.0, **settings}
         return connect(nats_server.url, environment=environment, **given)
 
     return make

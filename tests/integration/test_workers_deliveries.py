@@ -149,8 +149,8 @@ async def test_a_live_lease_is_never_taken_over_however_often_the_job_is_deliver
     assert RUNS[job.id] == 1
 
 
-async def test_a_lost_lease_stops_its_jobs_and_the_worker_goes_on_as_another(ledger: Ledger) -> None:
-    async with working(ledger, sleep, double) as worker:
+async def test_a_lost_lease_stops_its_jobs_and_the_worker_goes_on_as_another(connected: Connect) -> None:
+    async with connected(lease_s=2.0) as ledger, working(ledger, sleep, double) as worker:
         before = worker.identity
         job = await ledger.enqueue(sleep, 1.0)
         await until(lambda: worker.running == 1)
@@ -161,7 +161,7 @@ async def test_a_lost_lease_stops_its_jobs_and_the_worker_goes_on_as_another(led
         assert await job.result(timeout_s=LIMIT_S) >= 1
         assert await (await ledger.enqueue(double, 1)).result(timeout_s=LIMIT_S) == 2
         assert (await ledger.leases.find(worker.identity)) is not None
-    snapshot = await job.snapshot()
+        snapshot = await job.snapshot()
     assert [attempt.state for attempt in snapshot.attempts] in (["completed"], ["interrupted", "completed"])
 
 
