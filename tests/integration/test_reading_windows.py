@@ -20,6 +20,7 @@ from jobledger.ledger import Ledger, connect, feed, window
 from jobledger.ledger.codec import Message
 from jobledger.ledger.errors import SequenceGapError
 from jobledger.ledger.feed import Feed
+from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Log
 from jobledger.ledger.parser import Raw
 from jobledger.ledger.pull import time_of
@@ -226,6 +227,31 @@ async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
             seen.extend(message.stream_sequence for message in batch)
     assert seen == list(range(1, 501))
     assert believed == [False, False, True, True]
+
+
+async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_end(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a cluster answers while it elects one, which is when a consumer's replica lags."""
+    await fill(ledger.log, 300)
+    electing = {
+        "error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
+    }
+    asked: list[str] = []
+    ask, pending_after = feed.api, feed._pending_after  # pyright: ignore[reportPrivateUsage]
+
+    async def answer(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
+        if not call.startswith("STREAM.MSG.GET."):
+            return await ask(inbox, call, payload)
+        asked.append(call)
+        return electing if len(asked) <= 2 else await ask(inbox, call, payload)
+
+    monkeypatch.setattr(window, "_MESSAGES", 100)
+    monkeypatch.setattr(feed, "_RETRY_S", 0.01)
+    monkeypatch.setattr(feed, "api", answer)
+    monkeypatch.setattr(feed, "_pending_after", lambda raw: pending_after(raw) if len(asked) >= 2 else 0)
+    assert [message.stream_sequence for message in await _read(ledger.log)] == list(range(1, 301))
+    assert len(asked) == 2
 
 
 async def test_a_read_ends_where_a_filter_fits_nothing_more(

@@ -17,6 +17,7 @@ from jobledger.ledger import (
     Ledger,
     task,
 )
+from jobledger.ledger.errors import UnreachableError
 from jobledger.ledger.events import Queued, Scheduled
 from jobledger.ledger.streams import api
 from jobledger.workers.hosting import start_reactors
@@ -83,9 +84,12 @@ async def reacting(ledger: Ledger) -> AsyncGenerator[None, None]:
 
 
 async def until(holds: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
-    """Wait until an async question is answered with yes."""
+    """Wait until an async question is answered with yes; one that has no answer in time is asked again."""
     async with asyncio.timeout(limit_s):
-        while not await holds():
+        while True:
+            with contextlib.suppress(UnreachableError):
+                if await holds():
+                    return
             await asyncio.sleep(0.01)
 
 
