@@ -25,6 +25,7 @@ from jobledger.ledger.log import Log
 from jobledger.ledger.parser import Raw
 from jobledger.ledger.pull import time_of
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.streams import api
 from jobledger.ledger.window import Window
 
 pytestmark = pytest.mark.anyio
@@ -238,18 +239,21 @@ async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_en
         "error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
     }
     asked: list[str] = []
-    ask, pending_after = feed.api, feed._pending_after  # pyright: ignore[reportPrivateUsage]
+    pending_after = feed._pending_after  # pyright: ignore[reportPrivateUsage]
 
     async def answer(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
         if not call.startswith("STREAM.MSG.GET."):
-            return await ask(inbox, call, payload)
+            return await api(inbox, call, payload)
         asked.append(call)
-        return electing if len(asked) <= 2 else await ask(inbox, call, payload)
+        return electing if len(asked) <= 2 else await api(inbox, call, payload)
+
+    def ends_early(raw: Raw) -> int:
+        return pending_after(raw) if len(asked) >= 2 else 0
 
     monkeypatch.setattr(window, "_MESSAGES", 100)
     monkeypatch.setattr(feed, "_RETRY_S", 0.01)
     monkeypatch.setattr(feed, "api", answer)
-    monkeypatch.setattr(feed, "_pending_after", lambda raw: pending_after(raw) if len(asked) >= 2 else 0)
+    monkeypatch.setattr(feed, "_pending_after", ends_early)
     assert [message.stream_sequence for message in await _read(ledger.log)] == list(range(1, 301))
     assert len(asked) == 2
 

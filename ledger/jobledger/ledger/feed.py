@@ -34,6 +34,7 @@ _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
 _NANOSECONDS: Final = 1_000_000_000
+_MESSAGE_NOT_FOUND: Final = 10037
 
 
 class Feed:
@@ -127,7 +128,8 @@ class Feed:
     async def _end(self, until: int) -> None:
         """Take a consumer's word that nothing is left, unless the stream's leader has more: its replica may lag behind.
 
-        Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError.
+        Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError when it cannot
+            tell, which a cluster answers while it elects the leader.
         """
         if self._next <= until and self._from_time is None:
             filters = self._subject if isinstance(self._subject, tuple) else (self._subject or ">",)
@@ -135,6 +137,10 @@ class Feed:
                 # Answered by the leader alone, unlike a direct get.
                 request = {"seq": self._next, "next_by_subj": subject}
                 answer = await api(self._inbox, f"STREAM.MSG.GET.{self._stream}", request)
+                if "error" in answer and answer["error"].get("err_code") != _MESSAGE_NOT_FOUND:
+                    raise UnreachableError(
+                        f"the ledger's end is not known: {answer['error'].get('description', '?')}"
+                    )
                 if "message" in answer and answer["message"]["seq"] <= until:
                     logger.info("a consumer at %d lags behind the stream", self._next)
                     raise ConnectionLostError
