@@ -273,6 +273,8 @@ async def test_a_read_ends_where_a_filter_fits_nothing_more(
     for subject in (f"{ledger.names.ledger_root}.lock.>", ledger.names.all_of_type("cancelled")):
         assert [batch async for batch in ledger.log.read_messages(subject=subject)] == []
     assert len(made) == 2
+    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
+    assert info["state"]["consumer_count"] == 0, "the server need not wait a minute to forget them"
 
 
 def _raw(log: Log, sequence: int) -> Raw:

@@ -98,7 +98,10 @@ class Feed:
         name = str(made["name"])
         self._begun = True
         if until is not None and made["num_pending"] == 0:
-            await self._end(until)
+            try:
+                await self._end(until)
+            finally:
+                await self._delete(name)
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
         messages_max = int(made.get("config", {}).get("max_batch", 0))
