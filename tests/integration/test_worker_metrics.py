@@ -108,12 +108,12 @@ async def _check(ledger: Ledger, collector: WorkerCollector) -> None:
         assert found["jobledger_worker_append_seconds_sum"] > 0
         assert found["jobledger_worker_group_commit_messages_count"] >= 1
         assert found["jobledger_worker_grouping"] == 1
-        assert found["jobledger_worker_deliveries_total"] == 2
-        assert found["jobledger_worker_redeliveries_total"] == 0
+        again = found["jobledger_worker_redeliveries_total"]  # none, but where the loop stood still for long
+        assert found["jobledger_worker_deliveries_total"] - again == 2
         assert found["jobledger_worker_lease_renewals_total"] >= 1
         assert found["jobledger_worker_fenced_total"] == found["jobledger_worker_lease_losses_total"] == 0
         await _lose_a_claim(ledger)
-        while (found := await scrape())["jobledger_worker_redeliveries_total"] < 1:
+        while (found := await scrape())["jobledger_worker_redeliveries_total"] <= again:
             pass
         assert found["jobledger_worker_fenced_total"] == 1
         documented = {measure.name for measure in WORKER_METRICS}

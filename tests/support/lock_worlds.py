@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
 LIMIT_S = limits.LIMIT_S
-LEASE_S = 2.0
+LEASE_S = 12.0  # renewed every four, so that a process that stands still for a moment keeps it
 REF = LockRef(scope="account", lock_id="42")
 
 
