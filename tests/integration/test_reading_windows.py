@@ -18,7 +18,7 @@ from tests.support.log_entries import chain_of, entry, event, fill
 
 from jobledger.ledger import Ledger, connect, feed, window
 from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import SequenceGapError
+from jobledger.ledger.errors import SequenceGapError, ServerUnreachableError
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.inbox import Inbox
 from jobledger.ledger.log import Log
@@ -239,16 +239,17 @@ async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_en
         "error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
     }
     asked: list[str] = []
+    elections = [2]
     pending_after = feed._pending_after  # pyright: ignore[reportPrivateUsage]
 
     async def answer(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
         if not call.startswith("STREAM.MSG.GET."):
             return await api(inbox, call, payload)
         asked.append(call)
-        return electing if len(asked) <= 2 else await api(inbox, call, payload)
+        return electing if len(asked) <= elections[-1] else await api(inbox, call, payload)
 
     def ends_early(raw: Raw) -> int:
-        return pending_after(raw) if len(asked) >= 2 else 0
+        return pending_after(raw) if len(asked) >= elections[-1] else 0
 
     monkeypatch.setattr(window, "_MESSAGES", 100)
     monkeypatch.setattr(feed, "_RETRY_S", 0.01)
@@ -256,6 +257,10 @@ async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_en
     monkeypatch.setattr(feed, "_pending_after", ends_early)
     assert [message.stream_sequence for message in await _read(ledger.log)] == list(range(1, 301))
     assert len(asked) == 2
+    elections.append(1_000_000)  # and it never ends: the reader is told
+    monkeypatch.setattr(feed, "_FINITE_PATIENCE_S", 0.1)
+    with pytest.raises(ServerUnreachableError, match="read: the ledger's end is not known: JetStream system"):
+        _ = [batch async for batch in ledger.log.read_messages(subject=chain_of(ledger.log, "nobody"))]
 
 
 async def test_a_read_ends_where_a_filter_fits_nothing_more(

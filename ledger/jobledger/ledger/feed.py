@@ -83,7 +83,8 @@ class Feed:
                 failing_since = failing_since or now
                 if until is not None and now - failing_since > _FINITE_PATIENCE_S:
                     message = f"the server handed out nothing for {_FINITE_PATIENCE_S:g} s while the ledger was read"
-                    raise ServerUnreachableError(message) from error
+                    why = f": {error}" if str(error) else ""  # such as a right that is missing
+                    raise ServerUnreachableError(message + why) from error
                 if self._connection.is_closed:
                     message = "the connection was closed while the ledger was read"
                     raise ServerUnreachableError(message) from error
