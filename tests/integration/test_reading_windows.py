@@ -197,6 +197,18 @@ async def test_a_purge_of_all_that_is_left_ends_a_read(
         await read(None)
 
 
+@pytest.fixture
+def in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server say of its consumers what a cluster says."""
+    create = Feed._create  # pyright: ignore[reportPrivateUsage]
+
+    async def of_a_cluster(self: Feed) -> dict[str, Any]:
+        return {**await create(self), "cluster": {"name": "c", "leader": "n1"}}
+
+    monkeypatch.setattr(Feed, "_create", of_a_cluster)
+
+
+@pytest.mark.usefixtures("in_cluster")
 @pytest.mark.parametrize("is_filtered", [False, True])
 async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, *, is_filtered: bool
@@ -230,6 +242,7 @@ async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
     assert believed == [False, False, True, True]
 
 
+@pytest.mark.usefixtures("in_cluster")
 async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_end(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,21 +276,26 @@ async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_en
         _ = [batch async for batch in ledger.log.read_messages(subject=chain_of(ledger.log, "nobody"))]
 
 
+@pytest.mark.parametrize("asks", [False, True])
 async def test_a_read_ends_where_a_filter_fits_nothing_more(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, *, asks: bool
 ) -> None:
+    """A single server has no leader to be asked."""
+    if asks:
+        request.getfixturevalue("in_cluster")
     await fill(ledger.log, 10)
-    made: list[Feed] = []
-    create = Feed._create  # pyright: ignore[reportPrivateUsage]
+    made: list[str] = []
 
-    async def noted(self: Feed) -> dict[str, Any]:
-        made.append(self)
-        return await create(self)
+    async def noted(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
+        made.append(".".join(call.split(".")[:3]))
+        return await api(inbox, call, payload)
 
-    monkeypatch.setattr(Feed, "_create", noted)
+    monkeypatch.setattr(feed, "api", noted)
     for subject in (f"{ledger.names.ledger_root}.lock.>", ledger.names.all_of_type("cancelled")):
         assert [batch async for batch in ledger.log.read_messages(subject=subject)] == []
-    assert len(made) == 2
+    stream = ledger.names.ledger_stream
+    assert made.count(f"CONSUMER.CREATE.{stream}") == 2
+    assert made.count("STREAM.MSG.GET") == 2 * asks
     # Both are deleted, long before the server would forget them by itself.
     async with asyncio.timeout(feed._INACTIVE_S / 2):  # pyright: ignore[reportPrivateUsage]
         while await _consumers(ledger):

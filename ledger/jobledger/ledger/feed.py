@@ -60,6 +60,7 @@ class Feed:
         self._dense = dense
         self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
+        self._in_cluster = False  # so the consumer's server need not be the stream's leader
 
     async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None.
@@ -98,6 +99,7 @@ class Feed:
         made = await self._create()
         name = str(made["name"])
         self._begun = True
+        self._in_cluster = made.get("cluster") is not None
         if until is not None and made["num_pending"] == 0:
             try:
                 await self._end(until)
@@ -130,12 +132,12 @@ class Feed:
             await self._delete(name)
 
     async def _end(self, until: int) -> None:
-        """Take a consumer's word that nothing is left, unless the stream's leader has more: its replica may lag behind.
+        """Take a consumer's word that nothing is left, unless it is a cluster's and the stream's leader has more.
 
         Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError when it cannot
             tell, which a cluster answers while it elects the leader.
         """
-        if self._next <= until and self._from_time is None:
+        if self._in_cluster and self._next <= until and self._from_time is None:
             filters = self._subject if isinstance(self._subject, tuple) else (self._subject or ">",)
             for subject in filters:
                 # Answered by the leader alone, unlike a direct get.
