@@ -357,8 +357,9 @@ def test_no_workers_is_an_empty_list(cli: Cli) -> None:
 
 
 def test_doctor_changes_nothing_and_says_what_to_do(
-    cli: Cli, roomy_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, roomy_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where no store lies, which `make demo` leaves in the project's own folder
     monitor = ("--monitor", roomy_server.monitor_url or "")
     found = cli.there("doctor", "--json", *monitor)
     assert found.code == 0
