@@ -87,7 +87,9 @@ async def scraped_at_head(exporter: Exporter, ledger: Ledger) -> Scrape:
     async with asyncio.timeout(LIMIT_S):
         while True:
             found = await scraped(exporter)
-            if found.one("jobledger_projection_position_sequence") == head:
+            at_head = found.one("jobledger_projection_position_sequence") == head
+            # One that was started anew tells where the file is before it has looked at the ledger, and counts after that.
+            if at_head and found.one("jobledger_up") == 1:
                 return found
             await asyncio.sleep(0.01)
 
