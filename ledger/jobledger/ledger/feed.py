@@ -85,7 +85,9 @@ class Feed:
                 if until is not None and now - failing_since > _FINITE_PATIENCE_S:
                     message = f"the server handed out nothing for {_FINITE_PATIENCE_S:g} s while the ledger was read"
                     why = f": {error}" if str(error) else ""  # such as a right that is missing
-                    raise ServerUnreachableError(message + why) from error
+                    raise ServerUnreachableError(
+                        f"{message}{why}; see `jobledger doctor`, then try again"
+                    ) from error
                 if self._connection.is_closed:
                     message = "the connection was closed while the ledger was read"
                     raise ServerUnreachableError(message) from error

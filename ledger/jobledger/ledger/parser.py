@@ -119,9 +119,8 @@ class MessageParser(Parser):
             line_end = find(b"\r\n", done)
             if line_end < 0:
                 break
-            words = data[done:line_end].split(
-                b" "
-            )  # as the server writes it: a subject may have other white space
+            # Only at spaces, as the server writes it: a subject may have other white space in it.
+            words = data[done:line_end].split(b" ")
             headed = first == _H
             # A message that asks for no reply has one word less.
             replies = len(words) - _WORDS_MIN - headed

@@ -61,7 +61,7 @@ def data_text(job: Job) -> str | int:
 
 
 def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
-    """Return the values of `schema.JOB_CHANGING`, NULL as `schema.NULL_TEXT`; `since_us` as in `stats.Seen`."""
+    """Return the values of `schema.JOB_CHANGING`, with its stand-ins for NULL; `since_us` as in `stats.Seen`."""
     attempts, progress, error = job.attempts, job.progress, job.error
     updated_at = time_text(job.updated_at)
     return (

@@ -252,7 +252,7 @@ def marks(columns: tuple[str, ...]) -> str:
 
 
 #: What rows of `jobs` and `attempts` hold for NULL. Python's sqlite3 looks in vain for an adapter of every None and every
-#: bytes it is given, which took a third of a rebuild; str, int, float and bytearray are spared that (`need_adapt` in
+#: bytes it is given, for about a microsecond each; str, int, float and bytearray are spared that (`need_adapt` in
 #: CPython's Modules/_sqlite/statement.c). SQLite holds no number for equal to a text, so neither can be a real value.
 NULL_TEXT: Final = 0
 NULL_NUMBER: Final = ""
