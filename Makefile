@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-ROOTS := ledger projections workers cli
+ROOTS := ledger audit projections workers cli
 # mypy and pyright check every folder that exists; a plain `ruff check .` needs no list.
 CHECKED := $(wildcard $(ROOTS) tests examples benchmarks)
 
@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest format bench faults simulate clean
+.PHONY: help install demo test lint types imports pytest docs format bench faults simulate clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,9 @@ pytest: install ## all tests but the slow fault tests
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
+
+docs: install ## write the pages that follow from the code
+	@$(BIN)/python docs/generate.py
 
 bench: install ## the core benchmark, both durability settings
 	@$(BIN)/python benchmarks/core.py

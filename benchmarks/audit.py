@@ -35,17 +35,17 @@ from typing import Any, BinaryIO, Final, Protocol
 import anyio
 import msgspec
 
-from jobledger.ledger.audit import Checker, Options, Report, verify
-from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
+from jobledger.audit.verify import Checker, Options, Report, verify
 from jobledger.ledger.client import connect
-from jobledger.ledger.codec import Stored, read_message
-from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Fail, Stamp, TakeOver
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, seal
+from jobledger.ledger.model.codec import StoredEvent, read_message
+from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Fail, Stamp, TakeOver
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.subjects import JobRef, Names
 
 IN_FLIGHT = 500
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
@@ -101,7 +101,7 @@ def schedule(jobs: int, lead: int, ended: int) -> Iterator[tuple[int, str]]:
                 yield number - lead, step
 
 
-def command_of(number: int, step: str, chain: Chain) -> Command:
+def command_of(number: int, step: str, chain: JobView) -> Command:
     """Return what happens to a job at this step."""
     if step == "enqueue":
         ref = JobRef(queue=f"queue-{number % 4}", job_id=f"0194{number:08x}-7abc-8def-0123456789ab")
@@ -120,7 +120,7 @@ def command_of(number: int, step: str, chain: Chain) -> Command:
 
 async def history(log: Sink, jobs: int, lead: int, ended: int) -> None:
     """Append the events of `jobs` jobs, decided as real ones are."""
-    chains: dict[int, Chain] = {}
+    chains: dict[int, JobView] = {}
     for tick, (number, step) in enumerate(schedule(jobs, lead, ended)):
         chain = chains.pop(number, EMPTY_CHAIN)
         stamp = Stamp(at=BEGIN + timedelta(microseconds=97 * tick), by="bench-1-abcdef")
@@ -146,7 +146,7 @@ async def copy(source: Log, log: Log) -> None:
         outcomes.clear()
 
 
-def feed(checker: Checker, events: list[Stored]) -> Report:
+def feed(checker: Checker, events: list[StoredEvent]) -> Report:
     """Check events that are there already."""
     for stored in events:
         checker.feed(stored)
@@ -187,7 +187,7 @@ async def measure_verify(what: str, log: Log, *, server_pid: int | None = None) 
     tell(what, report, took, busy, None if server_pid is None else cpu_s(server_pid) - served)
 
 
-def measure_feed(what: str, log: Log, events: list[Stored], *, profile: bool) -> None:
+def measure_feed(what: str, log: Log, events: list[StoredEvent], *, profile: bool) -> None:
     """Time the checker alone, and once more with every allocation counted."""
     began, cpu = time.perf_counter(), time.process_time()
     report = feed(Checker(log.names), events)

@@ -27,11 +27,11 @@ from typing import Any, Literal, cast
 import msgspec
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.connection import open_connection
-from jobledger.ledger.events import Completed, Queued, Started
-from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Entry
-from jobledger.ledger.publisher import Publisher
+from jobledger.ledger.model.events import Completed, Queued, Started
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.nats.connection import open_connection
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import settle

@@ -22,10 +22,10 @@ import urllib.request
 from pathlib import Path
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.exposition import metrics_page
-from jobledger.ledger.metrics_server import MetricsServer
+from jobledger.ledger.metrics.exposition import metrics_page
+from jobledger.ledger.metrics.server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.projections.exporter import Exporter
+from jobledger.projections.metrics.exporter import Exporter
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.metrics import measured
 from jobledger.workers.process import settle

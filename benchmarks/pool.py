@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger import Context, task
-from jobledger.workers.pool import Call, Listener, PoolConfig, ProcessPool, Returned
+from jobledger.workers.pool.pool import Call, Listener, PoolConfig, ProcessPool, Returned
 
 ECHO = """
 import socket, sys

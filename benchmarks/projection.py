@@ -28,14 +28,14 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
 from jobledger.ledger.client import connect
-from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Stamp
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, seal
+from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.subjects import JobRef, Names
 from jobledger.projections import Projector, difference, rebuild, verify
 
 IN_FLIGHT = 500
@@ -66,7 +66,7 @@ class Appendable(Protocol):
 
 async def history(log: Appendable, jobs: int, lead: int) -> None:
     """Append the events of `jobs` jobs, decided as real ones are."""
-    chains: dict[int, Chain] = {}
+    chains: dict[int, JobView] = {}
     for tick, (number, step) in enumerate(schedule(jobs, lead)):
         chain = chains.pop(number, EMPTY_CHAIN)
         stamp = Stamp(at=BEGIN + timedelta(microseconds=97 * tick), by="bench-1-abcdef")
@@ -76,7 +76,7 @@ async def history(log: Appendable, jobs: int, lead: int) -> None:
             chains[number] = chain
 
 
-def command_of(number: int, step: str, chain: Chain) -> Command:
+def command_of(number: int, step: str, chain: JobView) -> Command:
     """Return what happens to a job at this step."""
     if step == "enqueue":
         ref = JobRef(queue=f"queue-{number % 4}", job_id=f"0194{number:08x}-7abc-8def-0123456789ab")

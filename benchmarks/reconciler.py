@@ -17,7 +17,7 @@ from pathlib import Path
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.reconciler import Reconciler
+from jobledger.workers.reactors.reconciler import Reconciler
 
 GRACE_S = 0.5
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.events import Completed, Queued, Scheduled
+from jobledger.ledger.model.events import Completed, Queued, Scheduled
+from jobledger.ledger.nats.streams import api
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.streams import api
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import settle
 

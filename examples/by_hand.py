@@ -5,9 +5,9 @@ from pathlib import Path
 
 import anyio
 
+from jobledger.audit.why import explain, find_facts
 from jobledger.ledger import JobHandle, Ledger, Retry, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.why import explain, find_facts
 from jobledger.workers.single import run_one
 
 

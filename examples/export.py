@@ -5,9 +5,9 @@ from pathlib import Path
 
 import anyio
 
+from jobledger.audit.export import Selection, import_export, read_export, verify_export, write_export
 from jobledger.ledger import MemoryLog, TaskRegistry, connect, task
-from jobledger.ledger.export import Selection, import_export, read_export, verify_export, write_export
-from jobledger.ledger.payloads import Stores
+from jobledger.ledger.nats.payloads import Stores
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 

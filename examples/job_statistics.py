@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.errors import JobFailedError
+from jobledger.ledger.model.errors import JobFailedError
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, Store
 from jobledger.workers import Worker

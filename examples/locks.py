@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 
 from jobledger.ledger import HeldLock, connect, sync
-from jobledger.ledger.errors import LockLostError, LockTimeoutError
+from jobledger.ledger.model.errors import LockLostError, LockTimeoutError
 from jobledger.ledger.server import EmbeddedServer
 
 

@@ -6,9 +6,9 @@ import urllib.request
 from pathlib import Path
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.metrics_server import MetricsServer
+from jobledger.ledger.metrics.server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.projections.exporter import Exporter
+from jobledger.projections.metrics.exporter import Exporter
 from jobledger.workers import Worker
 from jobledger.workers.metrics import measured
 

@@ -13,8 +13,8 @@ import anyio
 import msgspec
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.events import Completed, Queued
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import Completed, Queued
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, ReadModelLayout, rebuild
 from jobledger.workers import Worker
@@ -35,7 +35,7 @@ class Revenue:
         CREATE TABLE revenue (customer TEXT PRIMARY KEY, cents INTEGER, last_charge TEXT);
     """
 
-    def apply(self, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+    def apply(self, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> None:
         """Remember what was asked for, and count it once the job has completed."""
         for stored in events:
             event = stored.event

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import anyio
 
+from jobledger.audit.archive import Archiver, open_archive, tools_of
+from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.archive import Archiver, open_archive, tools_of
-from jobledger.ledger.audit import verify
-from jobledger.ledger.errors import JobNotFoundError
+from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import counting
 from jobledger.workers import Worker

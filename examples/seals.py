@@ -6,11 +6,11 @@ from pathlib import Path
 
 import anyio
 
+from jobledger.audit.seals.keys import make_keys, read_signer, read_trusted
+from jobledger.audit.seals.seals import read_published, seal_next
+from jobledger.audit.verify import verify
+from jobledger.audit.verify.seals import SealWitness, seals_as_witness
 from jobledger.ledger import connect, task
-from jobledger.ledger.audit import verify
-from jobledger.ledger.audit.seals import SealWitness, seals_as_witness
-from jobledger.ledger.seal_keys import make_keys, read_signer, read_trusted
-from jobledger.ledger.seals import read_published, seal_next
 from jobledger.ledger.server import EmbeddedServer
 
 

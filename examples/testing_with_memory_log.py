@@ -10,12 +10,12 @@ import anyio
 import msgspec
 
 from jobledger.ledger import JobState, MemoryLog
-from jobledger.ledger.chain import load, transact
-from jobledger.ledger.commands import Claim, Command, Complete, Enqueue, Stamp
-from jobledger.ledger.errors import StaleClaimError
-from jobledger.ledger.events import Completed
-from jobledger.ledger.log import Log
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Stamp
+from jobledger.ledger.model.errors import StaleClaimError
+from jobledger.ledger.model.events import Completed
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
 
 REF = JobRef(queue="billing", job_id="charge-1")
 BEGIN = datetime(2025, 1, 31, 8, tzinfo=UTC)

@@ -6,12 +6,12 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from jobledger.audit.verify import Expected, Report, leftovers, verify
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.audit import Expected, Report, leftovers, verify
-from jobledger.ledger.chain import commit, load
-from jobledger.ledger.events import Completed
+from jobledger.ledger.model.chain import commit, load
+from jobledger.ledger.model.events import Completed
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.subjects import JobRef
 from jobledger.workers import Worker
 
 

@@ -13,8 +13,8 @@ import pytest
 from tests.support.lock_worlds import World, memory_world, server_world
 
 from jobledger.ledger.client import connect
-from jobledger.ledger.log import Log
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.memory import MemoryLog
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

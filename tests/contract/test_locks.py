@@ -8,16 +8,16 @@ import contextlib
 import pytest
 from tests.support.lock_worlds import LIMIT_S, World, held_elsewhere, identity_of
 
-from jobledger.ledger.audit import verify
-from jobledger.ledger.errors import (
+from jobledger.audit.verify import verify
+from jobledger.ledger.locks import Locks
+from jobledger.ledger.model.errors import (
     InvalidInputError,
     InvalidTokenError,
     LockLostError,
     LockReentryError,
     LockTimeoutError,
 )
-from jobledger.ledger.lock_hints import LockWatch
-from jobledger.ledger.locks import Locks
+from jobledger.ledger.nats.lock_hints import LockWatch
 
 pytestmark = pytest.mark.anyio
 

@@ -10,24 +10,24 @@ import pytest
 from tests.support.lock_worlds import LEASE_S, LIMIT_S, REF, World, held_elsewhere, identity_of, memory_world
 from tests.support.memory_locks import MemoryLeases
 
-from jobledger.ledger.audit import verify
-from jobledger.ledger.clock import SYSTEM_CLOCK
-from jobledger.ledger.commands import Stamp
-from jobledger.ledger.errors import (
+from jobledger.audit.verify import verify
+from jobledger.ledger.held_lock import HeldLock
+from jobledger.ledger.locks import Locks
+from jobledger.ledger.model.clock import SYSTEM_CLOCK
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
     LockLostError,
 )
-from jobledger.ledger.held_lock import HeldLock
-from jobledger.ledger.lock_events import (
+from jobledger.ledger.model.lock import (
     Acquire,
     Acquired,
     decide,
     seal,
     view_of,
 )
-from jobledger.ledger.locks import Locks
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
 
 pytestmark = pytest.mark.anyio
 

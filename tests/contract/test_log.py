@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tests.support.log_entries import LIMIT_S, chain_of, collect, entry, event, fill, link, links, sequences
 
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     LedgerFullError,
     PayloadTooLargeError,
     SequenceGapError,
     WrongSequenceError,
 )
-from jobledger.ledger.log import Log
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
 

@@ -24,16 +24,16 @@ from tests.support.log_entries import (
     sequences,
 )
 
-from jobledger.ledger.codec import Stored, encode
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.codec import StoredEvent, encode
+from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     SequenceGapError,
     UnknownEventError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import Cancelled, ErrorInfo, Failed, JobEvent, Queued, Started
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.subjects import LockRef
+from jobledger.ledger.model.events import Cancelled, ErrorInfo, Failed, JobEvent, Queued, Started
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.subjects import LockRef
 
 pytestmark = pytest.mark.anyio
 _COMMON: dict[str, Any] = {"job": "j1", "queue": "email", "task": "t", "at": NOW, "by": "w"}
@@ -173,7 +173,7 @@ async def test_reading_may_be_filtered_by_subject(log: Log) -> None:
 
 async def test_a_finite_read_ends_where_the_log_ended_when_it_began(log: Log) -> None:
     await fill(log, 400)
-    found: list[Stored] = []
+    found: list[StoredEvent] = []
     async with reading(log.read()) as reader, asyncio.timeout(LIMIT_S):
         async for batch in reader:
             if not found:
@@ -184,7 +184,7 @@ async def test_a_finite_read_ends_where_the_log_ended_when_it_began(log: Log) ->
 
 async def test_following_gets_what_comes_later(log: Log) -> None:
     await fill(log, 2)
-    found: list[Stored] = []
+    found: list[StoredEvent] = []
     async with reading(log.read(follow=True)) as reader, asyncio.timeout(LIMIT_S):
         async for batch in reader:
             found.extend(batch)
@@ -257,7 +257,7 @@ async def test_what_precedes_the_unreadable_is_read_first_and_what_follows_can_b
     subject = f"{log.names.ledger_root}.job.email.new.cancelled"
     await log.append([Entry(subject, b"{}", chain_of(log, "new"), 0)])
     await log.append([entry(log, 0, event("later"))])
-    before: list[Stored] = []
+    before: list[StoredEvent] = []
     with pytest.raises(CorruptLedgerError) as caught:
         await collect(log.read(), into=before)
     assert sequences(before) == [1, 2]
@@ -292,7 +292,7 @@ async def test_who_keeps_a_position_reads_every_aggregate(log: Log) -> None:
     await log.append([entry(log, 0), lock_entry(log, 0, b"one"), entry(log, None, event(last=True))])
     async with aclosing(log.read_messages()) as batches, asyncio.timeout(LIMIT_S):
         found = [message async for batch in batches for message in batch]
-    assert [(each.stream_sequence, isinstance(each, Stored)) for each in found] == [
+    assert [(each.stream_sequence, isinstance(each, StoredEvent)) for each in found] == [
         (1, True),
         (2, False),
         (3, True),

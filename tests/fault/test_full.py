@@ -18,9 +18,9 @@ from tests.support.small_disk import Disk, SizeLimit, Tmpfs
 from tests.support.watch import Watch, make_consumers
 
 from jobledger.ledger import Ledger, connect
-from jobledger.ledger.errors import LedgerFullError, UnreachableError
+from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
+from jobledger.ledger.nats.streams import api
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.streams import api
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(120)]
 

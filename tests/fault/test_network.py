@@ -19,7 +19,7 @@ from tests.support.proxy import Proxy, is_append_answer, is_delivery
 from tests.support.watch import Watch
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.errors import UnreachableError
+from jobledger.ledger.model.errors import UnreachableError
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

@@ -16,10 +16,10 @@ from tests.support.proof import prove
 from tests.support.watch import Watch
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.chain import load
-from jobledger.ledger.codec import encode
-from jobledger.ledger.events import Completed, JobEvent, Queued, Started
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import encode
+from jobledger.ledger.model.events import Completed, JobEvent, Queued, Started
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(60)]
 

@@ -18,9 +18,9 @@ from tests.support.fleet import Fleet, load_tasks
 from tests.support.proof import prove
 from tests.support.watch import Watch
 
+from jobledger.audit.verify import Expected, verify
 from jobledger.ledger import Ledger
-from jobledger.ledger.audit import Expected, verify
-from jobledger.ledger.errors import UnreachableError
+from jobledger.ledger.model.errors import UnreachableError
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

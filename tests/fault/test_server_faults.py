@@ -16,10 +16,10 @@ from tests.support.counting import RUNS, check_ledger, count, everything, types_
 from tests.support.working import working
 
 from jobledger.ledger import Context, JobState, Ledger, connect, task
-from jobledger.ledger.chain import fold
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import InvalidInputError, LedgerError, ResultTimeoutError, SequenceGapError
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import InvalidInputError, LedgerError, ResultTimeoutError, SequenceGapError
+from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -365,8 +365,8 @@ async def test_claims_whose_answers_come_late_are_not_taken_for_lost(
     assert (len(ran), set(ran.values())) == (300, {1})
 
 
-async def _chains(ledger: Ledger) -> dict[str, list[Stored]]:
-    chains: dict[str, list[Stored]] = {}
+async def _chains(ledger: Ledger) -> dict[str, list[StoredEvent]]:
+    chains: dict[str, list[StoredEvent]] = {}
     for stored in await everything(ledger):
         chains.setdefault(stored.event.job, []).append(stored)
     return chains

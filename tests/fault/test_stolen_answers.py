@@ -13,7 +13,7 @@ from tests.support.proxy import Proxy, is_append_answer, is_delivery
 from tests.support.working import working
 
 from jobledger.ledger import connect
-from jobledger.ledger.errors import AppendOutcomeUnknownError
+from jobledger.ledger.model.errors import AppendOutcomeUnknownError
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -91,7 +91,7 @@ async def test_a_follower_skips_nothing_that_was_on_its_way_when_the_connection_
 async def test_a_stolen_answer_changes_nothing_for_the_caller(
     server_factory: ServerFactory, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.ledger.publisher.REPLY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("jobledger.ledger.nats.publisher.REPLY_TIMEOUT_S", 0.5)
     server = server_factory()
     await server.start()
     async with (
@@ -121,7 +121,7 @@ async def test_a_stolen_answer_changes_nothing_for_the_caller(
 async def test_a_worker_whose_answers_are_stolen_runs_each_job_once(
     server_factory: ServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.ledger.publisher.REPLY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("jobledger.ledger.nats.publisher.REPLY_TIMEOUT_S", 0.5)
     server = server_factory()
     await server.start()
     settings: dict[str, Any] = {"environment": "t_thief", "ledger_bytes_max": SMALL}
@@ -147,7 +147,7 @@ async def test_an_append_without_an_answer_ends_within_its_limit(
 ) -> None:
     """The wait for the first answer is a part of `append_timeout_s`, not something before it."""
     for module in ("publisher", "jetstream"):
-        monkeypatch.setattr(f"jobledger.ledger.{module}.REPLY_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(f"jobledger.ledger.nats.{module}.REPLY_TIMEOUT_S", 1.0)
     server = server_factory()
     await server.start()
     async with (

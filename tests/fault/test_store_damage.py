@@ -32,9 +32,9 @@ from tests.support.stores import (
 )
 from tests.support.working import working
 
+from jobledger.audit.verify import Report, leftovers, verify
 from jobledger.ledger import connect
-from jobledger.ledger.audit import Report, leftovers, verify
-from jobledger.ledger.errors import SequenceGapError
+from jobledger.ledger.model.errors import SequenceGapError
 from jobledger.projections import PositionMismatchError, Projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]

@@ -22,13 +22,13 @@ from tests.support.races import Races
 from tests.support.watch import Watch
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.commands import Claim
-from jobledger.ledger.errors import RefusedError
-from jobledger.ledger.pull import Delivery, PullConsumer
-from jobledger.ledger.streams import DELIVERIES_MAX, api
-from jobledger.ledger.subjects import JobRef
-from jobledger.workers.reactors import host
-from jobledger.workers.reconciler import Reconciler
+from jobledger.ledger.model.commands import Claim
+from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.pull import Delivery, PullConsumer
+from jobledger.ledger.nats.streams import DELIVERIES_MAX, api
+from jobledger.workers.reactors.reactor import host
+from jobledger.workers.reactors.reconciler import Reconciler
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

@@ -23,7 +23,7 @@ from tests.support.warm import start
 from tests.support.working import Connect
 
 from jobledger.ledger import Ledger, connect
-from jobledger.workers.pool import (
+from jobledger.workers.pool.pool import (
     PoolConfig,
     ProcessPool,
 )

@@ -10,7 +10,7 @@ from tests.support.watch import make_consumers
 from tests.support.working import working
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.streams import api
+from jobledger.ledger.nats.streams import api
 
 pytestmark = pytest.mark.anyio
 

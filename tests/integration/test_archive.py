@@ -24,9 +24,9 @@ from tests.support.archiving import (
     unmoved,
 )
 
-from jobledger.ledger.archive.chain import open_archive
-from jobledger.ledger.chain import fold, load
-from jobledger.ledger.commands import (
+from jobledger.audit.archive.chain import open_archive
+from jobledger.ledger.model.chain import fold, load
+from jobledger.ledger.model.commands import (
     CancelJob,
     Command,
     Complete,
@@ -38,15 +38,15 @@ from jobledger.ledger.commands import (
     Snooze,
     TakeOver,
 )
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     RefusedError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import ErrorInfo, Queued
-from jobledger.ledger.job import CLOSED_STATES, JobState
-from jobledger.ledger.lock_events import Acquire, Release
-from jobledger.ledger.reactor_events import SEALS, SealRecorded, seal_reactor_event
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.events import ErrorInfo, Queued
+from jobledger.ledger.model.job import CLOSED_STATES, JobState
+from jobledger.ledger.model.lock import Acquire, Release
+from jobledger.ledger.model.reactor import SEALS, SealRecorded, seal_reactor_event
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector
 from jobledger.projections.errors import PositionArchivedError
 

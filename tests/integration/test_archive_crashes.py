@@ -23,13 +23,15 @@ from tests.support.archiving import (
     unmoved,
 )
 
-from jobledger.ledger.archive.survey import Unread
-from jobledger.ledger.codec import Message, encode
-from jobledger.ledger.commands import (
+from jobledger.audit.archive.survey import Unread
+from jobledger.audit.export import read_manifest, write_export
+from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
+from jobledger.ledger.model.codec import Message, encode
+from jobledger.ledger.model.commands import (
     Complete,
     Fence,
 )
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     ArchiveIncompleteError,
     ArchiveRefusedError,
     ExportDamagedError,
@@ -38,13 +40,11 @@ from jobledger.ledger.errors import (
     JobNotFoundError,
     MalformedEventError,
 )
-from jobledger.ledger.events import Carried, Started
-from jobledger.ledger.export import read_manifest, write_export
-from jobledger.ledger.export.manifest import MANIFEST, manifest_bytes, sealed
-from jobledger.ledger.job import JobState
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.events import Carried, Started
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +164,7 @@ async def test_a_run_whose_events_another_took_away_says_so(
             monkeypatch.setattr(log, "read_messages", purged)
         return await write_export(log, *args, **options)
 
-    monkeypatch.setattr("jobledger.ledger.archive.archiver.write_export", overtaken)
+    monkeypatch.setattr("jobledger.audit.archive.archiver.write_export", overtaken)
     with pytest.raises(ArchiveRefusedError, match="another archive run was faster: it took the events from"):
         await world.archiver(slower).run(BEFORE)
     await world.check()

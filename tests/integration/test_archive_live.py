@@ -18,17 +18,17 @@ import pytest
 from tests.integration.conftest import SOURCES
 from tests.support.working import LIMIT_S, Connect, ended, until, working
 
+from jobledger.audit.archive import Archiver, Done, open_archive, tools_of
+from jobledger.audit.verify import leftovers, verify
 from jobledger.ledger import Backoff, Context, JobHandle, JobState, Ledger, Snooze, task
-from jobledger.ledger.archive import Archiver, Done, open_archive, tools_of
-from jobledger.ledger.audit import leftovers, verify
-from jobledger.ledger.commands import Claim
-from jobledger.ledger.errors import ArchiveRefusedError
-from jobledger.ledger.events import Carried, Queued, Started
-from jobledger.ledger.pull import Delivery
-from jobledger.ledger.streams import api, ensure_consumer, reactor_consumer
+from jobledger.ledger.model.commands import Claim
+from jobledger.ledger.model.errors import ArchiveRefusedError
+from jobledger.ledger.model.events import Carried, Queued, Started
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.nats.streams import api, ensure_consumer, reactor_consumer
 from jobledger.ledger.timer_upkeep import rebuild_timers
 from jobledger.ledger.timers import Timers
-from jobledger.workers.dead_letters import DeadLetterReactor
+from jobledger.workers.reactors.dead_letters import DeadLetterReactor
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -275,7 +275,7 @@ import asyncio, os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from jobledger.ledger import connect
-from jobledger.ledger.archive import Archiver, tools_of
+from jobledger.audit.archive import Archiver, tools_of
 
 url, environment, folder, fatal = sys.argv[1:]
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.chain import commit, load
-from jobledger.ledger.commands import Carry, Stamp
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import commit, load
+from jobledger.ledger.model.commands import Carry, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
     MomentAheadError,
     MomentArchivedError,

@@ -13,12 +13,12 @@ import nats
 import pytest
 from tests.support.limits import LIMIT_S
 
+from jobledger.audit.verify import Expected, Report, leftovers, verify
 from jobledger.ledger import Backoff, Context, Ledger, Retry, TaskRegistry, connect, task
-from jobledger.ledger.audit import Expected, Report, leftovers, verify
-from jobledger.ledger.chain import load
-from jobledger.ledger.codec import digest, encode
-from jobledger.ledger.events import Completed, JobEvent, Queued
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import digest, encode
+from jobledger.ledger.model.events import Completed, JobEvent, Queued
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:

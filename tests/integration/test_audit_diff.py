@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.histories import memory_history, random_history, ref_of
 
+from jobledger.audit.diff import UNKNOWN, Difference, Side, compare
+from jobledger.audit.export import ExportLog, Selection, write_export
 from jobledger.cli.main import run
-from jobledger.ledger.codec import Message, Stored
-from jobledger.ledger.diff import UNKNOWN, Difference, Side, compare
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.events import Started
-from jobledger.ledger.export import ExportLog, Selection, write_export
-from jobledger.ledger.job import Job, evolve
-from jobledger.ledger.log import Log
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import Started
+from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.memory import MemoryLog
 
 if TYPE_CHECKING:
     from jobledger.ledger import Ledger
@@ -36,7 +36,7 @@ async def all_of(log: Log) -> list[Message]:
 async def states(log: Log, last: int) -> dict[Names, Job]:
     jobs: dict[Names, Job] = {}
     for message in await all_of(log):
-        if isinstance(message, Stored) and message.stream_sequence <= last:
+        if isinstance(message, StoredEvent) and message.stream_sequence <= last:
             name = (message.event.queue, message.event.job)
             jobs[name] = evolve(jobs.get(name), message.event, message.stream_sequence)
     return jobs
@@ -54,7 +54,7 @@ async def expected(log: Log, first: int, last: int) -> dict[Names, tuple[str | N
     between = [
         message.event
         for message in await all_of(log)
-        if isinstance(message, Stored) and first < message.stream_sequence <= last
+        if isinstance(message, StoredEvent) and first < message.stream_sequence <= last
     ]
     events = Counter((event.queue, event.job) for event in between)
     attempts = Counter((event.queue, event.job) for event in between if isinstance(event, Started))
@@ -136,7 +136,7 @@ def _born(messages: list[Message], name: Names) -> int:
     return next(
         each.stream_sequence
         for each in messages
-        if isinstance(each, Stored) and (each.event.queue, each.event.job) == name
+        if isinstance(each, StoredEvent) and (each.event.queue, each.event.job) == name
     )
 
 

@@ -15,12 +15,12 @@ import nats
 import pytest
 from tests.support.stores import history, store_in
 
+from jobledger.audit.verify import verify
+from jobledger.audit.verify.file import write_report
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect
-from jobledger.ledger.audit import verify
-from jobledger.ledger.audit.file import write_report
-from jobledger.ledger.codec import Message, Stored, digest
-from jobledger.ledger.events import Completed, Started
+from jobledger.ledger.model.codec import Message, StoredEvent, digest
+from jobledger.ledger.model.events import Completed, Started
 from jobledger.ledger.server import EmbeddedServer
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -47,7 +47,9 @@ def plain(messages: list[Message]) -> list[Event]:
 def _pick(messages: list[Message], cls: type[Any]) -> int:
     """Return the index of an event in the middle that another one of its job follows."""
     places = [
-        at for at, each in enumerate(messages) if isinstance(each, Stored) and isinstance(each.event, cls)
+        at
+        for at, each in enumerate(messages)
+        if isinstance(each, StoredEvent) and isinstance(each.event, cls)
     ]
     followed = [at for at in places if any(messages[at].hash.encode() in each.data for each in messages)]
     return followed[len(followed) // 2]
@@ -83,7 +85,9 @@ def swapped(messages: list[Message]) -> tuple[list[Event], int, str]:
 def forged(messages: list[Message]) -> tuple[list[Event], int, str]:
     """A second outcome behind everything, with the right link."""
     last = next(
-        each for each in reversed(messages) if isinstance(each, Stored) and isinstance(each.event, Completed)
+        each
+        for each in reversed(messages)
+        if isinstance(each, StoredEvent) and isinstance(each.event, Completed)
     )
     event = msgspec.structs.replace(last.event, prev=digest(last.data))
     rewritten = [*plain(messages), (last.subject, msgspec.json.encode(event))]

@@ -14,7 +14,7 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidError,
     InvalidInputError,

@@ -15,9 +15,9 @@ import anyio
 import pytest
 from tests.support.command_line import Answer, CommandLine
 
+from jobledger.audit.archive import Archiver
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.archive import Archiver
-from jobledger.ledger.commands import Claim, Complete
+from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.projections import Store
 
 if TYPE_CHECKING:

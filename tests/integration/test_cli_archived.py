@@ -14,8 +14,8 @@ import pytest
 from tests.support.command_line import Answer, CommandLine
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.commands import Claim, Complete
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.commands import Claim, Complete
+from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

@@ -18,11 +18,11 @@ from tests.support.working import LIMIT_S, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Retry, task
-from jobledger.ledger.chain import load
-from jobledger.ledger.codec import digest, encode
-from jobledger.ledger.commands import Claim, DeadLetter, TakeOver
-from jobledger.ledger.events import Completed
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import digest, encode
+from jobledger.ledger.model.commands import Claim, DeadLetter, TakeOver
+from jobledger.ledger.model.events import Completed
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector
 
 if TYPE_CHECKING:

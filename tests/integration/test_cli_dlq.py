@@ -13,10 +13,10 @@ from tests.support.command_line import Answer, CommandLine
 from tests.support.working import LIMIT_S, working
 
 from jobledger.ledger import Job, JobState, Ledger, sync, task
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import DeadLetter
-from jobledger.ledger.errors import IllegalTransitionError, InvalidInputError, UnknownTaskError
-from jobledger.ledger.events import ErrorInfo, Queued
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import DeadLetter
+from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, UnknownTaskError
+from jobledger.ledger.model.events import ErrorInfo, Queued
 from jobledger.ledger.tasks import TaskRegistry
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Cli(CommandLine):
 
         self.with_ledger(make)
 
-    def history(self, job_id: str) -> list[Stored]:
-        async def read(ledger: Ledger) -> list[Stored]:
+    def history(self, job_id: str) -> list[StoredEvent]:
+        async def read(ledger: Ledger) -> list[StoredEvent]:
             return await (await ledger.job(job_id)).history()
 
         return self.with_ledger(read)

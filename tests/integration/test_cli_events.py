@@ -12,9 +12,9 @@ from tests.support.command_line import Answer, CommandLine
 from tests.support.working import ended, working
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.asyncapi import asyncapi_document
-from jobledger.ledger.event_schema import all_events_schema
-from jobledger.ledger.reactor_events import Archived, seal_reactor_event
+from jobledger.ledger.model.reactor import Archived, seal_reactor_event
+from jobledger.ledger.schema.asyncapi import asyncapi_document
+from jobledger.ledger.schema.events import all_events_schema
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

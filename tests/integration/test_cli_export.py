@@ -12,11 +12,11 @@ import anyio
 import pytest
 from tests.support.stories import BOOM, Story
 
+from jobledger.audit.export.restore import chain_of
 from jobledger.cli.main import run
 from jobledger.ledger import connect
-from jobledger.ledger.commands import Dispatch, Fail
-from jobledger.ledger.export.restore import chain_of
-from jobledger.ledger.log import Entry
+from jobledger.ledger.model.commands import Dispatch, Fail
+from jobledger.ledger.model.log import Entry
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

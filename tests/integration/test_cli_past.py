@@ -17,9 +17,9 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.commands import Claim, Command, Complete, Fail
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.commands import Claim, Command, Complete, Fail
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.subjects import JobRef
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 MODELS = '''

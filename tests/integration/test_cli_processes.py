@@ -18,8 +18,8 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.cli.errors import INTERRUPTED
+from jobledger.ledger.model.version import version
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.version import version
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))

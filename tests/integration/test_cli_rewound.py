@@ -10,9 +10,9 @@ import pytest
 from tests.support.command_line import Answer, CommandLine
 from tests.support.history import write_history
 
-from jobledger.cli import doctor
+from jobledger.cli.health import doctor
 from jobledger.ledger import Ledger
-from jobledger.ledger.streams import api
+from jobledger.ledger.nats.streams import api
 from jobledger.projections import rebuild
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shou
 from tests.support.working import Connect
 
 from jobledger.ledger import JobState, Ledger
-from jobledger.ledger.commands import CancelJob, Claim, Discard, Fail, Requeue
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.commands import CancelJob, Claim, Discard, Fail, Requeue
+from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     IllegalTransitionError,
     InvalidError,
@@ -26,8 +26,8 @@ from jobledger.ledger.errors import (
     JobNotFoundError,
     ResultTimeoutError,
 )
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
 

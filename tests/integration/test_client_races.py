@@ -12,15 +12,15 @@ from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shou
 from tests.support.working import Connect
 
 from jobledger.ledger import Context, Ledger, Task
-from jobledger.ledger.chain import load, seal
-from jobledger.ledger.commands import CancelJob, Claim, Fail
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.commands import CancelJob, Claim, Fail
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
     InvalidError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
 

@@ -11,16 +11,16 @@ import pytest
 from tests.support.working import LIMIT_S, Connect, types, working
 
 from jobledger.ledger import Hooks, Job, JobHandle, JobState, Ledger, Notice, connect, task
-from jobledger.ledger.chain import load
-from jobledger.ledger.commands import Claim, Dispatch
-from jobledger.ledger.events import Queued
-from jobledger.ledger.leases import WorkerInfo
-from jobledger.ledger.pull import Delivery, PullConsumer
-from jobledger.ledger.streams import DELIVERIES_MAX, api, consumer_config, ensure_consumer
-from jobledger.ledger.subjects import JobRef
-from jobledger.workers.dead_letters import CONSUMER, DeadLetterReactor
-from jobledger.workers.reactors import Reactor, host
-from jobledger.workers.reconciler import Reconciler
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.commands import Claim, Dispatch
+from jobledger.ledger.model.events import Queued
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.pull import Delivery, PullConsumer
+from jobledger.ledger.nats.streams import DELIVERIES_MAX, api, consumer_config, ensure_consumer
+from jobledger.workers.reactors.dead_letters import CONSUMER, DeadLetterReactor
+from jobledger.workers.reactors.reactor import Reactor, host
+from jobledger.workers.reactors.reconciler import Reconciler
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -323,7 +323,7 @@ async def test_a_backlog_in_one_queue_keeps_nobody_from_finding_the_jobs_of_anot
 async def test_where_consumers_are_many_the_reconciler_makes_no_more(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.reconciler._CONSUMERS_MAX", 1)
+    monkeypatch.setattr("jobledger.workers.reactors.reconciler._CONSUMERS_MAX", 1)
     await make_consumer(ledger, 1)
     job = await ledger.enqueue(send, 1)
     async with Puller(ledger):

@@ -14,11 +14,11 @@ import nats.aio.subscription
 import pytest
 
 from jobledger.ledger import LedgerConfig
-from jobledger.ledger.events import EVENT_CLASSES, Event, Queued, Scheduled
-from jobledger.ledger.json_text import DEPTH_MAX
-from jobledger.ledger.lock_events import LOCK_EVENT_CLASSES, Acquired, Released
+from jobledger.ledger.model.events import EVENT_CLASSES, Event, Queued, Scheduled
+from jobledger.ledger.model.json_text import DEPTH_MAX
+from jobledger.ledger.model.lock import LOCK_EVENT_CLASSES, Acquired, Released
+from jobledger.ledger.model.transitions import CAUSES, LEGAL
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT
-from jobledger.ledger.transitions import CAUSES, LEGAL
 from jobledger.workers import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def test_the_private_names_of_nats_py_are_those_on_record() -> None:
     """ADR 004 lists what a new version of nats-py could take away."""
     record = (ROOT / "docs" / "adr" / "004-own-hot-paths-on-nats-py.md").read_text(encoding="utf-8")
     paragraph = record.partition("**Private names")[2].partition("\n\n")[0]
-    source = (ROOT / "ledger" / "jobledger" / "ledger" / "connection.py").read_text(encoding="utf-8")
+    source = (ROOT / "ledger" / "jobledger" / "ledger" / "nats" / "connection.py").read_text(encoding="utf-8")
     used = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     theirs = {*vars(nats.aio.client.Client()), *vars(nats.aio.client.Client)}
     private = {name for name in used & theirs if re.match(r"_[a-z]", name)}

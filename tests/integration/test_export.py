@@ -18,20 +18,7 @@ from tests.integration.conftest import ROOT, SOURCES
 from tests.support.histories import SteppedClock, memory_history, random_history, ref_of
 from tests.support.stories import BEGIN, rich, stored_in
 
-from jobledger.ledger.audit import verify
-from jobledger.ledger.audit.limits import TIMES
-from jobledger.ledger.codec import Message, digest
-from jobledger.ledger.errors import (
-    ConfigurationError,
-    ExportDamagedError,
-    ExportExistsError,
-    InvalidInputError,
-    NotAnExportError,
-    NotFoundError,
-    RefusedError,
-    SequenceGapError,
-)
-from jobledger.ledger.export import (
+from jobledger.audit.export import (
     ExportLog,
     FileFormat,
     JoinedLog,
@@ -44,9 +31,22 @@ from jobledger.ledger.export import (
     verify_export,
     write_export,
 )
-from jobledger.ledger.log import Entry, Head, Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import Names
+from jobledger.audit.verify import verify
+from jobledger.audit.verify.limits import TIMES
+from jobledger.ledger.model.codec import Message, digest
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    ExportDamagedError,
+    ExportExistsError,
+    InvalidInputError,
+    NotAnExportError,
+    NotFoundError,
+    RefusedError,
+    SequenceGapError,
+)
+from jobledger.ledger.model.log import Entry, Head, Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import Names
 
 if TYPE_CHECKING:
     from jobledger.ledger import Ledger
@@ -238,8 +238,8 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from tests.support.histories import memory_history
-from jobledger.ledger.export import writer as export_writer
-from jobledger.ledger.export import write_export
+from jobledger.audit.export import writer as export_writer
+from jobledger.audit.export import write_export
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -15,10 +15,7 @@ import msgspec
 import pytest
 from tests.support.working import LIMIT_S, ended, working
 
-from jobledger.ledger import Context, Ledger, connect, task
-from jobledger.ledger.errors import ExportDamagedError, ExportExistsError
-from jobledger.ledger.events import NO_VALUE, PayloadRef
-from jobledger.ledger.export import (
+from jobledger.audit.export import (
     Manifest,
     Selection,
     import_export,
@@ -26,12 +23,15 @@ from jobledger.ledger.export import (
     verify_export,
     write_export,
 )
-from jobledger.ledger.export.manifest import MANIFEST, ExportedPayloads, manifest_bytes, sealed
-from jobledger.ledger.export.payloads import PAYLOAD_LIST, PAYLOADS, PayloadFiles
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.payloads import Stores
-from jobledger.ledger.streams import api
-from jobledger.ledger.subjects import Names
+from jobledger.audit.export.manifest import MANIFEST, ExportedPayloads, manifest_bytes, sealed
+from jobledger.audit.export.payloads import PAYLOAD_LIST, PAYLOADS, PayloadFiles
+from jobledger.ledger import Context, Ledger, connect, task
+from jobledger.ledger.model.errors import ExportDamagedError, ExportExistsError
+from jobledger.ledger.model.events import NO_VALUE, PayloadRef
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.payloads import Stores
+from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

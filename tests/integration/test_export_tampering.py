@@ -17,13 +17,8 @@ from tests.support.forgery import Line, copied, lines_of, relinked, rewritten
 from tests.support.stories import rich
 from tests.support.working import LIMIT_S, working
 
-from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
-from jobledger.ledger.audit import Report, verify
-from jobledger.ledger.audit.file import write_report
-from jobledger.ledger.diff import Side, compare
-from jobledger.ledger.errors import CorruptLedgerError, LedgerError, NotAnExportError
-from jobledger.ledger.export import (
+from jobledger.audit.diff import Side, compare
+from jobledger.audit.export import (
     ExportLog,
     Selection,
     read_export,
@@ -31,10 +26,15 @@ from jobledger.ledger.export import (
     verify_export,
     write_export,
 )
-from jobledger.ledger.export.restore import chain_of
-from jobledger.ledger.log import Entry
-from jobledger.ledger.seal_keys import make_keys, read_signer
-from jobledger.ledger.seals import seal_next
+from jobledger.audit.export.restore import chain_of
+from jobledger.audit.seals.keys import make_keys, read_signer
+from jobledger.audit.seals.seals import seal_next
+from jobledger.audit.verify import Report, verify
+from jobledger.audit.verify.file import write_report
+from jobledger.cli.main import run
+from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, NotAnExportError
+from jobledger.ledger.model.log import Entry
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

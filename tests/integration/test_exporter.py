@@ -20,17 +20,17 @@ from tests.support.history import History, write_history
 from tests.support.limits import LIMIT_S
 from tests.support.working import Connect, working
 
+from jobledger.audit.verify import verify
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.audit import verify
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.exposition import metrics_page
-from jobledger.ledger.metrics_server import MetricsServer
+from jobledger.ledger.metrics.exposition import metrics_page
+from jobledger.ledger.metrics.server import MetricsServer
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.nats.streams import api, ensure_streams, specifications
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.streams import api, ensure_streams, specifications
 from jobledger.projections import Projector, rebuild
-from jobledger.projections.exporter import Exporter, ExporterConfig
-from jobledger.projections.metrics_names import COUNTERS, EXPORTER_METRICS
+from jobledger.projections.metrics.exporter import Exporter, ExporterConfig
+from jobledger.projections.metrics.names import COUNTERS, EXPORTER_METRICS
 
 pytestmark = pytest.mark.anyio
 

@@ -14,14 +14,14 @@ from prometheus_client.core import Metric
 from tests.integration.test_exporter import Scrape, exporting, scraped_at_head
 from tests.support.history import write_history
 
+from jobledger.audit.archive import Archiver, tools_of
 from jobledger.ledger import Ledger
-from jobledger.ledger.archive import Archiver, tools_of
-from jobledger.ledger.exposition import metrics_page
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.metrics.exposition import metrics_page
+from jobledger.ledger.model.memory import MemoryLog
 from jobledger.projections import Projector, Store, counting, schema
-from jobledger.projections.metrics import figures_metrics
-from jobledger.projections.metrics_figures import Figures, read_figures
-from jobledger.projections.metrics_names import COUNTERS
+from jobledger.projections.metrics.figures import Figures, read_figures
+from jobledger.projections.metrics.metrics import figures_metrics
+from jobledger.projections.metrics.names import COUNTERS
 from jobledger.projections.stats_tables import add_totals
 
 pytestmark = pytest.mark.anyio

@@ -19,15 +19,15 @@ import pytest
 from tests.support.archiving import NEW, OLD_JOBS, World
 from tests.support.working import LIMIT_S, working
 
+from jobledger.audit.archive import Archiver, tools_of
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Snooze, connect, task
-from jobledger.ledger.archive import Archiver, tools_of
-from jobledger.ledger.chain import load, transact
-from jobledger.ledger.commands import Claim, TakeOver
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.events import event_type
-from jobledger.ledger.streams import api
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.commands import Claim, TakeOver
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.nats.streams import api
 from jobledger.workers import fork as forks
 
 if TYPE_CHECKING:

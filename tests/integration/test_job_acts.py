@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.support.working import LIMIT_S, ended, types, working
 
+from jobledger.audit.why import Facts, Why, explain, find_facts
 from jobledger.ledger import Attempt, Context, Job, JobState, Ledger, Retry, TaskRegistry, task
-from jobledger.ledger.commands import Claim, DeadLetter
-from jobledger.ledger.errors import IllegalTransitionError, JobNotFoundError, UnknownTaskError
-from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.why import Facts, Why, explain, find_facts
+from jobledger.ledger.model.commands import Claim, DeadLetter
+from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, UnknownTaskError
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.single import run_one
 
 pytestmark = pytest.mark.anyio

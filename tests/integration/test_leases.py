@@ -11,9 +11,9 @@ import pytest
 from tests.support.working import working
 
 from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.errors import ServerUnreachableError
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.leases import LeaseLostError, WorkerInfo
+from jobledger.ledger.model.errors import ServerUnreachableError
+from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio

@@ -19,10 +19,10 @@ from tests.support.limits import LIMIT_S
 from tests.support.timing import measured_slack
 from tests.support.working import Connect
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, connect, sync, task
-from jobledger.ledger.audit import verify
-from jobledger.ledger.errors import LockLostError, LockReentryError, LockTimeoutError
-from jobledger.ledger.lock_events import Acquired, LockEvent, decode_lock_event
+from jobledger.ledger.model.errors import LockLostError, LockReentryError, LockTimeoutError
+from jobledger.ledger.model.lock import Acquired, LockEvent, decode_lock_event
 from jobledger.projections import Projector
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger import metrics_server
-from jobledger.ledger.errors import ConfigurationError, PortInUseError
-from jobledger.ledger.exposition import Distribution, Measure, histograms, info, value, values
-from jobledger.ledger.meter import Histogram
-from jobledger.ledger.metrics_server import MetricsServer, read_token
+from jobledger.ledger.metrics import server as metrics_server
+from jobledger.ledger.metrics.exposition import Distribution, Measure, histograms, info, value, values
+from jobledger.ledger.metrics.server import MetricsServer, read_token
+from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
+from jobledger.ledger.nats.append_stats import Histogram
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 TOKEN = b"0123456789abcdef"

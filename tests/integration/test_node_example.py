@@ -21,7 +21,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.working import ended, working
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.streams import api
+from jobledger.ledger.nats.streams import api
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node"

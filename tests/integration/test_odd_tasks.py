@@ -11,7 +11,7 @@ import pytest
 from tests.support.working import ended, types, until, working
 
 from jobledger.ledger import Backoff, Cancel, Context, Hooks, JobState, Ledger, Notice, Retry, task
-from jobledger.ledger.errors import ConfigurationError, InvalidInputError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
 
 pytestmark = pytest.mark.anyio
 

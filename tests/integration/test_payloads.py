@@ -14,9 +14,9 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import JobState, Ledger, TaskRegistry, connect, task
-from jobledger.ledger.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
-from jobledger.ledger.events import NO_VALUE
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
+from jobledger.ledger.model.events import NO_VALUE
+from jobledger.ledger.nats.streams import api
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.support.pools import LIMIT_S, Heard, Pools, call, is_gone, until, value
 
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     ConfigurationError,
     PayloadTooLargeError,
@@ -21,7 +21,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
 )
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
-from jobledger.workers.pool import (
+from jobledger.workers.pool.pool import (
     Call,
     PoolClosedError,
     PoolConfig,

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from tests.support.pools import APPS, LIMIT_S, TASKS, Heard, Pools, call, is_gone, until, value
 
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     LedgerError,
 )
-from jobledger.workers import child_process
-from jobledger.workers.pool import (
+from jobledger.workers.pool import child_process
+from jobledger.workers.pool.pool import (
     ChildStartError,
     Died,
     PoolClosedError,
@@ -184,8 +184,8 @@ async def test_a_process_is_made_ready_even_if_who_asked_has_left(pools: Pools) 
 async def test_a_module_that_cannot_be_imported_is_told_and_not_tried_for_ever(
     pools: Pools, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.pool._PAUSE_FIRST_S", 3.0)
-    monkeypatch.setattr("jobledger.workers.pool._PAUSE_MAX_S", 3.0)
+    monkeypatch.setattr("jobledger.workers.pool.pool._PAUSE_FIRST_S", 3.0)
+    monkeypatch.setattr("jobledger.workers.pool.pool._PAUSE_MAX_S", 3.0)
     module = tmp_path / "late_tasks.py"
     module.write_text("import os\nfrom jobledger.ledger import task\n\nraise ValueError('no settings')\n")
     pool = pools(str(module))

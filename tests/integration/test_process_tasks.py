@@ -11,7 +11,7 @@ import pytest
 from tests.support.working import LIMIT_S, ended, until, working
 
 from jobledger.ledger import JobState, Ledger, TaskRegistry, task
-from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers import Worker
 
 pytestmark = pytest.mark.anyio
@@ -168,7 +168,9 @@ async def test_a_cancel_kills_the_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.cancels._LOOK_EVERY_S", 10 * LIMIT_S)  # only a hint comes in time
+    monkeypatch.setattr(
+        "jobledger.workers.attempt.cancels._LOOK_EVERY_S", 10 * LIMIT_S
+    )  # only a hint comes in time
     marker = tmp_path / "pid"
     job = await ledger.enqueue(tasks.get("stoppable"), str(marker))
     await until(lambda: marker.exists() and bool(marker.read_text()))
@@ -240,7 +242,7 @@ async def test_a_stopping_worker_lets_go_of_jobs_that_wait_for_a_process(
 async def test_a_job_is_not_charged_with_an_attempt_while_no_process_starts(
     ledger: Ledger, tasks: TaskRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.execution._NO_PROCESS_S", 0.1)
+    monkeypatch.setattr("jobledger.workers.attempt.execution._NO_PROCESS_S", 0.1)
     _rewrite(tasks, "raise ValueError('not now')")
     async with working(ledger, registry=tasks, pool_size=1) as worker:
         job = await ledger.enqueue(tasks.get("work"), "done")

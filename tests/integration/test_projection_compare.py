@@ -18,7 +18,7 @@ from tests.support.histories import memory_history
 from tests.support.limits import LIMIT_S
 from tests.support.projections import finish
 
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.memory import MemoryLog
 from jobledger.projections import (
     DamagedProjectionError,
     PositionMismatchError,
@@ -29,7 +29,7 @@ from jobledger.projections import (
     verify,
 )
 from jobledger.projections import compare as compare_module
-from jobledger.projections.apart import Apart
+from jobledger.projections.background import Background
 
 pytestmark = pytest.mark.anyio
 
@@ -251,7 +251,7 @@ async def test_comparing_leaves_the_event_loop_free_tells_how_far_it_is_and_ends
 async def test_a_statement_that_runs_for_long_is_ended_when_nobody_waits(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     with closing(sqlite3.connect(tmp_path / "any.db", check_same_thread=False)) as connection:
-        apart = Apart()
+        apart = Background()
         apart.reads.append(connection)
         with anyio.move_on_after(0.2) as scope:
             await apart.run(lambda: connection.execute(endless).fetchall(), None)
@@ -260,7 +260,7 @@ async def test_a_statement_that_runs_for_long_is_ended_when_nobody_waits(tmp_pat
 
 
 async def test_a_file_that_is_closed_in_the_moment_of_a_cancel_keeps_it_a_cancel(tmp_path: Path) -> None:
-    apart, over = Apart(), threading.Event()
+    apart, over = Background(), threading.Event()
     apart.reads.append(sqlite3.connect(tmp_path / "any.db", check_same_thread=False))
     apart.reads[0].close()  # the thread is about to take it from the list
 

@@ -14,16 +14,21 @@ from tests.integration.test_projection_statistics import JumpyClock
 from tests.support.histories import STEPS, WEIGHTS, SteppedClock, act, ref_of
 from tests.support.projections import SMALL, finish
 
-from jobledger.ledger.audit import verify as audit
-from jobledger.ledger.chain import load, seal
-from jobledger.ledger.commands import Carry, Stamp
-from jobledger.ledger.counts import append_counts, counted_parts, counts_before
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import ArchiveRefusedError, JobNotFoundError, RefusedError, WrongSequenceError
-from jobledger.ledger.export import ExportLog, JoinedLog, write_export
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
-from jobledger.ledger.subjects import JobRef
+from jobledger.audit.counts import append_counts, counted_parts, counts_before
+from jobledger.audit.export import ExportLog, JoinedLog, write_export
+from jobledger.audit.verify import verify as audit
+from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.commands import Carry, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
+    ArchiveRefusedError,
+    JobNotFoundError,
+    RefusedError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, Store, difference, rebuild, verify
 from jobledger.projections.counting import counting
 

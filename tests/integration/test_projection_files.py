@@ -15,7 +15,7 @@ from tests.support.histories import SteppedClock, act, memory_history
 from tests.support.limits import LIMIT_S
 from tests.support.projections import SMALL, Cut, assert_true, finish, leftovers
 
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.memory import MemoryLog
 from jobledger.projections import (
     DamagedProjectionError,
     EventGapError,

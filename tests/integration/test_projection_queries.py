@@ -10,9 +10,9 @@ import pytest
 from tests.support.histories import SteppedClock, act
 from tests.support.projections import finish
 
-from jobledger.ledger.job import JobState
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
     DeadLetterFilter,
     JobRow,

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from tests.support.histories import STEPS, SteppedClock, act, ref_of
 from tests.support.projections import SMALL, assert_true, finish
 
-from jobledger.ledger.chain import load, seal
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import Carry, Claim, Command, Enqueue, Fail, Stamp
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import RefusedError
-from jobledger.ledger.events import EVENT_TYPES, ErrorInfo, Priority, event_type
-from jobledger.ledger.export import ExportLog, JoinedLog, write_export
-from jobledger.ledger.job import Job, evolve
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.reactor_events import ARCHIVE, Archived, seal_reactor_event
-from jobledger.ledger.subjects import JobRef
+from jobledger.audit.export import ExportLog, JoinedLog, write_export
+from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Carry, Claim, Command, Enqueue, Fail, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.events import EVENT_TYPES, ErrorInfo, Priority, event_type
+from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
     HISTOGRAM_BOUNDS_S,
     PositionArchivedError,
@@ -81,7 +81,7 @@ class SlowCount:
         self.jobs: dict[tuple[str, str], Job] = {}
         self._marks: dict[tuple[str, str], dict[str, datetime]] = defaultdict(dict)
 
-    def add(self, stored: Stored) -> None:
+    def add(self, stored: StoredEvent) -> None:
         event, now = stored.event, stored.stored_at
         name, place = event_type(event), (event.queue, event.job)
         before = self.jobs.get(place)

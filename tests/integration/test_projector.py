@@ -17,11 +17,11 @@ from tests.support.histories import STEPS, SteppedClock, act, memory_history, ra
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.client import connect
-from jobledger.ledger.codec import digest
-from jobledger.ledger.events import EVENT_TYPES, event_type
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import LockRef, Names
+from jobledger.ledger.model.codec import digest
+from jobledger.ledger.model.events import EVENT_TYPES, event_type
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import LockRef, Names
 from jobledger.projections import (
     EventGapError,
     PositionMismatchError,

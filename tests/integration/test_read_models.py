@@ -14,9 +14,9 @@ import pytest
 from tests.support.histories import SteppedClock, act, memory_history
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.events import event_type
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.memory import MemoryLog
 from jobledger.projections import (
     DamagedProjectionError,
     NewerReadModelError,
@@ -33,7 +33,7 @@ from jobledger.projections import (
 pytestmark = pytest.mark.anyio
 
 SMALL = ProjectorConfig(batch_events_max=7, linger_s=0.0)
-Apply = Callable[[sqlite3.Connection, Sequence[Stored]], Any]
+Apply = Callable[[sqlite3.Connection, Sequence[StoredEvent]], Any]
 PUT = "INSERT INTO seen VALUES (?, ?) ON CONFLICT (type) DO UPDATE SET count = count + excluded.count"
 
 
@@ -45,7 +45,7 @@ class Counts:
     tables: Any = MappingProxyType({"seen": {"type": str, "count": int}})
     keys: Any = MappingProxyType({"seen": "type"})
 
-    def apply(self, connection: sqlite3.Connection, events: Sequence[Stored]) -> Any:
+    def apply(self, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> Any:
         for stored in events:
             connection.execute(PUT, (event_type(stored.event), 1))
 
@@ -80,7 +80,7 @@ async def truth(log: MemoryLog, until: int = 10**9) -> list[tuple[str, int]]:
 
 
 def failing_at(sequence: int, *, after: Callable[[sqlite3.Connection], Any] | None = None) -> Apply:
-    def apply(_self: Any, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+    def apply(_self: Any, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> None:
         for stored in events:
             connection.execute(PUT, (event_type(stored.event), 1))
             if stored.stream_sequence == sequence:
@@ -113,7 +113,7 @@ async def test_followed_in_pieces_and_rebuilt_it_holds_every_event_once(tmp_path
 async def test_sql_tables_and_sqlite_utils_work(tmp_path: Path) -> None:
     from sqlite_utils import Database  # noqa: PLC0415 - slow to import
 
-    def apply(_self: Any, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+    def apply(_self: Any, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> None:
         connection.row_factory = sqlite3.Row  # undone after the call
         table: Any = Database(connection, execute_plugins=False).table("seen")
         for stored in events:
@@ -134,7 +134,7 @@ async def test_an_exception_names_class_event_and_place_and_keeps_nothing_of_the
 ) -> None:
     log, path = await memory_history(), tmp_path / "p"
     stored = await log.get(40)
-    assert isinstance(stored, Stored)
+    assert isinstance(stored, StoredEvent)
     words = (
         rf"read model \S*:Changed failed at stream sequence 40 \(`{event_type(stored.event)}` of job "
         rf"{stored.event.job}\): KeyError: 'no such customer'; nothing of this batch was kept, so mend `apply`"
@@ -179,7 +179,7 @@ async def test_a_statement_that_ends_the_transaction_keeps_nothing_of_what_comes
     """Each statement after it would be kept by itself, and the batch applied once more the next time."""
     log, path = await memory_history(), tmp_path / "p"
 
-    def apply(self: Counts, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+    def apply(self: Counts, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> None:
         for stored in events:
             with contextlib.suppress(sqlite3.DatabaseError) if swallows else contextlib.nullcontext():
                 if stored.stream_sequence == 40:
@@ -204,7 +204,7 @@ async def test_a_statement_that_ends_the_transaction_keeps_nothing_of_what_comes
 async def test_what_apply_makes_is_of_its_transaction_too(tmp_path: Path) -> None:
     log, path = await memory_history(), tmp_path / "p"
 
-    def apply(self: Counts, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+    def apply(self: Counts, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> None:
         Counts.apply(self, connection, events)
         connection.execute("CREATE TABLE IF NOT EXISTS later (x)")
         connection.isolation_level = "DEFERRED"
@@ -223,7 +223,7 @@ async def test_what_apply_makes_is_of_its_transaction_too(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("answer", [1, iter(())])
 async def test_an_answer_means_a_misunderstanding(tmp_path: Path, answer: Any) -> None:
-    def apply(_self: Any, _connection: sqlite3.Connection, _events: Sequence[Stored]) -> Any:
+    def apply(_self: Any, _connection: sqlite3.Connection, _events: Sequence[StoredEvent]) -> Any:
         return answer
 
     layout = made(apply=apply)
@@ -283,7 +283,7 @@ async def test_another_past_and_damage_stop_it(tmp_path: Path) -> None:
 async def test_a_model_that_remembers_is_told_to_forget(tmp_path: Path) -> None:
     """Two of one model in turn on one file: each keeps its counts in memory, and would write old ones."""
 
-    def apply(self: Any, connection: sqlite3.Connection, events: Sequence[Stored]) -> None:
+    def apply(self: Any, connection: sqlite3.Connection, events: Sequence[StoredEvent]) -> None:
         if not hasattr(self, "counts"):
             self.counts = dict(connection.execute("SELECT type, count FROM seen"))
         for stored in events:

@@ -16,24 +16,26 @@ from tests.conftest import ServerFactory
 from tests.support.limits import LIMIT_S
 from tests.support.log_entries import chain_of, entry, event, fill
 
-from jobledger.ledger import Ledger, connect, feed, window
-from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import SequenceGapError, ServerUnreachableError
-from jobledger.ledger.feed import Feed
-from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Log
-from jobledger.ledger.parser import Raw
-from jobledger.ledger.pull import time_of
+from jobledger.ledger import Ledger, connect
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import SequenceGapError, ServerUnreachableError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.nats import ordered_reader as feed
+from jobledger.ledger.nats import pull_window as window
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.ordered_reader import OrderedReader
+from jobledger.ledger.nats.parser import Raw
+from jobledger.ledger.nats.pull import time_of
+from jobledger.ledger.nats.pull_window import PullWindow
+from jobledger.ledger.nats.streams import api
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.streams import api
-from jobledger.ledger.window import Window
 
 pytestmark = pytest.mark.anyio
 KIB = 1024
 HEARTBEAT_S = 10.0
 
 
-class Watched(Window):
+class Watched(PullWindow):
     """Notes every window made, and the size of every message taken, as the server counts it."""
 
     made: list[Watched] = []  # noqa: RUF012 - emptied for each test
@@ -55,7 +57,7 @@ def _size(raw: Raw) -> int:
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Watched]]:
-    monkeypatch.setattr(feed, "Window", Watched)
+    monkeypatch.setattr(feed, "PullWindow", Watched)
     yield Watched
     Watched.made.clear()
     Watched.sizes.clear()
@@ -200,12 +202,12 @@ async def test_a_purge_of_all_that_is_left_ends_a_read(
 @pytest.fixture
 def in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server say of its consumers what a cluster says."""
-    create = Feed._create  # pyright: ignore[reportPrivateUsage]
+    create = OrderedReader._create  # pyright: ignore[reportPrivateUsage]
 
-    async def of_a_cluster(self: Feed) -> dict[str, Any]:
+    async def of_a_cluster(self: OrderedReader) -> dict[str, Any]:
         return {**await create(self), "cluster": {"name": "c", "leader": "n1"}}
 
-    monkeypatch.setattr(Feed, "_create", of_a_cluster)
+    monkeypatch.setattr(OrderedReader, "_create", of_a_cluster)
 
 
 @pytest.mark.usefixtures("in_cluster")
@@ -216,9 +218,9 @@ async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
     """In a cluster it may count on a server that has not yet what the stream's leader has."""
     await fill(ledger.log, 500)
     believed: list[bool] = []
-    create, pending_after = Feed._create, feed._pending_after  # pyright: ignore[reportPrivateUsage]
+    create, pending_after = OrderedReader._create, feed._pending_after  # pyright: ignore[reportPrivateUsage]
 
-    async def lagging(self: Feed) -> dict[str, Any]:
+    async def lagging(self: OrderedReader) -> dict[str, Any]:
         made = await create(self)
         believed.append(len(believed) >= 2)
         return made if believed[-1] else {**made, "num_pending": 0}
@@ -228,7 +230,7 @@ async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
 
     monkeypatch.setattr(window, "_MESSAGES", 100)
     monkeypatch.setattr(feed, "_RETRY_S", 0.01)
-    monkeypatch.setattr(Feed, "_create", lagging)
+    monkeypatch.setattr(OrderedReader, "_create", lagging)
     monkeypatch.setattr(feed, "_pending_after", ends_early)
     subject = f"{chain_of(ledger.log).rsplit('.', 2)[0]}.>" if is_filtered else None
     seen: list[int] = []
@@ -316,7 +318,7 @@ def _raw(log: Log, sequence: int) -> Raw:
 async def test_a_gap_ends_a_dense_read_with_what_came_before(ledger: Ledger) -> None:
     options: dict[str, Any] = {"from_sequence": 1, "from_time": None, "subject": None}
     dense, sparse = (
-        Feed(ledger.connection, ledger.inbox, "LEDGER", dense=is_dense, **options)
+        OrderedReader(ledger.connection, ledger.inbox, "LEDGER", dense=is_dense, **options)
         for is_dense in (True, False)
     )
     raws = [_raw(ledger.log, sequence) for sequence in (1, 2, 4, 5)]

@@ -8,8 +8,8 @@ import anyio
 import pytest
 from tests.support.limits import LIMIT_S
 
-from jobledger.workers import reload
-from jobledger.workers.reload import SourceWatch, difference, source_folders
+from jobledger.workers.supervision import reload
+from jobledger.workers.supervision.reload import SourceWatch, difference, source_folders
 
 pytestmark = pytest.mark.anyio
 

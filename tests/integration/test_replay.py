@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import pytest
 
+from jobledger.audit.export import write_export
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.export import write_export
 from jobledger.projections import Store, difference
 
 if TYPE_CHECKING:

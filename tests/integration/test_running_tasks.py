@@ -26,8 +26,8 @@ from jobledger.ledger import (
     TaskRegistry,
     task,
 )
-from jobledger.ledger.commands import CancelJob, Claim
-from jobledger.ledger.errors import IllegalTransitionError, TaskDefinitionError
+from jobledger.ledger.model.commands import CancelJob, Claim
+from jobledger.ledger.model.errors import IllegalTransitionError, TaskDefinitionError
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,9 @@ async def finishes_anyway(context: Context) -> str:
 async def test_a_running_job_hears_of_its_cancel_at_once(
     connected: Connect, monkeypatch: pytest.MonkeyPatch, each: Any
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.cancels._LOOK_EVERY_S", 10 * LIMIT_S)  # only a hint comes in time
+    monkeypatch.setattr(
+        "jobledger.workers.attempt.cancels._LOOK_EVERY_S", 10 * LIMIT_S
+    )  # only a hint comes in time
     async with connected() as ledger, connected() as client, working(ledger, waits, waits_in_thread):
         job = await client.enqueue(each)
         await until(lambda: SEEN["began"] == 1)
@@ -96,7 +98,7 @@ async def test_a_running_job_hears_of_its_cancel_at_once(
 async def test_a_cancel_without_a_hint_is_found_by_looking(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.cancels._LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("jobledger.workers.attempt.cancels._LOOK_EVERY_S", 0.2)
     async with working(ledger, waits):
         job = await ledger.enqueue(waits)
         await until(lambda: SEEN["began"] == 1)
@@ -115,7 +117,7 @@ async def test_a_job_that_completes_although_cancelled_stays_completed(ledger: L
 async def test_a_thread_that_never_looks_up_is_left_behind_and_keeps_its_slot(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.running.COOPERATION_S", 0.1)
+    monkeypatch.setattr("jobledger.workers.attempt.running.COOPERATION_S", 0.1)
     gate = threading.Event()
 
     @task
@@ -220,7 +222,7 @@ def reports_in_thread(context: Context) -> None:
 async def test_progress_is_seen_live_and_is_no_event_per_tick(
     connected: Connect, monkeypatch: pytest.MonkeyPatch, each: Any
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.channel._LEDGER_EVERY_S", 3_600.0)
+    monkeypatch.setattr("jobledger.workers.attempt.channel._LEDGER_EVERY_S", 3_600.0)
     heard: list[Any] = []
     began = time.monotonic()
     async with connected() as ledger, connected() as client, working(ledger, reports, reports_in_thread):

@@ -18,13 +18,13 @@ import msgspec
 import pytest
 from tests.support.working import LIMIT_S, Connect
 
+from jobledger.audit.seals.keys import Signer, make_keys, read_signer
+from jobledger.audit.seals.seals import Seal, read_published, read_seals
+from jobledger.audit.verify import verify
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.audit import verify
-from jobledger.ledger.seal_keys import Signer, make_keys, read_signer
-from jobledger.ledger.seals import Seal, read_published, read_seals
-from jobledger.workers.reactors import host
-from jobledger.workers.sealer import Sealer, SealingConfig
+from jobledger.workers.reactors.reactor import host
+from jobledger.workers.reactors.sealer import Sealer, SealingConfig
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

@@ -20,7 +20,7 @@ import pytest
 from nats.js.api import StreamConfig
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     PortInUseError,
     ServerBinaryMissingError,
     ServerStartError,

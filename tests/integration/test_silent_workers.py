@@ -13,8 +13,8 @@ from tests.support.watch import make_consumers
 from tests.support.working import Connect
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.workers.supervisor import SupervisorConfig
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.workers.supervision.supervisor import SupervisorConfig
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

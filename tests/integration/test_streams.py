@@ -15,17 +15,17 @@ import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 from tests.support.limits import LIMIT_S
 
-from jobledger.cli.checks import check_consumers
+from jobledger.cli.health.checks import check_consumers
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.connection import redact
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     JetStreamDisabledError,
     LedgerError,
     LedgerFullError,
     ServerUnreachableError,
     StreamMismatchError,
 )
-from jobledger.ledger.streams import api, ensure_consumer, list_consumers, reactor_consumer
+from jobledger.ledger.nats.connection import redact
+from jobledger.ledger.nats.streams import api, ensure_consumer, list_consumers, reactor_consumer
 from jobledger.workers import Worker
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from tests.support.subscribing import LIMIT_S, enqueue, rest, send, sequences, t
 from tests.support.working import Connect, until
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     InvalidError,
 )
-from jobledger.ledger.events import Queued
+from jobledger.ledger.model.events import Queued
 
 pytestmark = pytest.mark.anyio
 #: Longer than anything here is waited for: what comes before was not brought by it.

@@ -15,7 +15,7 @@ from tests.support.subscribing import LIMIT_S, enqueue, take, until_acknowledged
 from tests.support.working import Connect, until
 
 from jobledger.ledger import Ledger, connect
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 

@@ -10,14 +10,14 @@ from tests.support.subscribing import enqueue, rest, take, until_acknowledged
 from tests.support.working import until
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     InvalidError,
     LedgerError,
     MalformedEventError,
     SubscriptionMismatchError,
     SubscriptionNotFoundError,
 )
-from jobledger.ledger.streams import api
+from jobledger.ledger.nats.streams import api
 
 pytestmark = pytest.mark.anyio
 

@@ -19,10 +19,10 @@ from tests.support.terminal import terminal, unstyled
 
 from jobledger.cli.main import run
 from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.events import PRIORITIES, event_type
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import PRIORITIES, event_type
+from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.streams import consumer_config, ensure_consumer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -92,7 +92,7 @@ def lines(trace: Path) -> list[list[str]]:
 
 
 async def types(job: JobHandle[Any]) -> list[str]:
-    history: list[Stored] = await job.history()
+    history: list[StoredEvent] = await job.history()
     return [event_type(stored.event) for stored in history]
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from tests.support.processes import LIMIT_S, exists, until
 
-from jobledger.workers.supervisor import Supervisor, SupervisorConfig
+from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

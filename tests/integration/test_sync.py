@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jobledger.ledger import JobState, task
-from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, ResultTimeoutError
+from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, ResultTimeoutError
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.sync import JobHandle, connect
 

@@ -29,9 +29,9 @@ from jobledger.ledger import (
     connect,
     task,
 )
-from jobledger.ledger.clock import Clock
-from jobledger.ledger.commands import CancelJob, Claim, Pause
-from jobledger.ledger.events import Queued
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import CancelJob, Claim, Pause
+from jobledger.ledger.model.events import Queued
 from jobledger.ledger.outcome import SNOOZE_S_MIN
 from jobledger.ledger.timer_upkeep import timers_status
 
@@ -306,7 +306,7 @@ async def test_a_worker_whose_clock_is_off_is_late_by_that_but_early_by_no_clock
     ):
         far = await ledger.enqueue(add.options(delay_s=1.5), 1)
         near = await ledger.enqueue(add.options(delay_s=0.4), 1)
-        with caplog.at_level(logging.WARNING, logger="jobledger.workers.timers"):
+        with caplog.at_level(logging.WARNING, logger="jobledger.workers.reactors.timers"):
             for job in (near, far):
                 await until(partial(is_queued, job))
         late = await lateness(ledger)

@@ -28,15 +28,15 @@ from jobledger.ledger import (
     Ledger,
     task,
 )
-from jobledger.ledger.commands import CancelJob, Claim, Complete, Dispatch
-from jobledger.ledger.commands import Snooze as SnoozeJob
-from jobledger.ledger.errors import IllegalTransitionError
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.commands import CancelJob, Claim, Complete, Dispatch
+from jobledger.ledger.model.commands import Snooze as SnoozeJob
+from jobledger.ledger.model.errors import IllegalTransitionError
+from jobledger.ledger.nats.streams import api
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import DUE_CONSUMER, Timer, Timers
-from jobledger.workers import reactors
-from jobledger.workers import timers as workers_timers
-from jobledger.workers.reactors import host
+from jobledger.workers.reactors import reactor as reactors
+from jobledger.workers.reactors import timers as workers_timers
+from jobledger.workers.reactors.reactor import host
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from tests.support.working import LIMIT_S, Connect, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, sync, task
-from jobledger.ledger.events import event_type
+from jobledger.ledger.model.events import event_type
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Process

@@ -21,9 +21,9 @@ from tests.support.working import Connect, ended, until, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.commands import TakeOver
-from jobledger.ledger.job import JobState
-from jobledger.ledger.metrics_server import MetricsServer
+from jobledger.ledger.metrics.server import MetricsServer
+from jobledger.ledger.model.commands import TakeOver
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers.metrics import WORKER_METRICS, WorkerCollector, measured
 

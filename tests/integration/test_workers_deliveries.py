@@ -18,13 +18,13 @@ from jobledger.ledger import (
     TaskRegistry,
     task,
 )
-from jobledger.ledger.commands import Claim, DeadLetter, Requeue
-from jobledger.ledger.errors import LedgerFullError, ServerUnreachableError
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.commands import Claim, DeadLetter, Requeue
+from jobledger.ledger.model.errors import LedgerFullError, ServerUnreachableError
+from jobledger.ledger.nats.streams import api
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:
-    from jobledger.ledger.codec import Stored
+    from jobledger.ledger.model.codec import StoredEvent
 from tests.support.worker_tasks import BEGAN, RUNS, double, sleep, sleep_in_thread
 
 pytestmark = pytest.mark.anyio
@@ -118,7 +118,7 @@ async def test_a_view_older_than_the_delivery_settles_nothing(
         await client.execute(job.ref, Requeue())
         answers = [stale, []]
 
-        async def lagging(chain: str) -> list[Stored]:
+        async def lagging(chain: str) -> list[StoredEvent]:
             return answers.pop() if answers else await read(chain)
 
         monkeypatch.setattr(served.log, "read_chain", lagging)
@@ -241,7 +241,7 @@ async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Le
 async def test_a_full_ledger_loses_no_job_once_there_is_room(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.delays._FULL_S", 0.1)
+    monkeypatch.setattr("jobledger.workers.attempt.delays._FULL_S", 0.1)
     async with connected(ledger_bytes_max=1 << 16) as ledger:
         jobs: list[JobHandle[int]] = []
 

@@ -27,9 +27,19 @@ from hypothesis.stateful import (
 )
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.chain import EMPTY_CHAIN, Chain, Sealed, advance, extend, fold, load, seal, transact
 from jobledger.ledger.client import connect
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.chain import (
+    EMPTY_CHAIN,
+    JobView,
+    Sealed,
+    advance,
+    extend,
+    fold,
+    load,
+    seal,
+    transact,
+)
+from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
     Checkpoint,
@@ -52,14 +62,14 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import JobNotFoundError, RefusedError, WrongSequenceError
-from jobledger.ledger.events import Cause, ErrorInfo, Queued, Started, event_type
-from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.transitions import CAUSES, violation
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import JobNotFoundError, RefusedError, WrongSequenceError
+from jobledger.ledger.model.events import Cause, ErrorInfo, Queued, Started, event_type
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.transitions import CAUSES, violation
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -87,11 +97,11 @@ class Lifecycle(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.exit = contextlib.AsyncExitStack()
         self.log = self.run(self.open_log())
-        self.views: dict[tuple[str, str], Chain] = {}  # what each writer believes of each job
+        self.views: dict[tuple[str, str], JobView] = {}  # what each writer believes of each job
         self.held: dict[tuple[str, str], int] = {}  # the claim epoch a writer thinks it holds
         self.sent: list[tuple[Entry, ...]] = []  # every append ever tried
         #: The model: an append is let in exactly if its writer had seen the newest event of the chain.
-        self.model: dict[str, Chain] = dict.fromkeys(JOB_IDS, EMPTY_CHAIN)
+        self.model: dict[str, JobView] = dict.fromkeys(JOB_IDS, EMPTY_CHAIN)
         self.moment = 0
 
     async def open_log(self) -> Log:
@@ -118,7 +128,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.moment += 1  # never the same bytes twice, unless an append is repeated
         return Stamp(at=NOW + timedelta(seconds=self.moment), by=actor)
 
-    def view(self, actor: str, job: str) -> Chain:
+    def view(self, actor: str, job: str) -> JobView:
         return self.views.get((actor, job), EMPTY_CHAIN)
 
     def attempt(self, actor: str, job: str, command: Command, *, crash: bool = False) -> bool:
@@ -296,7 +306,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     async def check_the_whole_log(self) -> None:
         """Replay everything that is stored and hold each event to the invariants."""
-        chains: dict[str, Chain] = dict.fromkeys(JOB_IDS, EMPTY_CHAIN)
+        chains: dict[str, JobView] = dict.fromkeys(JOB_IDS, EMPTY_CHAIN)
         accepted: set[tuple[str, int]] = set()  # attempts that have an outcome
         sequence = 0
         async for batch in self.log.read():

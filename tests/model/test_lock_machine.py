@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.audit.locks import LockChains
-from jobledger.ledger.codec import Message
-from jobledger.ledger.commands import Stamp
-from jobledger.ledger.errors import LockHeldError, LockLostError, WrongSequenceError
-from jobledger.ledger.lock_events import (
+from jobledger.audit.verify.locks import LockChains
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import LockHeldError, LockLostError, WrongSequenceError
+from jobledger.ledger.model.lock import (
     Acquire,
     Acquired,
     LockCommand,
@@ -34,9 +34,9 @@ from jobledger.ledger.lock_events import (
     seal,
     view_of,
 )
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import LockRef
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import LockRef
 
 T = TypeVar("T")
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 from tests.support.races import Races
 
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
 
 SEED = int(os.environ.get("JOBLEDGER_FAULT_SEED") or secrets.randbelow(1 << 31))
 PER_LEDGER = 1_000

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from jobledger.ledger.archive import Archiver, Done, OnProgress, Tools
-from jobledger.ledger.archive.chain import open_archive
-from jobledger.ledger.archive.survey import Unread
-from jobledger.ledger.audit import verify
-from jobledger.ledger.chain import load, transact
-from jobledger.ledger.commands import (
+from jobledger.audit.archive import Archiver, Done, OnProgress, Tools
+from jobledger.audit.archive.chain import open_archive
+from jobledger.audit.archive.survey import Unread
+from jobledger.audit.verify import verify
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Command,
@@ -27,12 +27,12 @@ from jobledger.ledger.commands import (
     Snooze,
     Stamp,
 )
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.job import Job
-from jobledger.ledger.lock_events import Acquire, LockView, Release, advance, decide, seal
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef, LockRef
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.lock import Acquire, LockView, Release, advance, decide, seal
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef, LockRef
 from jobledger.ledger.timers import Timer
 
 OLD = datetime(2026, 1, 2, tzinfo=UTC)

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 
 from jobledger.ledger import Context, Ledger, task
-from jobledger.ledger.codec import Stored
+from jobledger.ledger.model.codec import StoredEvent
 
 RUNS: Counter[str] = Counter()
 
@@ -20,21 +20,21 @@ async def count(context: Context, n: int) -> int:
     return n
 
 
-async def everything(ledger: Ledger) -> list[Stored]:
+async def everything(ledger: Ledger) -> list[StoredEvent]:
     return [stored async for stored in ledger.events(follow=False)]
 
 
-def types_by_job(events: list[Stored]) -> dict[str, list[str]]:
+def types_by_job(events: list[StoredEvent]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for stored in events:
         found.setdefault(stored.event.job, []).append(msgspec.json.decode(stored.data)["type"])
     return found
 
 
-def check_ledger(events: list[Stored]) -> None:
+def check_ledger(events: list[StoredEvent]) -> None:
     """What must hold of every ledger, whatever happened: dense, linked, at most one outcome an attempt."""
     assert [stored.stream_sequence for stored in events] == list(range(1, len(events) + 1))
-    chains: dict[str, list[Stored]] = {}
+    chains: dict[str, list[StoredEvent]] = {}
     for stored in events:
         chains.setdefault(stored.event.job, []).append(stored)
     for chain in chains.values():

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from jobledger.ledger.codec import Message, decode, digest, encode
-from jobledger.ledger.export import read_export, read_manifest
-from jobledger.ledger.export.files import encode_line
-from jobledger.ledger.export.manifest import MANIFEST, ExportedFile, file_name, manifest_bytes, sealed
+from jobledger.audit.export import read_export, read_manifest
+from jobledger.audit.export.files import encode_line
+from jobledger.audit.export.manifest import MANIFEST, ExportedFile, file_name, manifest_bytes, sealed
+from jobledger.ledger.model.codec import Message, decode, digest, encode
 
 
 class Line(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from jobledger.ledger.chain import load, seal
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
     Checkpoint,
@@ -31,13 +31,13 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import RefusedError
-from jobledger.ledger.events import ErrorInfo, PayloadRef
-from jobledger.ledger.job import Job
-from jobledger.ledger.log import Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef
 
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 ERROR = ErrorInfo(kind="exception", type="ValueError", message="no such user", traceback="Traceback ...")

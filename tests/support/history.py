@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.chain import load, seal
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Command,
@@ -26,11 +26,11 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.events import ErrorInfo, Priority
-from jobledger.ledger.job import Job
-from jobledger.ledger.log import Log
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.events import ErrorInfo, Priority
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
 
 _SOON: Final = timedelta(
     milliseconds=100

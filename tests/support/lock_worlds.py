@@ -13,18 +13,18 @@ from tests.support import limits
 from tests.support.memory_locks import MemoryHints, MemoryLeases
 
 from jobledger.ledger.client import connect
-from jobledger.ledger.clock import SYSTEM_CLOCK
-from jobledger.ledger.commands import Stamp
-from jobledger.ledger.identity import new_identity
-from jobledger.ledger.lock_events import (
+from jobledger.ledger.locks import Locks
+from jobledger.ledger.model.clock import SYSTEM_CLOCK
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.identity import new_identity
+from jobledger.ledger.model.lock import (
     LockEvent,
     decode_lock_event,
 )
-from jobledger.ledger.locks import Locks
-from jobledger.ledger.log import Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.streams import api
-from jobledger.ledger.subjects import LockRef
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import LockRef
+from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from tests.support import limits
 
-from jobledger.ledger.codec import Stored, digest, encode
-from jobledger.ledger.events import Cancelled, JobEvent, Queued
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.codec import StoredEvent, digest, encode
+from jobledger.ledger.model.events import Cancelled, JobEvent, Queued
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.subjects import JobRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -66,19 +66,21 @@ async def fill(log: Log, count: int) -> list[bytes]:
 
 
 def reading(
-    batches: AsyncIterator[list[Stored]],
-) -> AbstractAsyncContextManager[AsyncGenerator[list[Stored], None]]:
-    return aclosing(cast("AsyncGenerator[list[Stored], None]", batches))
+    batches: AsyncIterator[list[StoredEvent]],
+) -> AbstractAsyncContextManager[AsyncGenerator[list[StoredEvent], None]]:
+    return aclosing(cast("AsyncGenerator[list[StoredEvent], None]", batches))
 
 
-async def collect(batches: AsyncIterator[list[Stored]], *, into: list[Stored] | None = None) -> list[Stored]:
+async def collect(
+    batches: AsyncIterator[list[StoredEvent]], *, into: list[StoredEvent] | None = None
+) -> list[StoredEvent]:
     async with reading(batches) as reader, asyncio.timeout(LIMIT_S):
-        found: list[Stored] = [] if into is None else into
+        found: list[StoredEvent] = [] if into is None else into
         async for batch in reader:
             assert 1 <= len(batch) <= 1_000
             found.extend(batch)
         return found
 
 
-def sequences(events: Sequence[Stored]) -> list[int]:
+def sequences(events: Sequence[StoredEvent]) -> list[int]:
     return [stored.stream_sequence for stored in events]

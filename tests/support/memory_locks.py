@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
-from jobledger.ledger.errors import ServerUnreachableError
-from jobledger.ledger.leases import LeaseLostError, WorkerInfo
-from jobledger.ledger.lock_hints import Hint, LockWatch
-from jobledger.ledger.subjects import LockRef
+from jobledger.ledger.model.errors import ServerUnreachableError
+from jobledger.ledger.model.subjects import LockRef
+from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
+from jobledger.ledger.nats.lock_hints import Hint, LockWatch
 
 
 class MemoryLeases:

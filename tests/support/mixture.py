@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 from tests.support.watch import Watch
 
 from jobledger.ledger import Ledger, Task
-from jobledger.ledger.errors import IllegalTransitionError, LedgerError, UnreachableError
-from jobledger.ledger.events import PRIORITIES
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError, UnreachableError
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.subjects import JobRef
 
 QUEUE: Final = "work"
 #: Of jobs that must complete: as many as there may be deaths around them.

@@ -6,9 +6,9 @@ import msgspec
 from tests.support import limits
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import Claim, Complete
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Claim, Complete
+from jobledger.ledger.model.subjects import JobRef
 
 LIMIT_S = limits.LIMIT_S
 COMMITS = ["pipeline", "group", "auto"]
@@ -24,7 +24,7 @@ def shout(text: str) -> str:
     return text.upper()
 
 
-async def everything(ledger: Ledger) -> list[Stored]:
+async def everything(ledger: Ledger) -> list[StoredEvent]:
     return [stored async for stored in ledger.events(follow=False)]
 
 

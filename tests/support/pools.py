@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from tests.support import limits
 
-from jobledger.workers.pool import (
+from jobledger.workers.pool.pool import (
     Call,
     ProcessPool,
     Result,

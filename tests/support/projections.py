@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 
-from jobledger.ledger.chain import load
-from jobledger.ledger.codec import Message
-from jobledger.ledger.log import Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
     Projector,
     ProjectorConfig,

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from tests.support.traces import Faults, Judged, judge, read
 
+from jobledger.audit.verify import Expected, Report, leftovers, verify
 from jobledger.ledger import Ledger
-from jobledger.ledger.audit import Expected, Report, leftovers, verify
 
 _NOTHING: Final = Judged(0, [], [], [], [], "", [])
 _SHOWN_MAX: Final = 20

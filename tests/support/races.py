@@ -12,11 +12,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from jobledger.audit.verify import Checker, Report
 from jobledger.ledger import Job, JobState
-from jobledger.ledger.audit import Checker, Report
-from jobledger.ledger.chain import load, transact
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Command,
@@ -31,12 +31,12 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import retry_command
-from jobledger.ledger.errors import JobNotFoundError, RefusedError
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.decisions import retry_command
+from jobledger.ledger.model.errors import JobNotFoundError, RefusedError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef
 
 _STEPS_MAX: Final = 2_000
 _ERROR: Final = ErrorInfo(kind="exception", type="ValueError", message="no")
@@ -65,7 +65,7 @@ class _Stepwise:
         await _Turn()
         return sequence
 
-    async def read_chain(self, chain: str) -> list[Stored]:
+    async def read_chain(self, chain: str) -> list[StoredEvent]:
         await _Turn()
         found = await self._log.read_chain(chain)
         await _Turn()

@@ -16,12 +16,12 @@ import msgspec
 from tests.conftest import ServerFactory
 from tests.support.stories import BOOM, NAMES, Story
 
+from jobledger.audit.verify import Report, verify
 from jobledger.ledger import Ledger, connect
-from jobledger.ledger.audit import Report, verify
-from jobledger.ledger.commands import Complete, Fail, TakeOver
-from jobledger.ledger.errors import CorruptLedgerError, LedgerError
-from jobledger.ledger.log import Entry
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.commands import Complete, Fail, TakeOver
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.nats.streams import api
 from jobledger.projections import ProjectionError, Projector, Store, difference, rebuild
 
 #: So small that the server begins a new block file every 32 KB; it is raised before the first event.

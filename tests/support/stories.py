@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from jobledger.ledger import lock_events
-from jobledger.ledger.audit import Checker, Expected, Report
-from jobledger.ledger.chain import EMPTY_CHAIN, Chain, advance, seal
-from jobledger.ledger.codec import Message, Stored, read_message
-from jobledger.ledger.commands import (
+from jobledger.audit.verify import Checker, Expected, Report
+from jobledger.ledger.model import lock as lock_events
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, seal
+from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
     Checkpoint,
@@ -34,17 +34,17 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import LedgerError
-from jobledger.ledger.events import (
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.events import (
     Cause,
     ErrorInfo,
     JobEvent,
 )
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.reactor_events import Archived, ReactorEvent, seal_reactor_event
-from jobledger.ledger.subjects import JobRef, LockRef, Names
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.reactor import Archived, ReactorEvent, seal_reactor_event
+from jobledger.ledger.model.subjects import JobRef, LockRef, Names
 
 NAMES = Names()
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -57,7 +57,7 @@ class Story:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.chains: dict[JobRef, Chain] = {}
+        self.chains: dict[JobRef, JobView] = {}
         self.lock = lock_events.LockView()
         self.now = BEGIN
 
@@ -300,5 +300,5 @@ def entry_of(log: MemoryLog, subject: str, data: bytes) -> Entry:
 
 def story_event(story: Story, index: int) -> JobEvent:
     stored = story.messages[index]
-    assert isinstance(stored, Stored)
+    assert isinstance(stored, StoredEvent)
     return stored.event

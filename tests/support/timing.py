@@ -17,10 +17,10 @@ from jobledger.ledger import (
     Ledger,
     task,
 )
-from jobledger.ledger.errors import UnreachableError
-from jobledger.ledger.events import Queued, Scheduled
-from jobledger.ledger.streams import api
-from jobledger.workers.hosting import start_reactors
+from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.events import Queued, Scheduled
+from jobledger.ledger.nats.streams import api
+from jobledger.workers.reactors.hosting import start_reactors
 
 LIMIT_S = limits.LIMIT_S
 

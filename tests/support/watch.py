@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Final, Self
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.errors import SequenceGapError
-from jobledger.ledger.events import PRIORITIES
-from jobledger.ledger.streams import consumer_config, ensure_consumer
+from jobledger.ledger.model.errors import SequenceGapError
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
 
 _ENDS: Final = frozenset({"completed", "cancelled", "dead_lettered"})
 _POLL_S: Final = 0.02

@@ -13,12 +13,13 @@ import msgspec
 import pytest
 from tests.support.archiving import CLAIM, World, populate
 
-from jobledger.ledger.acts import Act, acts
-from jobledger.ledger.archive.chain import open_archive
-from jobledger.ledger.audit import Checker, Report, verify
-from jobledger.ledger.audit.file import read_report, write_report
-from jobledger.ledger.chain import commit, load, transact
-from jobledger.ledger.commands import (
+from jobledger.audit.acts import Act, acts
+from jobledger.audit.archive.chain import open_archive
+from jobledger.audit.export import ExportLog, JoinedLog, write_export
+from jobledger.audit.verify import Checker, Report, verify
+from jobledger.audit.verify.file import read_report, write_report
+from jobledger.ledger.model.chain import commit, load, transact
+from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Command,
@@ -33,13 +34,12 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import InvalidInputError, NotFoundError
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.export import ExportLog, JoinedLog, write_export
-from jobledger.ledger.log import Log
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef, Names
 
 pytestmark = pytest.mark.anyio
 
@@ -182,7 +182,7 @@ async def test_acts_in_exports_are_told_as_those_in_the_ledger(tmp_path: Path) -
 
 
 async def test_acts_are_looked_up_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobledger.ledger.acts._WAITING_MAX", 2)
+    monkeypatch.setattr("jobledger.audit.acts._WAITING_MAX", 2)
     place = Place()
     await _people(place)
     await write_export(place.log, tmp_path / "all")

@@ -17,10 +17,10 @@ from tests.support.stories import (
     rich,
 )
 
-from jobledger.ledger.audit import Expected, Options, Report
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import LedgerError
-from jobledger.ledger.events import (
+from jobledger.audit.verify import Expected, Options, Report
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.events import (
     Cancelled,
     Started,
     event_type,
@@ -37,10 +37,10 @@ def test_a_sound_ledger_is_proven_with_its_figures() -> None:
     assert report.head_hash == story.messages[-1].hash
     assert report.states == {"completed": 4, "cancelled": 2, "discarded": 1}
     started = [
-        each for each in story.messages if isinstance(each, Stored) and isinstance(each.event, Started)
+        each for each in story.messages if isinstance(each, StoredEvent) and isinstance(each.event, Started)
     ]
     assert (report.jobs, report.partial_jobs, report.attempts, report.locks) == (7, 0, len(started), 1)
-    types = {event_type(each.event) for each in story.messages if isinstance(each, Stored)}
+    types = {event_type(each.event) for each in story.messages if isinstance(each, StoredEvent)}
     assert len(types) == 16, "the story has every type"
 
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from tests.support.stories import BOOM, NAMES, Story, check, found, rich
 
-from jobledger.ledger.audit import Checker, Report
-from jobledger.ledger.codec import Message, Stored, encode, read_message
-from jobledger.ledger.commands import Carry, Dispatch, Fail, Fence
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.events import Cancelled, Carried, Completed, ErrorInfo
+from jobledger.audit.verify import Checker, Report
+from jobledger.ledger.model.codec import Message, StoredEvent, encode, read_message
+from jobledger.ledger.model.commands import Carry, Dispatch, Fail, Fence
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import Cancelled, Carried, Completed, ErrorInfo
 
 
 def archived() -> tuple[Story, int]:
@@ -129,7 +129,7 @@ def test_carried_that_says_another_job_is_found(job_id: str, change: dict[str, o
     _, place, event = next(
         (each.event.job, each.stream_sequence, each.event)
         for each in story.messages
-        if isinstance(each, Stored) and each.event.job == job_id and isinstance(each.event, Carried)
+        if isinstance(each, StoredEvent) and each.event.job == job_id and isinstance(each.event, Carried)
     )
     assert isinstance(event, Carried)
     forged = msgspec.structs.replace(event, job_state=msgspec.structs.replace(event.job_state, **change))

@@ -16,8 +16,8 @@ from tests.support.stories import (
     found,
 )
 
-from jobledger.ledger import lock_events
-from jobledger.ledger.reactor_events import Archived, SealRecorded, decode_reactor_event
+from jobledger.ledger.model import lock as lock_events
+from jobledger.ledger.model.reactor import Archived, SealRecorded, decode_reactor_event
 
 
 def _acquired_while_held(story: Story) -> int:

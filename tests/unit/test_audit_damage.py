@@ -20,10 +20,10 @@ from tests.support.stories import (
     story_event,
 )
 
-from jobledger.ledger.audit import Checker
-from jobledger.ledger.codec import encode, read_message
-from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError
-from jobledger.ledger.events import (
+from jobledger.audit.verify import Checker
+from jobledger.ledger.model.codec import encode, read_message
+from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
+from jobledger.ledger.model.events import (
     Queued,
 )
 

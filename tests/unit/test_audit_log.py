@@ -16,14 +16,14 @@ from tests.support.stories import (
     stored_in,
 )
 
-from jobledger.ledger.audit import verify
-from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import InvalidInputError, LedgerError, SequenceGapError
-from jobledger.ledger.events import (
+from jobledger.audit.verify import verify
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import InvalidInputError, LedgerError, SequenceGapError
+from jobledger.ledger.model.events import (
     Cancelled,
 )
-from jobledger.ledger.log import Head
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.log import Head
+from jobledger.ledger.model.memory import MemoryLog
 
 
 def test_a_log_is_verified_in_the_order_of_its_stream() -> None:
@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_a_violation_and_the_check_goes_on_behind_it() ->
 
 def test_verify_gives_up_on_what_is_no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr("jobledger.ledger.audit.checking.UNREADABLE_MAX", 3)
+        monkeypatch.setattr("jobledger.audit.verify.checking.UNREADABLE_MAX", 3)
         log = MemoryLog()
         for number in range(5):
             await log.append([entry_of(log, f"ledger.job.email.j{number}.cancelled", b"{}")])

@@ -16,14 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
 
-from jobledger.ledger.audit import Checker, Expected, Options, Report
-from jobledger.ledger.audit import spill as audit_spill
-from jobledger.ledger.audit.book import Book, Form
-from jobledger.ledger.audit.spill import Filter, Spill
-from jobledger.ledger.codec import Message, Stored, read_message
-from jobledger.ledger.commands import Fail, Fence
-from jobledger.ledger.errors import CorruptLedgerError, InvalidInputError, LedgerError, ScratchSpaceError
-from jobledger.ledger.events import Cancelled, Completed, Started
+from jobledger.audit.verify import Checker, Expected, Options, Report
+from jobledger.audit.verify import spill as audit_spill
+from jobledger.audit.verify.book import Book, Form
+from jobledger.audit.verify.spill import Filter, Spill
+from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.commands import Fail, Fence
+from jobledger.ledger.model.errors import (
+    CorruptLedgerError,
+    InvalidInputError,
+    LedgerError,
+    ScratchSpaceError,
+)
+from jobledger.ledger.model.events import Cancelled, Completed, Started
 
 _TEXTS: Form[str] = Form(
     weigh=len,
@@ -251,7 +256,7 @@ def test_the_book_counts_what_its_records_weigh() -> None:
     checker = Checker(NAMES)
     tracemalloc.start()
     for message in itertools.starmap(read_message, messages):
-        assert isinstance(message, Stored)
+        assert isinstance(message, StoredEvent)
         checker.feed(message)
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

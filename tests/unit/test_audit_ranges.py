@@ -13,13 +13,13 @@ from tests.support.stories import (
     rich,
 )
 
-from jobledger.ledger.audit import Checker, Expected, Leftover
-from jobledger.ledger.commands import (
+from jobledger.audit.verify import Checker, Expected, Leftover
+from jobledger.ledger.model.commands import (
     Fail,
     ReportProgress,
 )
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.events import (
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import (
     Queued,
 )
 

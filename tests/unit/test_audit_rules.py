@@ -14,9 +14,9 @@ from tests.support.stories import (
     found,
 )
 
-from jobledger.ledger.audit import Violation
-from jobledger.ledger.codec import read_message
-from jobledger.ledger.commands import (
+from jobledger.audit.verify import Violation
+from jobledger.ledger.model.codec import read_message
+from jobledger.ledger.model.commands import (
     CancelJob,
     Fail,
     Fence,
@@ -24,7 +24,7 @@ from jobledger.ledger.commands import (
     Snooze,
     TakeOver,
 )
-from jobledger.ledger.events import (
+from jobledger.ledger.model.events import (
     Cancelled,
     Completed,
     Failed,

@@ -14,9 +14,9 @@ from tests.support.stories import (
     found,
 )
 
-from jobledger.ledger.audit import Expected, Options
-from jobledger.ledger.commands import CancelJob, Dispatch, Fail, Pause, Snooze
-from jobledger.ledger.events import (
+from jobledger.audit.verify import Expected, Options
+from jobledger.ledger.model.commands import CancelJob, Dispatch, Fail, Pause, Snooze
+from jobledger.ledger.model.events import (
     Cause,
 )
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from tests.support.stories import Story, check, rich, stored_in
 
-from jobledger.ledger.audit import Anchors, verify
-from jobledger.ledger.audit.limits import NOT_PROVEN, TIMES
-from jobledger.ledger.audit.times import said
-from jobledger.ledger.codec import Message
-from jobledger.ledger.memory import MemoryLog
+from jobledger.audit.verify import Anchors, verify
+from jobledger.audit.verify.limits import NOT_PROVEN, TIMES
+from jobledger.audit.verify.times import said
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.memory import MemoryLog
 
 AT = 7  # index of the event whose time is altered
 

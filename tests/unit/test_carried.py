@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.carried import difference
-from jobledger.ledger.codec import decode, encode
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.carried import difference
+from jobledger.ledger.model.codec import decode, encode
+from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
     Checkpoint,
@@ -30,9 +30,9 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import IllegalTransitionError, LedgerError
-from jobledger.ledger.events import (
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError
+from jobledger.ledger.model.events import (
     AttemptStateName,
     Carried,
     CarriedAttempt,
@@ -43,10 +43,10 @@ from jobledger.ledger.events import (
     Queued,
     StateName,
 )
-from jobledger.ledger.job import CLOSED_STATES, Attempt, AttemptState, Job, JobState, Progress, evolve
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.job import CLOSED_STATES, Attempt, AttemptState, Job, JobState, Progress, evolve
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import timer_of
-from jobledger.workers.stranded import judge
+from jobledger.workers.reactors.stranded import judge
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from jobledger.ledger.chain import (
+from jobledger.ledger.model.chain import (
     EMPTY_CHAIN,
     TRANSACT_TRIES_MAX,
-    Chain,
+    JobView,
     advance,
     commit,
     extend,
@@ -22,21 +22,21 @@ from jobledger.ledger.chain import (
     seal,
     transact,
 )
-from jobledger.ledger.codec import Stored, decode, digest
-from jobledger.ledger.commands import CancelJob, Claim, Complete, Discard, Enqueue, Fail, Requeue, Stamp
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.codec import StoredEvent, decode, digest
+from jobledger.ledger.model.commands import CancelJob, Claim, Complete, Discard, Enqueue, Fail, Requeue, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobExistsError,
     JobNotFoundError,
     StaleClaimError,
     WrongSequenceError,
 )
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.job import JobState
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef, Names
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 STAMP = Stamp(at=NOW, by="w1")
@@ -51,14 +51,14 @@ def stamp() -> Stamp:
     return STAMP
 
 
-async def grow(log: MemoryLog, ref: JobRef, *commands: Any) -> Chain:
+async def grow(log: MemoryLog, ref: JobRef, *commands: Any) -> JobView:
     chain = EMPTY_CHAIN
     for command in commands:
         chain = await transact(log, ref, command, stamp, known=chain)
     return chain
 
 
-async def running(log: MemoryLog) -> Chain:
+async def running(log: MemoryLog) -> JobView:
     await grow(log, OTHER, Enqueue(ref=OTHER, task="send"))  # so that the epoch is no attempt's number
     return await grow(log, REF, NEW, CLAIM)
 
@@ -187,7 +187,7 @@ class _Lagging(MemoryLog):
     behind = 0
     reads = 0
 
-    async def read_chain(self, chain: str) -> list[Stored]:
+    async def read_chain(self, chain: str) -> list[StoredEvent]:
         found = await super().read_chain(chain)
         if not self.reads:
             return found
@@ -230,7 +230,7 @@ def test_every_try_has_a_stamp_of_its_own() -> None:
         moments = iter([NOW, NOW + timedelta(seconds=1)])
         await transact(log, REF, CancelJob(), lambda: Stamp(at=next(moments), by="op"), known=view)
         stored = await log.get(3)
-        assert isinstance(stored, Stored)
+        assert isinstance(stored, StoredEvent)
         assert stored.event.at == NOW + timedelta(seconds=1)
 
     asyncio.run(scenario())

@@ -8,7 +8,7 @@ import pytest
 
 from jobledger.cli.errors import UsageError, exit_code, first_of, report, sentence
 from jobledger.cli.main import run
-from jobledger.ledger import errors
+from jobledger.ledger.model import errors
 from jobledger.projections import PositionMismatchError, ProjectionError, ProjectionMissingError
 
 
@@ -71,8 +71,8 @@ def test_with_json_an_error_is_an_object_on_stderr(capsys: pytest.CaptureFixture
         (["enqueue", "add"], "--app"),
         (["enqueue", "add", "--app", "no_such_module"], "no module 'no_such_module'"),
         (["server", "--port", "70000"], "--port"),
-        (["worker", "--app", "jobledger.cli.demo_tasks", "--concurrency", "0"], "concurrency"),
-        (["worker", "--app", "jobledger.cli.demo_tasks", "--queue", "a.b"], "queue 'a.b'"),
+        (["worker", "--app", "jobledger.cli.demo.tasks", "--concurrency", "0"], "concurrency"),
+        (["worker", "--app", "jobledger.cli.demo.tasks", "--queue", "a.b"], "queue 'a.b'"),
         (["jobs", "list", "--since", "soon"], "--since 'soon'"),
         (["jobs", "list", "--state", "sleeping"], "--state"),
         (["doctor", "--environment", "a b"], "environment 'a b'"),

@@ -10,12 +10,12 @@ import pytest
 from rich.text import Text
 from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.cli.events import event_line, show_event
+from jobledger.cli.events.events import event_line, show_event
 from jobledger.cli.output import Output
 from jobledger.cli.session import set_up_logs
 from jobledger.cli.text import age, duration, json_safe, plain, plain_lines, shortened, size
-from jobledger.ledger.codec import Stored, encode
-from jobledger.ledger.events import ErrorInfo, Failed, Queued, Started
+from jobledger.ledger.model.codec import StoredEvent, encode
+from jobledger.ledger.model.events import ErrorInfo, Failed, Queued, Started
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
@@ -138,10 +138,10 @@ def test_an_event_of_a_job_is_folded_below_what_it_says(
     message = "the mail server is restarting, so try again"
     error = ErrorInfo(kind="exception", type="ConnectionError", message=message)
     event = Failed(job="a", queue="email", task="send", at=NOW, by="w", attempt=1, error=error)
-    stored = Stored(event=event, data=encode(event), stream_sequence=8, stored_at=NOW)
+    stored = StoredEvent(event=event, data=encode(event), stream_sequence=8, stored_at=NOW)
     quiet = Queued(job="a", queue="email", task="send", at=NOW, by="w", max_attempts=1)
     on_a_terminal(monkeypatch)
-    for each in (stored, Stored(event=quiet, data=encode(quiet), stream_sequence=9, stored_at=NOW)):
+    for each in (stored, StoredEvent(event=quiet, data=encode(quiet), stream_sequence=9, stored_at=NOW)):
         show_event(Output(), each)
     first, second, last = unstyled(capsys.readouterr().out)
     assert first.endswith(" attempt 1: ConnectionError: the mail server")
@@ -157,7 +157,7 @@ def test_on_a_narrow_terminal_an_event_still_says_what_happened() -> None:
     event = Started(
         job=job, queue="email", task="send", at=NOW, by="w", attempt=2, worker="web1-42", lease_s=15.0
     )
-    stored = Stored(event=event, data=encode(event), stream_sequence=7, stored_at=NOW)
+    stored = StoredEvent(event=event, data=encode(event), stream_sequence=7, stored_at=NOW)
     narrow = event_line(stored, narrow=True).plain
     assert narrow.split()[-6:] == ["019aa1c6-62ef-7a43", "send", "attempt", "2", "on", "web1-42"]
     assert f" {job} email/send " in event_line(stored).plain

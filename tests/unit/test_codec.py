@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.codec import decode, digest, encode
-from jobledger.ledger.errors import InvalidInputError, MalformedEventError, UnknownEventError
-from jobledger.ledger.events import (
+from jobledger.ledger.model.codec import decode, digest, encode
+from jobledger.ledger.model.errors import InvalidInputError, MalformedEventError, UnknownEventError
+from jobledger.ledger.model.events import (
     EVENT_CLASSES,
     NO_VALUE,
     Cancelled,

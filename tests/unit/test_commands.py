@@ -9,8 +9,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from jobledger.ledger.audit.rules import early
-from jobledger.ledger.commands import (
+from jobledger.audit.verify.rules import early
+from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
     Checkpoint,
@@ -34,8 +34,8 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide, outcome_type, retry_command
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.decisions import decide, outcome_type, retry_command
+from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidInputError,
     JobExistsError,
@@ -43,7 +43,7 @@ from jobledger.ledger.errors import (
     LedgerError,
     StaleClaimError,
 )
-from jobledger.ledger.events import (
+from jobledger.ledger.model.events import (
     NO_VALUE,
     Cancelled,
     DeadLettered,
@@ -56,9 +56,9 @@ from jobledger.ledger.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.job import Job, JobState, evolve
-from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.transitions import violation
+from jobledger.ledger.model.job import Job, JobState, evolve
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.transitions import violation
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobledger.ledger.connection import open_connection
-from jobledger.ledger.errors import ServerUnreachableError
+from jobledger.ledger.model.errors import ServerUnreachableError
+from jobledger.ledger.nats.connection import open_connection
 
 pytestmark = pytest.mark.anyio
 

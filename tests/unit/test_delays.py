@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jobledger.ledger.streams import DELIVERIES_MAX
-from jobledger.workers import delays
+from jobledger.ledger.nats.streams import DELIVERIES_MAX
+from jobledger.workers.attempt import delays
 
 MINUTE_S = 60.0
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jobledger.ledger.exposition import Measure
-from jobledger.projections.metrics_names import EXPORTER_METRICS
+from jobledger.ledger.metrics.exposition import Measure
+from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.workers.metrics import WORKER_METRICS
 
 ROOT = Path(__file__).parents[2]

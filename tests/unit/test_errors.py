@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from jobledger.ledger import errors
-from jobledger.ledger.errors import (
+from jobledger.ledger.model import errors
+from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     IllegalTransitionError,
     InvalidTokenError,

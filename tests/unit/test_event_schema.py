@@ -13,18 +13,18 @@ import msgspec
 import pytest
 from tests.support.json_schema import resolved, violations
 
-from jobledger.ledger.asyncapi import address_of, asyncapi_document
-from jobledger.ledger.codec import Message, decode
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.event_schema import (
+from jobledger.ledger.model.codec import Message, decode
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.reactor import decode_reactor_event
+from jobledger.ledger.model.subjects import AGGREGATES, LockRef, Names
+from jobledger.ledger.schema.asyncapi import address_of, asyncapi_document
+from jobledger.ledger.schema.events import (
     AGGREGATE_EVENTS,
     all_events_schema,
     described,
     event_schema,
     field_notes,
 )
-from jobledger.ledger.reactor_events import decode_reactor_event
-from jobledger.ledger.subjects import AGGREGATES, LockRef, Names
 
 ROOT = Path(__file__).parents[2]
 GOLDEN_FOLDER = Path(__file__).parent / "golden"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jobledger.ledger import events
-from jobledger.ledger.events import EVENT_CLASSES, EVENT_TYPES, NO_VALUE, Event, JobEvent, event_type
+from jobledger.ledger.model import events
+from jobledger.ledger.model.events import EVENT_CLASSES, EVENT_TYPES, NO_VALUE, Event, JobEvent, event_type
 
 #: Released names, for ever: a class may be renamed, its tag may not.
 TAGS = (

@@ -11,7 +11,15 @@ from prometheus_client.openmetrics import exposition as open_metrics
 from prometheus_client.openmetrics import parser as open_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
-from jobledger.ledger.exposition import Distribution, Measure, histograms, info, metrics_page, value, values
+from jobledger.ledger.metrics.exposition import (
+    Distribution,
+    Measure,
+    histograms,
+    info,
+    metrics_page,
+    value,
+    values,
+)
 
 # Without types in the library.
 OPEN_PARSE: Any = open_parser.text_string_to_metric_families  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

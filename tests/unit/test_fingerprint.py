@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.fingerprint import FINGERPRINT_LENGTH, fingerprint, innermost_frame, normalised
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.fingerprint import FINGERPRINT_LENGTH, fingerprint, innermost_frame, normalised
 
 
 def error(message: str = "no user 7", *, type_name: str = "KeyError", traceback: str = "") -> ErrorInfo:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobledger.workers.intake import Lane, next_lane
+from jobledger.workers.attempt.intake import Lane, next_lane
 
 
 def _lanes(*weights: int) -> list[Lane]:

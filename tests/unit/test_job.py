@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.carried import carried_job
-from jobledger.ledger.events import (
+from jobledger.ledger.model.carried import carried_job
+from jobledger.ledger.model.events import (
     EVENT_CLASSES,
     NO_VALUE,
     Cancelled,
@@ -34,7 +34,7 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.job import FINAL_STATES, WAITING_STATES, Job, JobState, Progress, evolve
+from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, Progress, evolve
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.json_text import DEPTH_MAX, check_text, encode_value
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.json_text import DEPTH_MAX, check_text, encode_value
 
 WHAT = "result of task t"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jobledger.ledger.codec import Message, digest
-from jobledger.ledger.commands import Stamp
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.codec import Message, digest
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import (
     InvalidTokenError,
     LedgerError,
     LockHeldError,
@@ -19,7 +19,7 @@ from jobledger.ledger.errors import (
     MalformedEventError,
     UnknownEventError,
 )
-from jobledger.ledger.lock_events import (
+from jobledger.ledger.model.lock import (
     LOCK_EVENT_CLASSES,
     Acquire,
     Lock,
@@ -36,7 +36,7 @@ from jobledger.ledger.lock_events import (
     seal,
     view_of,
 )
-from jobledger.ledger.subjects import LockRef, Names, aggregate_of, check_token
+from jobledger.ledger.model.subjects import LockRef, Names, aggregate_of, check_token
 
 GOLDEN = Path(__file__).parent / "golden" / "locks"
 LINES = [line for release in sorted(GOLDEN.glob("*.jsonl")) for line in release.read_bytes().splitlines()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.log_entries import chain_of, entry, event, fill
 
-from jobledger.ledger.errors import LedgerFullError, WrongSequenceError
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.errors import LedgerFullError, WrongSequenceError
+from jobledger.ledger.model.memory import MemoryLog
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.merkle import MerkleTree
+from jobledger.audit.seals.merkle import MerkleTree
 
 LEAVES = [
     bytes.fromhex(text)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from jobledger.ledger.parser import Collector, MessageParser
+from jobledger.ledger.nats.parser import Collector, MessageParser
 
 OURS = 1
 HANDLERS: dict[int, Any] = {OURS: "handler"}

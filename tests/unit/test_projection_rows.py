@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import jobledger.projections
-from jobledger.ledger.events import (
+from jobledger.ledger.model.events import (
     NO_VALUE,
     Completed,
     DeadLettered,
@@ -22,8 +22,8 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.fingerprint import fingerprint
-from jobledger.ledger.job import Job, evolve
+from jobledger.ledger.model.fingerprint import fingerprint
+from jobledger.ledger.model.job import Job, evolve
 from jobledger.projections import rows, schema
 
 AT = datetime(2025, 1, 31, 8, 0, 0, 125_000, tzinfo=UTC)

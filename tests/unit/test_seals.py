@@ -11,20 +11,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jobledger.ledger import seals as sealing
-from jobledger.ledger.audit import verify
-from jobledger.ledger.audit.seals import SealWitness, seals_as_witness
-from jobledger.ledger.chain import EMPTY_CHAIN, commit
-from jobledger.ledger.codec import Message
-from jobledger.ledger.commands import Enqueue, Stamp
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import ConfigurationError, InvalidInputError, WrongSequenceError
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.reactor_events import SealRecorded
-from jobledger.ledger.seal_keys import Signer, TrustedKeys, make_keys, read_signer, read_trusted
-from jobledger.ledger.seals import Seal, SealCheck, newest_seal, read_published, read_seals, seal_next
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.audit.seals import seals as sealing
+from jobledger.audit.seals.keys import Signer, TrustedKeys, make_keys, read_signer, read_trusted
+from jobledger.audit.seals.seals import Seal, SealCheck, newest_seal, read_published, read_seals, seal_next
+from jobledger.audit.verify import verify
+from jobledger.audit.verify.seals import SealWitness, seals_as_witness
+from jobledger.ledger.model.chain import EMPTY_CHAIN, commit
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.commands import Enqueue, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, WrongSequenceError
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.reactor import SealRecorded
+from jobledger.ledger.model.subjects import JobRef, Names
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from jobledger.ledger import Job
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Command,
@@ -22,12 +22,12 @@ from jobledger.ledger.commands import (
     Snooze,
     Stamp,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.events import ErrorInfo, event_type
-from jobledger.ledger.job import evolve
-from jobledger.ledger.subjects import JobRef
-from jobledger.workers.reconciler import Position, is_given_up
-from jobledger.workers.stranded import DISPATCHES_MAX, Verdict, judge
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.events import ErrorInfo, event_type
+from jobledger.ledger.model.job import evolve
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.reconciler import Position, is_given_up
+from jobledger.workers.reactors.stranded import DISPATCHES_MAX, Verdict, judge
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 STAMP = Stamp(at=NOW, by="w1")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.errors import ConfigurationError, InvalidTokenError, MalformedEventError
-from jobledger.ledger.events import PRIORITIES, Completed, Priority, Queued
-from jobledger.ledger.subjects import JobRef, Names, ParsedSubject, check_token
+from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
+from jobledger.ledger.model.events import PRIORITIES, Completed, Priority, Queued
+from jobledger.ledger.model.subjects import JobRef, Names, ParsedSubject, check_token
 
 ENVELOPE: dict[str, Any] = {"task": "send", "at": datetime(2026, 1, 1, tzinfo=UTC), "by": "w"}
 REF = JobRef(queue="email", job_id="j1")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from jobledger.ledger import Context, Task, TaskRegistry, task
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
     InvalidTokenError,

@@ -10,15 +10,24 @@ import msgspec
 import pytest
 
 from jobledger.ledger import MemoryLog
-from jobledger.ledger.chain import transact
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import Claim, Command, Dispatch, Enqueue, Snooze, Stamp
-from jobledger.ledger.errors import MalformedEventError
-from jobledger.ledger.events import ErrorInfo, Failed, JobEvent, Paused, Queued, Scheduled, Snoozed, Started
-from jobledger.ledger.pull import Delivery
-from jobledger.ledger.subjects import JobRef, Names
+from jobledger.ledger.model.chain import transact
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Claim, Command, Dispatch, Enqueue, Snooze, Stamp
+from jobledger.ledger.model.errors import MalformedEventError
+from jobledger.ledger.model.events import (
+    ErrorInfo,
+    Failed,
+    JobEvent,
+    Paused,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.timers import KnownWaits, Timer, _id_of, read_timer, schedule_headers, timer_of
-from jobledger.workers.timers import TwoClocks
+from jobledger.workers.reactors.timers import TwoClocks
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=60)
@@ -160,7 +169,7 @@ def test_what_is_known_of_the_servers_clock_is_forgotten_after_a_minute() -> Non
 class CountingLog(MemoryLog):
     reads = 0
 
-    async def read_chain(self, chain: str) -> list[Stored]:
+    async def read_chain(self, chain: str) -> list[StoredEvent]:
         self.reads += 1
         return await super().read_chain(chain)
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from jobledger.ledger.times import server_time, time_text
+from jobledger.ledger.model.times import server_time, time_text
 
 TIMES = {
     "whole second": (datetime(2025, 1, 1, tzinfo=UTC), "2025-01-01T00:00:00.000000Z"),

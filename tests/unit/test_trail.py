@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.cli.audit_trail import show_trail
+from jobledger.audit.trail import Lost, Trail, trail_of
+from jobledger.audit.trail_words import count, span
+from jobledger.cli.audit.trail import show_trail
 from jobledger.cli.output import Output
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import (
     CancelJob,
     Checkpoint,
     Claim,
@@ -36,8 +38,8 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.events import (
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.events import (
     EVENT_CLASSES,
     CarriedJob,
     ErrorInfo,
@@ -47,10 +49,8 @@ from jobledger.ledger.events import (
     Scheduled,
     Started,
 )
-from jobledger.ledger.job import Job, evolve
-from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.trail import Lost, Trail, trail_of
-from jobledger.ledger.trail_words import count, span
+from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.subjects import JobRef
 
 CLI_DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 BEGIN = datetime(2026, 1, 2, 8, tzinfo=UTC)
@@ -63,7 +63,7 @@ class Course:
     def __init__(self) -> None:
         self.now = BEGIN
         self.job: Job | None = None
-        self.events: list[Stored] = []
+        self.events: list[StoredEvent] = []
 
     def enqueue(self, **options: Any) -> Course:
         order: dict[str, Any] = {"max_attempts": 2, **options}
@@ -78,7 +78,7 @@ class Course:
     def add(self, event: JobEvent) -> None:
         sequence = len(self.events) + 1
         self.job = evolve(self.job, event, sequence)
-        self.events.append(Stored(event=event, data=b"", stream_sequence=sequence, stored_at=self.now))
+        self.events.append(StoredEvent(event=event, data=b"", stream_sequence=sequence, stored_at=self.now))
 
     def claim(self, *, after_s: float = 0.0, worker: str = "w1") -> Course:
         return self.do(Claim(worker=worker, lease_s=15), by=worker, after_s=after_s)
@@ -283,14 +283,14 @@ _FIELDS: dict[str, Any] = {
 }
 
 
-def _forged(cls: type[JobEvent], number: int) -> Stored:
+def _forged(cls: type[JobEvent], number: int) -> StoredEvent:
     names = {field.name for field in msgspec.structs.fields(cls) if field.required}
     given: dict[str, Any] = {name: value for name, value in _FIELDS.items() if name in names}
     if "reason" in names:
         given["reason"] = "rejected"
     at = BEGIN if number % 2 else BEGIN.replace(tzinfo=None)
     event = cls(job="j", queue="q", task="t", at=at, by="forger", **given)
-    return Stored(event=event, data=b"", stream_sequence=number, stored_at=BEGIN)
+    return StoredEvent(event=event, data=b"", stream_sequence=number, stored_at=BEGIN)
 
 
 @given(st.lists(st.sampled_from(EVENT_CLASSES), min_size=1, max_size=12))
@@ -306,7 +306,7 @@ def test_a_forged_retry_with_a_time_without_zone_is_told() -> None:
     naive = datetime(2026, 1, 2, 9)  # noqa: DTZ001
     event = Failed(job="j", queue="q", task="t", at=BEGIN, by="f", attempt=1, error=BOOM, retry_at=naive)
     stored = [_forged(Queued, 1), _forged(Started, 2), _forged(Scheduled, 4)]
-    stored.insert(2, Stored(event=event, data=b"", stream_sequence=3, stored_at=BEGIN))
+    stored.insert(2, StoredEvent(event=event, data=b"", stream_sequence=3, stored_at=BEGIN))
     assert "its backoff of 1 h, until 2026-01-02 09:00:00.000 UTC" in trail_of(stored).lines[2].text()
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobledger.ledger.carried import carried_job
-from jobledger.ledger.commands import (
+from jobledger.ledger.model.carried import carried_job
+from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
     Checkpoint,
@@ -34,9 +34,9 @@ from jobledger.ledger.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import LedgerError
-from jobledger.ledger.events import (
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.events import (
     EVENT_TYPES,
     CancelRequested,
     Carried,
@@ -51,9 +51,9 @@ from jobledger.ledger.events import (
     Scheduled,
     Started,
 )
-from jobledger.ledger.job import Job, JobState, evolve
-from jobledger.ledger.subjects import JobRef
-from jobledger.ledger.transitions import CAUSES, LEGAL, violation
+from jobledger.ledger.model.job import Job, JobState, evolve
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.transitions import CAUSES, LEGAL, violation
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -8,9 +8,9 @@ import pytest
 
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import weighted
-from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers import WorkerConfig
-from jobledger.workers.supervisor import SupervisorConfig, how_ended
+from jobledger.workers.supervision.supervisor import SupervisorConfig, how_ended
 
 
 @pytest.mark.parametrize(

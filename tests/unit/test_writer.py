@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from jobledger.ledger.connection import ConnectionLostError
-from jobledger.ledger.log import Entry
-from jobledger.ledger.publisher import Answered, AppendRefusedError, Publisher
-from jobledger.ledger.writer import Commit, Writer
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
+from jobledger.ledger.nats.writer import Commit, Writer
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from jobledger.audit.archive.chain import newest_archived, with_past
+from jobledger.audit.export import JoinedLog
+from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.cli.errors import UsageError
-from jobledger.ledger.archive.chain import newest_archived, with_past
-from jobledger.ledger.export import JoinedLog
-from jobledger.ledger.export.payloads import PayloadFiles
-from jobledger.ledger.log import Log
+from jobledger.ledger.model.log import Log
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):

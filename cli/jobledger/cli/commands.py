@@ -13,28 +13,28 @@ from typing import Final
 
 import typer
 
-#: In the order of `--help`. A command is the function of its name in the module of its name; a group is the
-#: `app` there.
-_COMMANDS: Final = (
-    "up",
-    "server",
-    "worker",
-    "enqueue",
-    "jobs",
-    "queues",
-    "dlq",
-    "events",
-    "audit",
-    "projection",
-    "timers",
-    "workers",
-    "replay",
-    "metrics",
-    "doctor",
-    "demo",
-)
+#: In the order of `--help`: a command's or group's name, and its module below `jobledger.cli`. A command is the
+#: function of its name there; a group is the `app` there.
+_COMMANDS: Final = {
+    "up": "processes.up",
+    "server": "processes.server",
+    "worker": "processes.worker",
+    "enqueue": "jobs.enqueue",
+    "jobs": "jobs.jobs",
+    "queues": "jobs.queues",
+    "dlq": "dlq.dlq",
+    "events": "events.events",
+    "audit": "audit.audit",
+    "projection": "projection.projection",
+    "timers": "jobs.timers",
+    "workers": "processes.workers",
+    "replay": "projection.replay",
+    "metrics": "health.metrics",
+    "doctor": "health.doctor",
+    "demo": "demo.demo",
+}
 #: Modules that add commands to a group.
-_MORE: Final = {"jobs": "job_acts", "dlq": "dlq_acts"}
+_MORE: Final = {"jobs": "jobs.acts", "dlq": "dlq.acts"}
 
 
 def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
@@ -45,17 +45,17 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
         if group is not None:
             app.add_typer(group, name=name)
         else:
-            app.command(name)(getattr(_module(name), name))
+            app.command(name)(getattr(_module(_COMMANDS[name]), name))
 
 
 @functools.cache
 def _group(name: str) -> typer.Typer | None:
     """Return a group with all its commands, which are added once; None for what is a command itself."""
-    group: typer.Typer | None = getattr(_module(name), "app", None)
+    group: typer.Typer | None = getattr(_module(_COMMANDS[name]), "app", None)
     if group is not None and name in _MORE:
         _module(_MORE[name]).add_to(group)
     return group
 
 
-def _module(name: str) -> ModuleType:
-    return import_module(f"jobledger.cli.{name}")
+def _module(place: str) -> ModuleType:
+    return import_module(f"jobledger.cli.{place}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import anyio
 
 from jobledger.cli.errors import ServerEndedError, first_of
-from jobledger.ledger.errors import LedgerError, PortInUseError, UnreachableError
+from jobledger.ledger.model.errors import LedgerError, PortInUseError, UnreachableError
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections.errors import ProjectionError
 

@@ -12,7 +12,13 @@ import msgspec
 from typer.exceptions import TyperException
 
 from jobledger.cli.text import json_safe, plain
-from jobledger.ledger.errors import InvalidError, LedgerError, NotFoundError, RefusedError, UnreachableError
+from jobledger.ledger.model.errors import (
+    InvalidError,
+    LedgerError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+)
 from jobledger.projections.errors import (
     MomentArchivedError,
     NewerReadModelError,

@@ -10,8 +10,8 @@ import msgspec
 from jobledger.cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from jobledger.ledger.exposition import Collected
-    from jobledger.ledger.metrics_server import Health, MetricsServer
+    from jobledger.ledger.metrics.exposition import Collected
+    from jobledger.ledger.metrics.server import Health, MetricsServer
 
 LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65535
@@ -53,7 +53,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
         Raises: ConfigurationError, PortInUseError.
         """
         # Imported here: a process that shows no metrics does not load what it takes.
-        from jobledger.ledger.metrics_server import MetricsServer, read_token  # noqa: PLC0415
+        from jobledger.ledger.metrics.server import MetricsServer, read_token  # noqa: PLC0415
 
         assert self.port is not None, "somebody asked for metrics"
         token = None if self.token_file is None else read_token(self.token_file)

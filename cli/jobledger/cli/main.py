@@ -16,7 +16,7 @@ import typer
 from jobledger.cli.commands import add_commands
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.session import exit_at_once, set_up_logs
-from jobledger.ledger.version import version
+from jobledger.ledger.model.version import version
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")

@@ -15,10 +15,10 @@ from jobledger.cli.errors import JobNotHeldError
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, caught_up, opened, projection_path
 from jobledger.ledger import JobHandle, Ledger
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import AmbiguousIdError, JobNotFoundError
-from jobledger.ledger.log import Log
-from jobledger.ledger.subjects import JobRef, check_token
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import JobRow, Store
 from jobledger.projections.queries import FIND_MATCHES_MAX
 
@@ -65,7 +65,7 @@ class Found(NamedTuple):
 
     ledger: Ledger
     log: Log  #: the ledger with the archive of --archive in front of it
-    history: list[Stored]
+    history: list[StoredEvent]
     missing: str  #: a sentence where events of the job are not among them, else ""
 
 
@@ -93,7 +93,7 @@ async def found_history(which: OneJob, archives: Sequence[Path], command: str) -
         yield Found(ledger, log, history, sentence)
 
 
-def newest_life(history: Sequence[Stored], output: Output) -> list[Stored]:
+def newest_life(history: Sequence[StoredEvent], output: Output) -> list[StoredEvent]:
     """Return the events of the newest job among those of one id, and tell of an older one.
 
     A job that was archived leaves its id free.
@@ -109,7 +109,7 @@ def newest_life(history: Sequence[Stored], output: Output) -> list[Stored]:
     return list(history[begins[-1] :])
 
 
-async def _archived_history(log: Log, which: OneJob, gap: Missing | None, command: str) -> list[Stored]:
+async def _archived_history(log: Log, which: OneJob, gap: Missing | None, command: str) -> list[StoredEvent]:
     """Return every event of the job from archive and ledger; its projection may know less than they do.
 
     Raises: InvalidTokenError, JobNotHeldError, AmbiguousIdError.
@@ -145,7 +145,7 @@ async def _of_prefix(log: Log, which: OneJob) -> set[JobRef]:
     return found
 
 
-def _ref(stored: Stored) -> JobRef:
+def _ref(stored: StoredEvent) -> JobRef:
     return JobRef(queue=stored.event.queue, job_id=stored.event.job)
 
 

@@ -10,8 +10,8 @@ import typer
 from jobledger.cli.errors import UsageError
 from jobledger.cli.text import size
 from jobledger.ledger import LedgerConfig
-from jobledger.ledger.job import JobState
-from jobledger.workers.supervisor import PROCESSES_MAX
+from jobledger.ledger.model.job import JobState
+from jobledger.workers.supervision.supervisor import PROCESSES_MAX
 
 _SERVER = "Server"
 

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from jobledger.cli.text import json_safe, plain
-from jobledger.ledger.times import time_text
+from jobledger.ledger.model.times import time_text
 
 _PROGRESS_AFTER_S: Final = 1.0
 _LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from jobledger.cli.errors import JobNotYetError, UsageError
-from jobledger.cli.events import parse_time
+from jobledger.cli.events.events import parse_time
 from jobledger.cli.output import Output
 from jobledger.cli.session import caught_up, projection_path
 from jobledger.ledger import Ledger
-from jobledger.ledger.clock import Clock
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.log import Log
-from jobledger.ledger.times import time_text
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.times import time_text
 from jobledger.projections import Moment, Store, as_of, moment_of, refuse_archived
 
 
@@ -92,7 +92,7 @@ def _tell_beginning(store: Store, output: Output) -> None:
         )
 
 
-def events_until(history: Sequence[Stored], then: Moment) -> list[Stored]:
+def events_until(history: Sequence[StoredEvent], then: Moment) -> list[StoredEvent]:
     """Return a job's events up to a moment.
 
     Raises: JobNotYetError when it had none.

@@ -27,8 +27,8 @@ from jobledger.cli.options import split
 from jobledger.cli.output import Output
 from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
-from jobledger.ledger.errors import LedgerError, ServerUnreachableError
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.nats.streams import api
 from jobledger.projections import Position, Projector, Snapshots
 
 T = TypeVar("T")

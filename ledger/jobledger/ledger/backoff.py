@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.errors import ConfigurationError
+from jobledger.ledger.model.errors import ConfigurationError
 
 _DELAY_S_LIMIT: Final = 30 * 24 * 3600.0
 _DOUBLINGS_MAX: Final = 64  # beyond it every growing delay is over its cap

@@ -8,31 +8,31 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
-from jobledger.ledger.chain import load, transact
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.commands import CancelJob, Command, Discard, Stamp
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connection import Connection, open_connection
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
-from jobledger.ledger.decisions import retry_command
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
-from jobledger.ledger.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, Sources
 from jobledger.ledger.held_lock import HeldLock
-from jobledger.ledger.hints import Hints
-from jobledger.ledger.identity import new_identity
-from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.jetstream import JetStreamLog
-from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.leases import JetStreamLeases
-from jobledger.ledger.lock_hints import NatsLockHints
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
-from jobledger.ledger.log import Log
-from jobledger.ledger.payloads import Payloads
-from jobledger.ledger.publisher import Publisher
-from jobledger.ledger.streams import RESULTS_LIFE_S, ensure_streams, specifications
-from jobledger.ledger.subjects import JobRef, Names, check_token
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.commands import CancelJob, Command, Discard, Stamp
+from jobledger.ledger.model.decisions import retry_command
+from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
+from jobledger.ledger.model.identity import new_identity
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef, Names, check_token
+from jobledger.ledger.nats.connection import Connection, open_connection
+from jobledger.ledger.nats.hints import Hints
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.ledger.nats.leases import JetStreamLeases
+from jobledger.ledger.nats.lock_hints import NatsLockHints
+from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.nats.publisher import Publisher
+from jobledger.ledger.nats.streams import RESULTS_LIFE_S, ensure_streams, specifications
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.writer import Commit
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.nats.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _SECONDS_MAX: Final = 3600

@@ -10,16 +10,16 @@ from typing import Any, Final, Protocol, TypedDict
 
 import msgspec
 
-from jobledger.ledger.chain import TRANSACT_TRIES_MAX, Chain, commit, load
-from jobledger.ledger.commands import Discard, Requeue, Stamp
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import InvalidInputError, JobNotFoundError, WrongSequenceError
-from jobledger.ledger.events import PRIORITIES, Priority
-from jobledger.ledger.job import Job
-from jobledger.ledger.json_text import encode_value
-from jobledger.ledger.log import Log
-from jobledger.ledger.payloads import Payloads
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import TRANSACT_TRIES_MAX, JobView, commit, load
+from jobledger.ledger.model.commands import Discard, Requeue, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.tasks import TaskRegistry
 
 _ATTEMPTS_MAX: Final = 1_000
@@ -133,7 +133,7 @@ async def plan_discard(client: Client, ref: JobRef) -> Job:
     return job
 
 
-def _refuse(client: Client, chain: Chain, ref: JobRef, how: Requeuing) -> Job:
+def _refuse(client: Client, chain: JobView, ref: JobRef, how: Requeuing) -> Job:
     """Return the job; refuse what can be refused before its input is looked at."""
     if chain.job is None:
         raise JobNotFoundError(ref.job_id)

@@ -15,17 +15,17 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 import uuid_utils
 
-from jobledger.ledger.chain import EMPTY_CHAIN, Sealed, seal
-from jobledger.ledger.clock import Clock
-from jobledger.ledger.commands import Enqueue, Stamp
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import InvalidError, InvalidInputError, WrongSequenceError
 from jobledger.ledger.handle import JobHandle, Sources
-from jobledger.ledger.log import Log
+from jobledger.ledger.model.chain import EMPTY_CHAIN, Sealed, seal
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import Enqueue, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError, WrongSequenceError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.options import Options
-from jobledger.ledger.payloads import Payloads
-from jobledger.ledger.subjects import JobRef, check_token
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.ledger.tracing import UNTRACED, Tracing
 

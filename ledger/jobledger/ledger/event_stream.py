@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from jobledger.ledger.codec import Message, Stored
-from jobledger.ledger.connection import Connection
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.feed import Feed
-from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Log, only_jobs, start_of
-from jobledger.ledger.subjects import check_token
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.log import Log, only_jobs, start_of
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.subscriptions.consumers import check_begin
 from jobledger.ledger.subscriptions.filter import Start
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, SubscriptionOptions, configured
@@ -41,14 +41,15 @@ class Client(Protocol):
 class EventStream:
     """Stored events to iterate, once; `async with` begins at once and ends in time, also after `break`.
 
-    Each is a `Stored` whose `event` is one of the union `JobEvent`, made for `match`.
+    Each is a `StoredEvent` whose `event` is one of the union `JobEvent`, made for `match`.
     """
 
     def __init__(
-        self, begin: Callable[[contextlib.AsyncExitStack], Coroutine[Any, Any, AsyncGenerator[Stored, None]]]
+        self,
+        begin: Callable[[contextlib.AsyncExitStack], Coroutine[Any, Any, AsyncGenerator[StoredEvent, None]]],
     ) -> None:
         self._begin = begin
-        self._events: AsyncGenerator[Stored, None] | None = None
+        self._events: AsyncGenerator[StoredEvent, None] | None = None
         self._closing = contextlib.AsyncExitStack()
         self._one_at_a_time = asyncio.Lock()
         self._is_closed = False
@@ -57,7 +58,7 @@ class EventStream:
         """Iterate the events."""
         return self
 
-    async def __anext__(self) -> Stored:
+    async def __anext__(self) -> StoredEvent:
         """Wait for the next event."""
         async with self._one_at_a_time:
             await self._start()
@@ -123,7 +124,7 @@ def open_events(client: Client, options: EventOptions) -> EventStream:
         config = configured(chosen)
         check_token("subscription", name)
 
-        async def begin_durable(closing: contextlib.AsyncExitStack) -> AsyncGenerator[Stored, None]:
+        async def begin_durable(closing: contextlib.AsyncExitStack) -> AsyncGenerator[StoredEvent, None]:
             subscription = Subscription(client.connection, client.inbox, client.log, name, config)
             await closing.enter_async_context(subscription)
             return _one_by_one(subscription)
@@ -136,13 +137,13 @@ def open_events(client: Client, options: EventOptions) -> EventStream:
     if config.start.live and not config.follow:
         raise InvalidInputError("live=True with follow=False would end before anything could come")
 
-    async def begin(_: contextlib.AsyncExitStack) -> AsyncGenerator[Stored, None]:
+    async def begin(_: contextlib.AsyncExitStack) -> AsyncGenerator[StoredEvent, None]:
         return await _begin(client, config)
 
     return EventStream(begin)
 
 
-async def _one_by_one(subscription: Subscription) -> AsyncGenerator[Stored, None]:
+async def _one_by_one(subscription: Subscription) -> AsyncGenerator[StoredEvent, None]:
     """Acknowledge each event when the next one is asked for; leaving gives the one under way back."""
     try:
         async for delivery in subscription:
@@ -152,7 +153,7 @@ async def _one_by_one(subscription: Subscription) -> AsyncGenerator[Stored, None
         await subscription.close()  # also where nobody closed the stream and it is collected
 
 
-async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[Stored, None]:
+async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[StoredEvent, None]:
     subjects = None if config.filter.is_everything else config.filter.subjects(client.log.names)
     return _fitting(await read_from(client, config.start, subjects, follow=config.follow), config)
 
@@ -169,7 +170,7 @@ async def read_from(
     names, head = client.log.names, await client.log.head()
     check_begin(start, head)
     first = head.last_sequence + 1 if start.live else start_of(head, start.from_sequence or 1)
-    feed = Feed(
+    feed = OrderedReader(
         client.connection,
         client.inbox,
         names.ledger_stream,
@@ -183,7 +184,7 @@ async def read_from(
 
 async def _fitting(
     batches: AsyncGenerator[list[Message], None], config: SubscriptionConfig
-) -> AsyncGenerator[Stored, None]:
+) -> AsyncGenerator[StoredEvent, None]:
     async with contextlib.aclosing(only_jobs(batches)) as jobs:
         async for batch in jobs:
             for stored in batch:

@@ -8,15 +8,20 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from jobledger.ledger.chain import EMPTY_CHAIN, extend, fold
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import JobCancelledError, JobFailedError, JobNotFoundError, ResultTimeoutError
-from jobledger.ledger.events import ErrorInfo
-from jobledger.ledger.hints import Hints
-from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.log import Log
-from jobledger.ledger.payloads import Payloads
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import EMPTY_CHAIN, extend, fold
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import (
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    ResultTimeoutError,
+)
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.hints import Hints
+from jobledger.ledger.nats.payloads import Payloads
 
 R = TypeVar("R")
 
@@ -57,7 +62,7 @@ class JobHandle(Generic[R]):
         """Show id and queue."""
         return f"<job {self.id} in {self.queue}>"
 
-    async def history(self) -> list[Stored]:
+    async def history(self) -> list[StoredEvent]:
         """Return every event of the job, oldest first.
 
         Raises: JobNotFoundError, UnreachableError.
@@ -83,7 +88,7 @@ class JobHandle(Generic[R]):
         """
         return (await self.snapshot()).state
 
-    async def transitions(self, *, timeout_s: float | None = None) -> AsyncGenerator[Stored, None]:
+    async def transitions(self, *, timeout_s: float | None = None) -> AsyncGenerator[StoredEvent, None]:
         """Yield the job's events from the first on as they are recorded, until it is final.
 
         Raises: ResultTimeoutError after `timeout_s` (None waits for ever), JobNotFoundError, UnreachableError.
@@ -106,7 +111,7 @@ class JobHandle(Generic[R]):
                     return
                 pause = await self._wait(hinted, pause, deadline)
 
-    async def _look(self, deadline: float | None) -> list[Stored]:
+    async def _look(self, deadline: float | None) -> list[StoredEvent]:
         """Read the history within the limit; one look is allowed even when the limit is over."""
         if deadline is None:
             return await self.history()

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable
 from types import TracebackType
 
-from jobledger.ledger.errors import InvalidInputError, LockLostError
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.lock_events import LockView
-from jobledger.ledger.lock_hints import LockWatch
-from jobledger.ledger.subjects import LockRef
+from jobledger.ledger.model.errors import InvalidInputError, LockLostError
+from jobledger.ledger.model.lock import LockView
+from jobledger.ledger.model.subjects import LockRef
+from jobledger.ledger.nats.lock_hints import LockWatch
 
 
 class Place:

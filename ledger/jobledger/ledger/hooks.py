@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.events import ErrorInfo
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.events import ErrorInfo
 
 HookKind = Literal["start", "success", "failure", "dead_letter", "stall"]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from jobledger.ledger.clock import Clock
-from jobledger.ledger.errors import JetStreamDisabledError, LedgerError, UnreachableError
-from jobledger.ledger.identity import new_identity
-from jobledger.ledger.leases import JOBS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
-from jobledger.ledger.version import version
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
+from jobledger.ledger.model.identity import new_identity
+from jobledger.ledger.model.version import version
+from jobledger.ledger.nats.leases import JOBS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
 
 logger = logging.getLogger("jobledger.lease")
 

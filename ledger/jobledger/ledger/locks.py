@@ -15,9 +15,11 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from jobledger.ledger.clock import Clock
-from jobledger.ledger.commands import Stamp
-from jobledger.ledger.errors import (
+from jobledger.ledger.held_lock import AsyncBlock, HeldLock, Place, Turn
+from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import (
     InvalidInputError,
     LedgerError,
     LockLostError,
@@ -27,10 +29,7 @@ from jobledger.ledger.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.held_lock import AsyncBlock, HeldLock, Place, Turn
-from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.leases import Leases
-from jobledger.ledger.lock_events import (
+from jobledger.ledger.model.lock import (
     Acquire,
     Lock,
     LockEvent,
@@ -41,9 +40,10 @@ from jobledger.ledger.lock_events import (
     seal,
     view_of,
 )
-from jobledger.ledger.lock_hints import LockHints, LockWatch
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.subjects import LockRef, check_token
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.subjects import LockRef, check_token
+from jobledger.ledger.nats.leases import Leases
+from jobledger.ledger.nats.lock_hints import LockHints, LockWatch
 
 logger = logging.getLogger("jobledger.locks")
 

@@ -8,12 +8,12 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from jobledger.ledger.backoff import Backoff
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.events import PRIORITIES, Priority
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.inputs import keep_utc
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.model.inputs import keep_utc
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.outcome import check_delay
-from jobledger.ledger.subjects import check_token
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
 _MAX_ATTEMPTS_LIMIT: Final = 1_000

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.events import PRIORITIES, Priority
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.events import PRIORITIES, Priority
 
 DELAY_S_LIMIT: Final = 10 * 366 * 24 * 3600.0
 #: A job that snoozes for ever adds no more than three events each time to the ledger, twice a second at the most.

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Final, Literal
 
 import anyio
 
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     PortInUseError,
     ServerBinaryMissingError,
     ServerStartError,

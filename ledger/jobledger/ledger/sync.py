@@ -14,13 +14,13 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.ledger import client, event_stream, handle
-from jobledger.ledger.codec import Stored
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.held_lock import Block, HeldLock
-from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.locks import WAIT_S_DEFAULT
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
@@ -52,7 +52,7 @@ class JobHandle(Generic[R]):
         """Return the whole job as it is now."""
         return self._portal.call(self._job.snapshot)
 
-    def history(self) -> list[Stored]:
+    def history(self) -> list[StoredEvent]:
         """Return every event of the job, oldest first."""
         return self._portal.call(self._job.history)
 
@@ -174,10 +174,10 @@ class EventStream:
         """Iterate the events."""
         return self
 
-    def __next__(self) -> Stored:
+    def __next__(self) -> StoredEvent:
         """Wait for the next event; whoever interrupts that gives it back."""
 
-        async def step() -> Stored | None:
+        async def step() -> StoredEvent | None:
             return await anext(self._events, None)
 
         waiting = self._portal.start_task_soon(step)

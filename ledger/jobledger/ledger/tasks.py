@@ -22,17 +22,17 @@ import msgspec.inspect
 
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.context import Context
-from jobledger.ledger.errors import (
+from jobledger.ledger.hooks import Hooks
+from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
     TaskDefinitionError,
     UnknownTaskError,
 )
-from jobledger.ledger.events import Priority
-from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.json_text import encode_value
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
-from jobledger.ledger.subjects import check_token
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.connection import ConnectionLostError
-from jobledger.ledger.errors import MalformedEventError, ServerUnreachableError
-from jobledger.ledger.inbox import header, settle, status_of
-from jobledger.ledger.streams import api
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import MalformedEventError, ServerUnreachableError
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import header, settle, status_of
+from jobledger.ledger.nats.streams import api
 from jobledger.ledger.timers import DUE_CONSUMER, KnownWaits, Timer, Timers, read_timer, timer_of
 
 _AT_ONCE: Final = 128
@@ -73,7 +73,7 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
     return Rebuilt(waits=waits, set=done)
 
 
-def _timers_of(batch: Iterable[Stored]) -> list[Timer]:
+def _timers_of(batch: Iterable[StoredEvent]) -> list[Timer]:
     found = (timer_of(stored.event, stored.stream_sequence) for stored in batch)
     return [timer for timer in found if timer is not None]
 

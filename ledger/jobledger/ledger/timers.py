@@ -16,18 +16,23 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.chain import Chain, load
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connection import Connection, ConnectionLostError
-from jobledger.ledger.errors import LedgerError, LedgerFullError, MalformedEventError, ServerUnreachableError
-from jobledger.ledger.events import Carried, Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
-from jobledger.ledger.inbox import Inbox, ReplyTimeoutError, settle
-from jobledger.ledger.job import WAITING_STATES, Job, JobState, evolve
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.publisher import AppendRefusedError, Publisher
-from jobledger.ledger.streams import api, ensure_streams, timers_specification
-from jobledger.ledger.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
-from jobledger.ledger.writer import Writer
+from jobledger.ledger.model.chain import JobView, load
+from jobledger.ledger.model.errors import (
+    LedgerError,
+    LedgerFullError,
+    MalformedEventError,
+    ServerUnreachableError,
+)
+from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, settle
+from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.nats.streams import api, ensure_streams, timers_specification
+from jobledger.ledger.nats.writer import Writer
 
 #: The consumer on the TIMERS stream, shared by all workers of an environment.
 DUE_CONSUMER: Final = "due"
@@ -113,7 +118,7 @@ class KnownWaits:
         # One read of a job at a time: the thousand come together. A lock lives as long as somebody is in there.
         self._locks: weakref.WeakValueDictionary[JobRef, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def chain(self, timer: Timer) -> Chain | None:
+    async def chain(self, timer: Timer) -> JobView | None:
         """Return the chain of the timer's job as it is stored; None when this wait is over for sure.
 
         Raises: UnreachableError, CorruptLedgerError.

@@ -12,11 +12,11 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jobledger.ledger.commands import Fail, Outcome
-from jobledger.ledger.decisions import outcome_type
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.job import Job
-from jobledger.ledger.version import version
+from jobledger.ledger.model.commands import Fail, Outcome
+from jobledger.ledger.model.decisions import outcome_type
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.version import version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

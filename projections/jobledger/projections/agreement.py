@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobledger.ledger.archive.chain import newest_archived
-from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.log import Head, Log
+from jobledger.audit.archive.chain import newest_archived
+from jobledger.ledger.model.errors import CorruptLedgerError
+from jobledger.ledger.model.log import Head, Log
 from jobledger.projections.errors import EventGapError, PositionArchivedError, PositionMismatchError
 from jobledger.projections.position import Position
 

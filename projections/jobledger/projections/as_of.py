@@ -17,11 +17,11 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.errors import SequenceGapError
-from jobledger.ledger.log import Log
-from jobledger.ledger.reactor_events import ARCHIVE, Archived, decode_reactor_event
-from jobledger.ledger.times import time_text
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.errors import SequenceGapError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.times import time_text
 from jobledger.projections import files
 from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.errors import (

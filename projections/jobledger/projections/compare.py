@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.log import Log
+from jobledger.ledger.model.log import Log
 from jobledger.projections import files, schema
 from jobledger.projections.agreement import refuse_lost_beginning
-from jobledger.projections.apart import Apart
+from jobledger.projections.background import Background
 from jobledger.projections.errors import DamagedProjectionError, PositionArchivedError
 from jobledger.projections.projector import (
     Position,
@@ -58,7 +58,7 @@ def difference(path_a: Path | str, path_b: Path | str) -> str | None:
 
     Raises: the errors of opening either file.
     """
-    found = _difference(Path(path_a), Path(path_b), Apart())
+    found = _difference(Path(path_a), Path(path_b), Background())
     return None if found is None else found.sentence
 
 
@@ -66,12 +66,12 @@ async def difference_apart(
     path_a: Path | str, path_b: Path | str, *, progress: ProgressCallback | None = None
 ) -> str | None:
     """Return what `difference` does, compared in a thread, which ends soon after this is cancelled."""
-    apart = Apart()
+    apart = Background()
     found = await apart.run(lambda: _difference(Path(path_a), Path(path_b), apart), progress)
     return None if found is None else found.sentence
 
 
-def _difference(a: Path, b: Path, apart: Apart) -> Difference | None:
+def _difference(a: Path, b: Path, apart: Background) -> Difference | None:
     with _reading(a, apart) as one, _reading(b, apart) as two:
         return _compared(a, one, b, two, apart)
 
@@ -92,7 +92,7 @@ async def verify(
         no longer has because they were archived, EventGapError when they were lost; the other errors of opening,
         and what `Log.read` raises.
     """
-    path, apart = Path(path), Apart()
+    path, apart = Path(path), Background()
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder, _reading(path, apart) as connection:
         position = await apart.run(lambda: _sound(path, connection), None)
         head = await log.head()
@@ -124,7 +124,7 @@ def _sound(path: Path, connection: sqlite3.Connection) -> Position:
 
 
 @contextlib.contextmanager
-def _reading(path: Path, apart: Apart) -> Generator[sqlite3.Connection, None, None]:
+def _reading(path: Path, apart: Background) -> Generator[sqlite3.Connection, None, None]:
     """Open a projection and keep to what it holds now."""
     connection = files.open_reader(path, busy_timeout_s=_PROBE_S)
     apart.reads.append(connection)
@@ -139,7 +139,7 @@ def _reading(path: Path, apart: Apart) -> Generator[sqlite3.Connection, None, No
 
 
 def _compared(
-    a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection, apart: Apart
+    a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection, apart: Background
 ) -> Difference | None:
     first = _beginnings(a, one, b, two)
     if first is not None:  # every other difference follows from it

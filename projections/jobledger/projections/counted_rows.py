@@ -9,9 +9,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from jobledger.ledger.counts import Counts
-from jobledger.ledger.job import CLOSED_STATES
-from jobledger.ledger.reactor_events import CountedFailure, CountedJob, CountedTask
+from jobledger.audit.counts import Counts
+from jobledger.ledger.model.job import CLOSED_STATES
+from jobledger.ledger.model.reactor import CountedFailure, CountedJob, CountedTask
 from jobledger.projections import schema
 from jobledger.projections.position import Position
 from jobledger.projections.rows import Row

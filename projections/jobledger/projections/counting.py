@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from jobledger.ledger.counts import CountEverything, Counts
-from jobledger.ledger.errors import (
+from jobledger.audit.counts import CountEverything, Counts
+from jobledger.ledger.model.errors import (
     ArchiveIncompleteError,
     ArchiveRefusedError,
     NotAnExportError,
     NotFoundError,
 )
-from jobledger.ledger.log import Log
+from jobledger.ledger.model.log import Log
 from jobledger.projections import files
 from jobledger.projections.counted_rows import read_counts
 from jobledger.projections.errors import ProjectionError

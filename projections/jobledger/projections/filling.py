@@ -17,11 +17,11 @@ from typing import Self
 import anyio
 import msgspec
 
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.codec import Message
-from jobledger.ledger.counts import Counts, counts_before
-from jobledger.ledger.log import Head, Log, jobs_among
-from jobledger.ledger.times import time_text
+from jobledger.audit.counts import Counts, counts_before
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.log import Head, Log, jobs_among
+from jobledger.ledger.model.times import time_text
 from jobledger.projections import files, schema
 from jobledger.projections.agreement import (
     refuse_archived_position,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.counts import Counts
+from jobledger.audit.counts import Counts
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.projections import schema
 from jobledger.projections.errors import NewerSchemaError, OlderSchemaError
 from jobledger.projections.tables import Tables
@@ -21,7 +21,7 @@ from jobledger.projections.tables import Tables
 class Rows(Protocol):
     """The rows behind one connection; the caller owns the transaction."""
 
-    def apply(self, events: Sequence[Stored], /) -> None:
+    def apply(self, events: Sequence[StoredEvent], /) -> None:
         """Bring the rows forward by job events that follow each other in the stream; may be empty."""
         ...
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from jobledger.ledger.audit import Checker
-from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.log import Log
+from jobledger.audit.verify import Checker
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError
+from jobledger.ledger.model.log import Log
 from jobledger.projections.errors import ProjectionMissingError
 from jobledger.projections.position import Position
 from jobledger.projections.queries import Store

@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from jobledger.ledger.codec import Message
+from jobledger.ledger.model.codec import Message
 from jobledger.projections.errors import OlderSchemaError, ProjectionTimeoutError
 from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig, reading, stored_bytes
 from jobledger.projections.position import Position, read_position

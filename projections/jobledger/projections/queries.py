@@ -16,8 +16,8 @@ from typing import Any, Literal, Self, TypeVar
 import anyio
 import msgspec
 
-from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import files, rows, schema
 from jobledger.projections.errors import ProjectionConfigError, ProjectionTimeoutError
 from jobledger.projections.projector import Position, read_position

@@ -14,10 +14,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.counts import Counts
-from jobledger.ledger.events import event_type
-from jobledger.ledger.subjects import is_token
+from jobledger.audit.counts import Counts
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.subjects import is_token
 from jobledger.projections import files, schema
 from jobledger.projections.errors import (
     DamagedProjectionError,
@@ -64,7 +64,7 @@ class ReadModel(Protocol):
         """Columns and their types by table, as sqlite-utils takes them, or SQL."""
         ...
 
-    def apply(self, connection: sqlite3.Connection, events: Sequence[Stored], /) -> None:
+    def apply(self, connection: sqlite3.Connection, events: Sequence[StoredEvent], /) -> None:
         """Bring the rows forward by job events, which are in stream order and never empty.
 
         Rows depend on the events and earlier rows alone: the same events must give the same rows, however they are
@@ -170,7 +170,7 @@ class _ModelRows:
         self._connection = connection
         self.forget()  # the file may be another one than the model remembers
 
-    def apply(self, events: Sequence[Stored]) -> None:
+    def apply(self, events: Sequence[StoredEvent]) -> None:
         """Hand `events` to the model; a batch that is about other things than jobs is none of its business."""
         if not events:
             return
@@ -190,7 +190,7 @@ class _ModelRows:
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
         """Count nothing: see `layout.Rows`."""
 
-    def _call(self, events: Sequence[Stored]) -> None:
+    def _call(self, events: Sequence[StoredEvent]) -> None:
         answer = cast("Any", self._model).apply(self._connection, events)
         if answer is not None:
             raise TypeError(f"apply returned a {type(answer).__name__}, and has nothing to return")
@@ -204,14 +204,14 @@ class _ModelRows:
             forget()
 
 
-class _Watched(list[Stored]):
+class _Watched(list[StoredEvent]):
     """A batch that knows which of its events was handed out last."""
 
-    def __init__(self, events: Sequence[Stored]) -> None:
+    def __init__(self, events: Sequence[StoredEvent]) -> None:
         super().__init__(events)
-        self._current: Stored | None = None
+        self._current: StoredEvent | None = None
 
-    def __iter__(self) -> Iterator[Stored]:
+    def __iter__(self) -> Iterator[StoredEvent]:
         for each in super().__iter__():
             self._current = each
             yield each

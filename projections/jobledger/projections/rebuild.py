@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.log import Log
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.log import Log
 from jobledger.projections import files
 from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig
 from jobledger.projections.layout import JOBS, Layout

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.events import NO_VALUE, ErrorInfo, PayloadRef
-from jobledger.ledger.fingerprint import job_fingerprint
-from jobledger.ledger.job import Attempt, Job, JobState
-from jobledger.ledger.times import as_utc, time_text
+from jobledger.ledger.model.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.model.fingerprint import job_fingerprint
+from jobledger.ledger.model.job import Attempt, Job, JobState
+from jobledger.ledger.model.times import as_utc, time_text
 from jobledger.projections.schema import NULL_NUMBER, NULL_TEXT
 
 Value = str | int | float | bytes | bytearray | None

@@ -9,8 +9,14 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from jobledger.ledger.job import JobState
-from jobledger.projections.stats import BOUNDS, COUNTERS, FAILURE_COUNTERS, HISTOGRAMS, WORKER_COUNTERS
+from jobledger.ledger.model.job import JobState
+from jobledger.projections.stats import (
+    BOUNDS,
+    COUNTERS,
+    FAILURE_COUNTERS,
+    HISTOGRAMS,
+    WORKER_COUNTERS,
+)
 
 #: Raise it with every change of a table, an index or the meaning of a column.
 SCHEMA_VERSION: Final = 4

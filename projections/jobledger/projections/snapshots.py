@@ -24,7 +24,7 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionError
 

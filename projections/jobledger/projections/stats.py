@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from jobledger.ledger.events import (
+from jobledger.ledger.model.events import (
     Cancelled,
     Checkpointed,
     Completed,
@@ -32,7 +32,7 @@ from jobledger.ledger.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.job import FINAL_STATES, Job, JobState
+from jobledger.ledger.model.job import FINAL_STATES, Job, JobState
 
 #: What is counted, per minute, queue and task. Those named like an event count that event.
 COUNTERS: Final = (

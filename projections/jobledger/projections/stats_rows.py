@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.job import JobState
-from jobledger.ledger.times import time_text
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.times import time_text
 from jobledger.projections import schema
 from jobledger.projections.errors import ProjectionConfigError
 from jobledger.projections.stats import (

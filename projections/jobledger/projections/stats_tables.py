@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from operator import add
 from typing import Final
 
-from jobledger.ledger.job import JobState
-from jobledger.ledger.times import time_text
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.times import time_text
 from jobledger.projections import schema
 from jobledger.projections.rows import Row
 from jobledger.projections.stats import ERROR_TYPES_MAX, OTHER, Tally, cell_values, moment

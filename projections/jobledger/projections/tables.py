@@ -10,10 +10,10 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.counts import Counts
-from jobledger.ledger.events import NO_VALUE, Carried, JobEvent
-from jobledger.ledger.job import JobState, evolve
+from jobledger.audit.counts import Counts
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import NO_VALUE, Carried, JobEvent
+from jobledger.ledger.model.job import JobState, evolve
 from jobledger.projections import rows, schema
 from jobledger.projections.counted_rows import begin_with, end_with
 from jobledger.projections.stats import Seen, Tally, microseconds
@@ -26,7 +26,7 @@ class _NotNewError(sqlite3.IntegrityError):
     """A job that begins has the id of one that is in the rows: that one was archived, and its id was free again."""
 
 
-def _sequence(stored: Stored) -> int:
+def _sequence(stored: StoredEvent) -> int:
     return stored.stream_sequence
 
 
@@ -59,7 +59,7 @@ class Tables:
         if counts is not None and counts.through_sequence >= first_sequence - 1:
             begin_with(self._connection, counts)
 
-    def apply(self, events: Sequence[Stored]) -> None:
+    def apply(self, events: Sequence[StoredEvent]) -> None:
         """Fold `events`, which follow each other in the stream, and write the rows of every job they touch."""
         if self._counted_through is None:
             self._counted_through = int(self._connection.execute(schema.SELECT_COUNTED).fetchone()[0])
@@ -74,7 +74,7 @@ class Tables:
             self._counted_through = 0
             self._apply(events[counted:])
 
-    def _apply(self, events: Sequence[Stored], *, totals: bool = True) -> None:
+    def _apply(self, events: Sequence[StoredEvent], *, totals: bool = True) -> None:
         """Take the jobs that begin here for new, which nearly all are: to look for each costs as much as its row."""
         try:
             self._fold(events, totals=totals, begun_are_new=True)
@@ -82,7 +82,7 @@ class Tables:
             self._forget_folds()
             self._fold(events, totals=totals, begun_are_new=False)
 
-    def _fold(self, events: Sequence[Stored], *, totals: bool, begun_are_new: bool) -> None:
+    def _fold(self, events: Sequence[StoredEvent], *, totals: bool, begun_are_new: bool) -> None:
         """Bring the rows forward.
 
         Raises: _NotNewError when one of the jobs that were taken for new is there; the rows are as they were.

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from jobledger.ledger.audit import Checker
-from jobledger.ledger.codec import Message
-from jobledger.ledger.errors import CorruptLedgerError
-from jobledger.ledger.log import Log
+from jobledger.audit.verify import Checker
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError
+from jobledger.ledger.model.log import Log
 from jobledger.projections.compare import difference_apart
 from jobledger.projections.errors import DamagedProjectionError, OlderSchemaError, ProjectionError
 from jobledger.projections.projector import Position, Projector

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from jobledger.ledger import HeldLock, connect, sync
-from jobledger.ledger.errors import LockLostError, LockTimeoutError
+from jobledger.ledger.model.errors import LockLostError, LockTimeoutError
 
 
 def guarded_write(path: Path, fencing_number: int, text: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobledger.workers.pool import Call, PoolConfig, ProcessPool, Returned
+from jobledger.workers.pool.pool import Call, PoolConfig, ProcessPool, Returned
 
 
 def tell(line: str) -> None:

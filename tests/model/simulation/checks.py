@@ -8,9 +8,9 @@ from typing import Any
 from tests.model.simulation.consumers import Consumer
 from tests.model.simulation.server import Server
 
-from jobledger.ledger.audit import Checker, Expected, Options
-from jobledger.ledger.codec import Stored, decode
-from jobledger.ledger.events import (
+from jobledger.audit.verify import Checker, Expected, Options
+from jobledger.ledger.model.codec import StoredEvent, decode
+from jobledger.ledger.model.events import (
     Completed,
     Failed,
     Interrupted,
@@ -20,7 +20,7 @@ from jobledger.ledger.events import (
     Snoozed,
     event_type,
 )
-from jobledger.ledger.job import Job, JobState, evolve
+from jobledger.ledger.model.job import Job, JobState, evolve
 
 QUEUE = "sim"
 _ALIVE = (JobState.QUEUED, JobState.RUNNING)
@@ -33,7 +33,7 @@ class Witness:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.jobs: dict[str, Job] = {}
-        self.stored: list[Stored] = []
+        self.stored: list[StoredEvent] = []
         self.trace: list[tuple[Any, ...]] = []
         self.violations: list[str] = []
         self.stray_starts: list[str] = []
@@ -44,7 +44,7 @@ class Witness:
     def on_stored(self, sequence: int) -> None:
         kept = self._server.log._kept[sequence - 1]
         event = decode(kept.data, stream_sequence=sequence)
-        stored = Stored(
+        stored = StoredEvent(
             subject=kept.subject,
             data=kept.data,
             stream_sequence=sequence,

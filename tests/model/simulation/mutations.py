@@ -9,18 +9,18 @@ from unittest import mock
 
 import msgspec
 
-from jobledger.ledger import chain as chain_module
-from jobledger.ledger import decisions
-from jobledger.ledger.chain import Chain, load
-from jobledger.ledger.commands import Dispatch
-from jobledger.ledger.errors import WrongSequenceError
-from jobledger.ledger.events import Cause, JobEvent
-from jobledger.ledger.jetstream import JetStreamLog
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.leases import JetStreamLeases
-from jobledger.ledger.log import Entry, Log
-from jobledger.ledger.subjects import JobRef
-from jobledger.workers.attempt import Attempts
+from jobledger.ledger.model import chain as chain_module
+from jobledger.ledger.model import decisions
+from jobledger.ledger.model.chain import JobView, load
+from jobledger.ledger.model.commands import Dispatch
+from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.events import Cause, JobEvent
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.ledger.nats.leases import JetStreamLeases
+from jobledger.workers.attempt.attempt import Attempts
 
 Planted = contextlib.AbstractContextManager[Any]
 
@@ -51,18 +51,18 @@ def take_over_without_a_look_at_the_lease() -> Planted:
 
 
 def claim_without_a_condition() -> Planted:
-    async def commit(log: Log, chain: Chain, events: Sequence[JobEvent]) -> Chain:
+    async def commit(log: Log, chain: JobView, events: Sequence[JobEvent]) -> JobView:
         newest = await load(log, JobRef(queue=events[0].queue, job_id=events[0].job))
         moved = msgspec.structs.replace(chain, last_sequence=newest.last_sequence, last_data=newest.last_data)
         return await chain_module.commit(log, moved, events)
 
-    return mock.patch("jobledger.workers.claims.commit", commit)
+    return mock.patch("jobledger.workers.attempt.claims.commit", commit)
 
 
 def take_a_lost_race_for_won() -> Planted:
     real = chain_module.commit
 
-    async def commit(log: Log, chain: Chain, events: Sequence[JobEvent]) -> Chain:
+    async def commit(log: Log, chain: JobView, events: Sequence[JobEvent]) -> JobView:
         try:
             return await real(log, chain, events)
         except WrongSequenceError:
@@ -70,7 +70,7 @@ def take_a_lost_race_for_won() -> Planted:
 
     return _all(
         mock.patch.object(chain_module, "commit", commit),
-        mock.patch("jobledger.workers.attempt.commit", commit),
+        mock.patch("jobledger.workers.attempt.attempt.commit", commit),
     )
 
 
@@ -96,7 +96,7 @@ def dispatch_whatever_the_job_waits_for_by_now() -> Planted:
     def dispatch(*, cause: Cause, asked_by: int) -> Dispatch:
         return Dispatch(cause=cause)
 
-    return mock.patch("jobledger.workers.timers.Dispatch", dispatch)
+    return mock.patch("jobledger.workers.reactors.timers.Dispatch", dispatch)
 
 
 #: Each bug, and the faults without which it does no harm, or seldom.

@@ -19,10 +19,10 @@ from unittest import mock
 from tests.model.simulation.loop import World
 
 from jobledger.ledger.client import Ledger
-from jobledger.workers import hosting
 from jobledger.workers import worker as worker_module
-from jobledger.workers.reactors import Reactor
-from jobledger.workers.reconciler import Reconciler
+from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors.reactor import Reactor
+from jobledger.workers.reactors.reconciler import Reconciler
 
 _RealRandom = random.Random
 #: Ten minutes in the product; the simulation has no patience.

@@ -19,13 +19,13 @@ from tests.model.simulation.tasks import KINDS, Runs, act, recording, registry
 from tests.model.simulation.wire import SimConnection
 
 from jobledger.ledger.client import Ledger, _assemble
-from jobledger.ledger.commands import Discard, Requeue
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connection import Connection
-from jobledger.ledger.errors import LedgerError, NotFoundError, RefusedError
-from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.publisher import Publisher
-from jobledger.ledger.subjects import TIMERS_CONSUMER_PREFIX, JobRef
+from jobledger.ledger.model.commands import Discard, Requeue
+from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedError
+from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef
+from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.timers import _id_of
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.worker import Worker

@@ -22,11 +22,11 @@ from tests.model.simulation.streams import (
 )
 from tests.model.simulation.wire import Sent, SimConnection
 
-from jobledger.ledger.errors import WrongSequenceError
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.streams import specifications
-from jobledger.ledger.subjects import Names
+from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.streams import specifications
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"

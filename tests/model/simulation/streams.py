@@ -9,8 +9,8 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobledger.ledger.memory import MemoryLog
-from jobledger.ledger.pull import time_of
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.nats.pull import time_of
 
 if TYPE_CHECKING:
     from tests.model.simulation.consumers import Consumer

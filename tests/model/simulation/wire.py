@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.model.simulation.loop import Handle, Process
 
-from jobledger.ledger.connection import ConnectionLostError
-from jobledger.ledger.parser import Handler
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.parser import Handler
 
 if TYPE_CHECKING:
     from tests.model.simulation.server import Server

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.errors import ConfigurationError
-from jobledger.ledger.subjects import check_token
-from jobledger.workers.pool import PoolConfig
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.subjects import check_token
+from jobledger.workers.pool.pool import PoolConfig
 
 _CONCURRENCY_MAX: Final = 10_000
 _QUEUES_MAX: Final = 100

@@ -17,31 +17,40 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from jobledger.ledger.chain import Chain, commit, fold
+from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.codec import Stored, digest
-from jobledger.ledger.commands import Claim, Command, Dispatch, Fail, Interrupt, Outcome, Stamp, TakeOver
-from jobledger.ledger.decisions import decide
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.chain import JobView, commit, fold
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.codec import StoredEvent, digest
+from jobledger.ledger.model.commands import (
+    Claim,
+    Command,
+    Dispatch,
+    Fail,
+    Interrupt,
+    Outcome,
+    Stamp,
+    TakeOver,
+)
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     IllegalTransitionError,
     InvalidInputError,
     PayloadMissingError,
 )
-from jobledger.ledger.events import NO_VALUE, PayloadRef, Started, event_type
-from jobledger.ledger.export.payloads import PayloadFiles
-from jobledger.ledger.job import Job, JobState
-from jobledger.ledger.log import Entry
-from jobledger.ledger.memory import MemoryLog
+from jobledger.ledger.model.events import NO_VALUE, PayloadRef, Started, event_type
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.options import Rules
-from jobledger.ledger.subjects import JobRef, Names
 from jobledger.ledger.tasks import Task
 from jobledger.ledger.tracing import Tracing
-from jobledger.workers.execution import Execution
-from jobledger.workers.running import Running
+from jobledger.workers.attempt.execution import Execution
+from jobledger.workers.attempt.running import Running
+from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.surroundings import Watched
-from jobledger.workers.verdicts import Judge
 
 #: Who acts in a fork.
 FORK: Final = "fork"
@@ -56,9 +65,9 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
     ref: JobRef
     attempt: int
-    before: tuple[Stored, ...]  #: the job's events before the attempt, oldest first
+    before: tuple[StoredEvent, ...]  #: the job's events before the attempt, oldest first
     recorded: tuple[
-        Stored, ...
+        StoredEvent, ...
     ]  #: what the ledger has of the attempt and of what followed it, up to the next one
     values: dict[str, bytes]  #: sha256 -> large input or checkpoint
 
@@ -78,12 +87,18 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an attempt that was run again."""
 
     job: Job
-    events: tuple[Stored, ...]  #: what would have been appended, `started` first; the last one is its end
+    events: tuple[
+        StoredEvent, ...
+    ]  #: what would have been appended, `started` first; the last one is its end
     error: BaseException | None  #: what the task raised
 
 
 async def fetch(
-    ledger: Ledger, history: Sequence[Stored], attempt: int | None = None, *, exports: Sequence[Path] = ()
+    ledger: Ledger,
+    history: Sequence[StoredEvent],
+    attempt: int | None = None,
+    *,
+    exports: Sequence[Path] = (),
 ) -> Material:
     """Gather what an attempt of a job ran on; without `attempt` the newest one, or the first of a job that never ran.
 
@@ -161,7 +176,7 @@ async def run(
     job = _job_of(chain)
     if not limited:
         job = msgspec.structs.replace(job, timeout_s=None)
-        chain = Chain(job, chain.last_sequence, chain.last_data)
+        chain = JobView(job, chain.last_sequence, chain.last_data)
     here = _in_this_process(task, limited=limited)
     judge = _Witness(random.Random())  # noqa: S311 - jitter
     execution = Execution(fork, anyio.CapacityLimiter(1), judge)
@@ -185,7 +200,7 @@ async def run(
     return Ran(job=_job_of(after), events=tuple(events), error=judge.error)
 
 
-async def _claimed(fork: _Fork, material: Material) -> Chain:
+async def _claimed(fork: _Fork, material: Material) -> JobView:
     """Copy the job's past into memory and claim the attempt, as its worker did."""
     chain_filter, last = fork.log.names.chain(material.ref), 0
     for stored in material.before:
@@ -205,11 +220,11 @@ async def _claimed(fork: _Fork, material: Material) -> Chain:
     return chain
 
 
-async def _follow(fork: _Fork, chain: Chain, command: Command) -> Chain:
+async def _follow(fork: _Fork, chain: JobView, command: Command) -> JobView:
     return await commit(fork.log, chain, decide(chain.job, command, fork.stamp()))
 
 
-def _job_of(chain: Chain) -> Job:
+def _job_of(chain: JobView) -> Job:
     assert chain.job is not None, "a job that is there stays"
     return chain.job
 
@@ -224,12 +239,12 @@ def _in_this_process(task: Task[Any, Any], *, limited: bool) -> Task[Any, Any]:
     return here
 
 
-def recorded_end(material: Material) -> Stored | None:
+def recorded_end(material: Material) -> StoredEvent | None:
     """Return the event that ended the attempt in the ledger, None where it has not ended or never ran."""
     return next((stored for stored in material.recorded if event_type(stored.event) in ENDS), None)
 
 
-class _Witness(Judge):
+class _Witness(RetryPolicy):
     """Keeps what the task raised."""
 
     def __init__(self, chance: random.Random) -> None:

@@ -14,10 +14,10 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.exposition import Distribution, Measure, histograms, info, value
-from jobledger.ledger.jetstream import JetStreamLog
-from jobledger.ledger.meter import AppendMeter, Histogram
-from jobledger.ledger.version import version
+from jobledger.ledger.metrics.exposition import Distribution, Measure, histograms, info, value
+from jobledger.ledger.model.version import version
+from jobledger.ledger.nats.append_stats import AppendMeter, Histogram
+from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.workers.worker import Worker
 
 #: Seconds; a quarter of a second is what a lease of 15 s does not notice yet.

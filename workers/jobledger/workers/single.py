@@ -8,22 +8,22 @@ import random
 
 import anyio
 
-from jobledger.ledger.chain import Chain, fold
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import IllegalTransitionError, JobNotFoundError, LedgerError
-from jobledger.ledger.job import Job, JobState
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.pull import Delivery
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.chain import JobView, fold
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, LedgerError
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
-from jobledger.workers.attempt import Attempts
-from jobledger.workers.cancels import CancelWatch
+from jobledger.workers.attempt.attempt import Attempts
+from jobledger.workers.attempt.cancels import CancelWatch
+from jobledger.workers.attempt.execution import Execution
+from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.config import WorkerConfig
-from jobledger.workers.execution import Execution
-from jobledger.workers.hooks import HookRunner
-from jobledger.workers.pool import ProcessPool
-from jobledger.workers.verdicts import Judge
+from jobledger.workers.pool.pool import ProcessPool
+from jobledger.workers.retry_policy import RetryPolicy
 
 _FAREWELL_S = 2.0
 _WAITS = frozenset({JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED})
@@ -53,7 +53,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
         jobs=lambda: (ref.job_id,),
     )
     hooks = HookRunner(tasks)
-    execution = Execution(ledger, anyio.CapacityLimiter(1), Judge(random.Random()))  # noqa: S311 - jitter
+    execution = Execution(ledger, anyio.CapacityLimiter(1), RetryPolicy(random.Random()))  # noqa: S311 - jitter
     attempts = Attempts(ledger, tasks, lease, _Nobody(), execution=execution, hooks=hooks)
     cancels = CancelWatch(ledger, (ref.queue,), running=attempts.claims_held, on_cancel=attempts.cancel)
     await lease.open()
@@ -84,7 +84,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     return await _after(ledger, ref, lease.identity)
 
 
-async def _queued(ledger: Ledger, ref: JobRef, by: str) -> tuple[Stored, Job]:
+async def _queued(ledger: Ledger, ref: JobRef, by: str) -> tuple[StoredEvent, Job]:
     """Return the dispatch of a job that is queued, or was made so."""
     history, chain = await _read(ledger, ref)
     if chain.job is not None and chain.job.state in _WAITS:
@@ -98,7 +98,7 @@ async def _queued(ledger: Ledger, ref: JobRef, by: str) -> tuple[Stored, Job]:
     return next(each for each in history if each.stream_sequence == job.dispatch_sequence), job
 
 
-async def _read(ledger: Ledger, ref: JobRef) -> tuple[list[Stored], Chain]:
+async def _read(ledger: Ledger, ref: JobRef) -> tuple[list[StoredEvent], JobView]:
     history = await ledger.log.read_chain(ledger.names.chain(ref))
     return history, fold(history)
 
@@ -113,7 +113,7 @@ async def _after(ledger: Ledger, ref: JobRef, identity: str) -> Job:
     return job
 
 
-def _delivery(stored: Stored) -> Delivery:
+def _delivery(stored: StoredEvent) -> Delivery:
     """The work item as a consumer would hand it out."""
     return Delivery(
         data=stored.data,

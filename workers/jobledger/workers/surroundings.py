@@ -7,11 +7,11 @@ from typing import Protocol
 
 import msgspec
 
-from jobledger.ledger.clock import Clock
-from jobledger.ledger.commands import Stamp
-from jobledger.ledger.events import PayloadRef
-from jobledger.ledger.log import Log
-from jobledger.ledger.subjects import JobRef
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tracing import Tracing
 
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from jobledger.workers.running import Running
+from jobledger.workers.attempt.running import Running
 
 logger = logging.getLogger("jobledger.workers.watchdog")
 

@@ -13,23 +13,23 @@ import anyio
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.connection import ConnectionLostError
-from jobledger.ledger.errors import ConfigurationError, LedgerError, ServerUnreachableError
-from jobledger.ledger.job import Job
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.pull import Delivery
+from jobledger.ledger.model.errors import ConfigurationError, LedgerError, ServerUnreachableError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
-from jobledger.workers.attempt import Attempts
-from jobledger.workers.cancels import CancelWatch
+from jobledger.workers.attempt.attempt import Attempts
+from jobledger.workers.attempt.cancels import CancelWatch
+from jobledger.workers.attempt.delays import busy_s
+from jobledger.workers.attempt.execution import Execution
+from jobledger.workers.attempt.hooks import HookRunner
+from jobledger.workers.attempt.intake import Intake
+from jobledger.workers.attempt.running import Running
 from jobledger.workers.config import WorkerConfig
-from jobledger.workers.delays import busy_s
-from jobledger.workers.execution import Execution
-from jobledger.workers.hooks import HookRunner
-from jobledger.workers.hosting import start_reactors
-from jobledger.workers.intake import Intake
-from jobledger.workers.pool import ProcessPool
-from jobledger.workers.running import Running
-from jobledger.workers.verdicts import Judge
+from jobledger.workers.pool.pool import ProcessPool
+from jobledger.workers.reactors.hosting import start_reactors
+from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.watchdog import Watchdog
 
 logger = logging.getLogger("jobledger.workers")
@@ -95,7 +95,7 @@ class Worker:
             announce=announce,
         )
         threads = anyio.CapacityLimiter(self._config.concurrency)
-        self._execution = Execution(ledger, threads, Judge(random.Random()))  # noqa: S311 - jitter
+        self._execution = Execution(ledger, threads, RetryPolicy(random.Random()))  # noqa: S311 - jitter
         self._hooks = HookRunner(tasks)
         self._attempts = Attempts(
             ledger, tasks, self._lease, self._intake, execution=self._execution, hooks=self._hooks

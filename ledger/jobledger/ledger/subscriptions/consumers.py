@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.errors import (
     InvalidInputError,
     JetStreamDisabledError,
     LedgerError,
@@ -20,12 +20,12 @@ from jobledger.ledger.errors import (
     SubscriptionMismatchError,
     SubscriptionNotFoundError,
 )
-from jobledger.ledger.inbox import Inbox
-from jobledger.ledger.log import Head
-from jobledger.ledger.streams import api, list_consumers
-from jobledger.ledger.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
+from jobledger.ledger.model.log import Head
+from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
+from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import api, list_consumers
 from jobledger.ledger.subscriptions.filter import EventFilter, Start
-from jobledger.ledger.times import server_time
 
 ACK_WAIT_S_DEFAULT: Final = 30.0
 #: Of one subscription, in all its processes; events that wait for the end of a nak's delay count, too.

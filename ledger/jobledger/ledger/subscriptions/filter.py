@@ -11,10 +11,10 @@ from typing import Final, TypedDict
 
 import msgspec
 
-from jobledger.ledger.codec import Stored
-from jobledger.ledger.errors import InvalidInputError
-from jobledger.ledger.events import EVENT_TYPES
-from jobledger.ledger.subjects import Names, check_token
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import EVENT_TYPES
+from jobledger.ledger.model.subjects import Names, check_token
 
 _SEQUENCE_MAX: Final = 2**63 - 1
 _SHOWN_MAX: Final = 60
@@ -56,7 +56,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return tuple(f"{jobs}.queued.*" if kind == "queued" else f"{jobs}.{kind}" for kind in self.types)
         return (f"{jobs}.>" if self.queue or self.job else f"{names.jobs_root}>",)
 
-    def fits(self, stored: Stored) -> bool:
+    def fits(self, stored: StoredEvent) -> bool:
         """Return whether an event that the server let through is wanted."""
         return self.task is None or stored.event.task == self.task
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.errors import ConfigurationError, InvalidInputError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
 from jobledger.ledger.subscriptions.consumers import UNACKNOWLEDGED_MAX
 from jobledger.ledger.subscriptions.filter import (
     EventFilter,

@@ -17,9 +17,8 @@ from typing import Final, Self
 
 import msgspec
 
-from jobledger.ledger.codec import Stored, read_message
-from jobledger.ledger.connection import Connection, ConnectionLostError
-from jobledger.ledger.errors import (
+from jobledger.ledger.model.codec import StoredEvent, read_message
+from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     InvalidInputError,
     JetStreamDisabledError,
@@ -30,10 +29,11 @@ from jobledger.ledger.errors import (
     SubscriptionNotFoundError,
     UnreachableError,
 )
-from jobledger.ledger.events import JobEvent
-from jobledger.ledger.inbox import Inbox, settle
-from jobledger.ledger.log import Log
-from jobledger.ledger.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, settle
+from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
 from jobledger.ledger.subscriptions.consumers import (
     ACK_WAIT_S_DEFAULT,
     SubscriptionInfo,
@@ -72,7 +72,7 @@ class EventDelivery:
     `async with delivery:` acknowledges it at the end of the block, and gives it back if the block raises.
     """
 
-    def __init__(self, subscription: Subscription, stored: Stored, delivered: int) -> None:
+    def __init__(self, subscription: Subscription, stored: StoredEvent, delivered: int) -> None:
         self._subscription = subscription
         self.stored = stored
         self.delivered = delivered  #: how often it was handed out, from 1; not how often it was handled
@@ -260,7 +260,7 @@ class Subscription:
         raw = held.delivery
         try:
             found = read_message(raw.subject.decode(errors="replace"), raw.data, sequence, raw.stored_at)
-            if not isinstance(found, Stored):  # a filter is of jobs alone
+            if not isinstance(found, StoredEvent):  # a filter is of jobs alone
                 raise MalformedEventError(f"no job's event at {sequence}", stream_sequence=sequence)
         except CorruptLedgerError:
             self.settle(sequence, _nak(growing_s(raw.delivered)))  # a newer process may know it

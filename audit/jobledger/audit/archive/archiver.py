@@ -1,0 +1,460 @@
+"""Moving the ledger's oldest events into files: export, carry what lives, record, purge; each step found done when resumed.
+
+Whatever happens in between, every event is in the ledger or in an export that the ledger names. What would be moved is
+found out in `archive.survey`, the folder is `archive.chain`'s. Source: ADR 011.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.audit.archive.chain import (
+    chained,
+    export_name,
+    exports_in,
+    make_folder,
+    newest_archived,
+    open_archive,
+    place_of,
+    sync_folder,
+)
+from jobledger.audit.archive.survey import (
+    Bound,
+    Survey,
+    SurveyingWitness,
+    Unread,
+    bound,
+    survey,
+)
+from jobledger.audit.archive.tools import Step, Tools
+from jobledger.audit.counts import append_counts, counted_parts
+from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
+from jobledger.audit.export.payloads import check_payloads
+from jobledger.audit.verify import Options, verify
+from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Carry
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
+    ArchiveIncompleteError,
+    ArchiveRefusedError,
+    IllegalTransitionError,
+    InvalidInputError,
+    PayloadTooLargeError,
+    SequenceGapError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.events import Carried
+from jobledger.ledger.model.job import WAITING_STATES, Job
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.timers import wait_timer
+
+#: Chains that are carried at a time.
+_AT_ONCE: Final = 64
+#: A job that waited too long at the end of the range is no reason to keep it.
+_AS_HISTORY: Final = Options(overdue_grace_s=10 * 366 * 24 * 3600.0)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would do."""
+
+    first_sequence: int  #: of the ledger as it is
+    through_sequence: int  #: the last one that would go; `first_sequence - 1` when none would
+    stored_until: datetime | None  #: when that one was stored
+    events: int
+    bytes: int  #: of these events
+    jobs_archived: int  #: jobs that are over: all of their events go
+    jobs_carried: int  #: jobs that live on in the ledger
+    work_items: int  #: of them, those that wait for a worker or run
+    held_back_by: str  #: what must not go yet, "" where nothing does
+    unread: tuple[Unread, ...]  #: subscribers that would miss events
+    unfinished: int  #: an earlier run that would be finished first goes up to here; 0 when there is none
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did."""
+
+    first_sequence: int  #: of the ledger now
+    exports: tuple[Path, ...]  #: made or finished by this run
+    events: int  #: in them
+    jobs_archived: int
+    jobs_carried: int
+    held_back_by: str
+
+
+class Archiver:
+    """Moves a ledger's prefix into `folder`; two at once do no harm, and one of them is refused."""
+
+    def __init__(self, log: Log, folder: Path, tools: Tools) -> None:
+        self._log = log
+        self._folder = folder
+        self._tools = tools
+        self._done: list[Path] = []
+        self._events = self._jobs_archived = self._jobs_carried = 0
+
+    async def plan(self, before: datetime) -> Plan:
+        """Return what `run` would do; nothing is changed.
+
+        Raises: InvalidInputError, CorruptLedgerError, UnreachableError.
+        """
+        bounded = await self._bound(before)
+        first = (await self._log.head()).first_sequence
+        found = await survey(self._log, first, bounded.through, self._progress("check"))
+        newest = await newest_archived(self._log)
+        recorded = 0 if newest is None or newest.through_sequence < first else newest.through_sequence
+        waiting = self._waiting(first)
+        return Plan(
+            first_sequence=first,
+            through_sequence=max(first - 1, bounded.through),
+            stored_until=found.newest_at,
+            events=found.events,
+            bytes=found.bytes,
+            jobs_archived=found.jobs_over,
+            jobs_carried=len(found.jobs),
+            work_items=found.work_items,
+            held_back_by=bounded.held_back_by,
+            unread=tuple(await self._tools.unread(bounded.through)) if found.events else (),
+            unfinished=recorded or (0 if waiting is None else waiting.manifest.last_sequence),
+        )
+
+    async def run(self, before: datetime, *, force: bool = False) -> Done:
+        """Move what was stored before a time of the server, after finishing what an earlier run left half done.
+
+        `force`: also where a subscriber would miss events, or the ledger is not sound.
+
+        Raises: ArchiveRefusedError, ArchiveIncompleteError, ExportExistsError, InvalidInputError, CorruptLedgerError,
+            UnreachableError, LedgerFullError, OSError. Whatever it is, nothing is lost: run it again.
+        """
+        await self._finish_recorded()
+        bounded = await self._bound(before)
+        while True:
+            first = (await self._log.head()).first_sequence
+            waiting = self._waiting(first)
+            through = bounded.through if waiting is None else waiting.manifest.last_sequence
+            if through > bounded.through:
+                raise ArchiveRefusedError(
+                    f"{self._folder} holds the export of an unfinished run up to stream sequence {through}, and this "
+                    f"run may go up to {bounded.through}: finish that one with a later time, or delete its export "
+                    f"{export_name(first, through)}"
+                )
+            if through < first:
+                break
+            await self._check_subscribers(through, force=force)
+            await self._move(first, through, force=force)
+        return Done(
+            first_sequence=first,
+            exports=tuple(self._done),
+            events=self._events,
+            jobs_archived=self._jobs_archived,
+            jobs_carried=self._jobs_carried,
+            held_back_by=bounded.held_back_by,
+        )
+
+    def _progress(self, step: Step) -> Callable[[int, int], None]:
+        return lambda done, total: self._tools.on_progress(step, done, total)
+
+    async def _bound(self, before: datetime) -> Bound:
+        if before.utcoffset() is None:
+            raise InvalidInputError(
+                "before has no time zone: give an aware datetime, such as datetime.now(UTC)"
+            )
+        if before > self._tools.clock.now():
+            raise InvalidInputError(f"{before.isoformat()} is still to come: give a time that is past")
+        return await bound(self._log, before, self._tools.leases)
+
+    def _waiting(self, first: int) -> ExportLog | None:
+        """Return the export that an earlier run made of the ledger's oldest events and did not record."""
+        if not self._folder.exists():
+            return None
+        found = [
+            export
+            for export in exports_in(self._folder, self._log.names).values()
+            if export.manifest.first_sequence == first and export.manifest.count
+        ]
+        return max(found, key=lambda export: export.manifest.last_sequence, default=None)
+
+    async def _check_subscribers(self, through: int, *, force: bool) -> None:
+        behind = [] if force else await self._tools.unread(through)
+        if behind:
+            named = ", ".join(
+                f"{each.consumer} (from stream sequence {each.sequence} on)" for each in behind[:5]
+            )
+            more = f" and {len(behind) - 5} more" if len(behind) > 5 else ""  # noqa: PLR2004
+            raise ArchiveRefusedError(
+                f"subscribers have not dealt with events that would go away: {named}{more}; "
+                "let them catch up, delete them, or archive all the same with --force"
+            )
+
+    async def _move(self, first: int, through: int, *, force: bool) -> None:
+        """Do every step for one range; each finds what it did before and does it no second time."""
+        self._progress("export")(0, through - first + 1)
+        manifest = await self._export(first, through)
+        export = ExportLog(self._place(first, through), self._log.names)
+        self._progress("check")(0, manifest.count)
+        found = await self._check(export, force=force)
+        self._progress("carry")(0, len(found.jobs))
+        await self._carry(list(found.jobs), through)
+        late = await self._carry_fenced(through)
+        await self._count(export, force=force)
+        self._progress("record")(0, 1)
+        await self._record(export)
+        await self._purge(through)
+        self._jobs_archived += found.jobs_over - late
+
+    def _place(self, first: int, through: int) -> Path:
+        return self._folder / export_name(first, through)
+
+    async def _export(self, first: int, through: int) -> Manifest:
+        """Write the export, or find it written; it is on the disk when this returns."""
+        previous = await self._previous(first)
+        await anyio.to_thread.run_sync(make_folder, self._folder)
+        try:
+            manifest = await self._write(first, through, previous)
+        except (InvalidInputError, SequenceGapError) as error:
+            if (await self._log.head()).first_sequence > first:
+                raise ArchiveRefusedError(
+                    f"another archive run was faster: it took the events from stream sequence {first} on away while this "
+                    "one wrote its export; nothing was taken away by this run"
+                ) from error
+            raise
+        # Also the one that is found: whoever renamed it into place may have been killed before this.
+        await anyio.to_thread.run_sync(sync_folder, self._folder)
+        return manifest
+
+    async def _write(self, first: int, through: int, previous: Previous | None) -> Manifest:
+        return await write_export(
+            self._log,
+            self._place(first, through),
+            first=first,
+            last=through,
+            previous=previous,
+            payloads=self._tools.payloads,
+            resumed=True,  # whatever an earlier run, perhaps of an earlier version, was told of large values
+            clock=self._tools.clock,
+            on_progress=self._progress("export"),
+            on_payload=self._progress("copy"),
+        )
+
+    async def _previous(self, first: int) -> Previous | None:
+        """Return how the export of what was taken away before is named; it must lie in the same folder."""
+        newest = await newest_archived(self._log)
+        if newest is None:
+            if first > 1:
+                raise ArchiveRefusedError(
+                    f"the ledger begins at stream sequence {first}, and nothing in it says where the events before "
+                    "are: somebody purged it by hand"
+                )
+            return None
+        there = exports_in(self._folder, self._log.names) if self._folder.exists() else {}
+        chain = chained(there, newest, self._folder)
+        if chain[-1].manifest.last_sequence != first - 1:
+            raise ArchiveRefusedError(
+                f"the ledger begins at stream sequence {first}, and its archive goes up to "
+                f"{chain[-1].manifest.last_sequence}: what is between is missing"
+            )
+        return chain[-1].previous
+
+    async def _check(self, export: ExportLog, *, force: bool) -> Survey:
+        """Prove the export without the server; only then it may take the place of what it holds."""
+        manifest = export.manifest
+        first, last = manifest.first_sequence, manifest.last_sequence
+        await anyio.to_thread.run_sync(check_payloads, export.folder, manifest)
+        found = SurveyingWitness()
+        report = await verify(
+            export,
+            from_sequence=first,
+            to_sequence=last,
+            options=_AS_HISTORY,
+            is_part=True,
+            witnesses=[found],
+            on_progress=self._progress("check"),
+        )
+        if not report.sound and not force:
+            violation = report.violations[0]
+            raise ArchiveRefusedError(
+                f"what would go away is not sound: {violation.sentence} (stream sequence {violation.stream_sequence}, "
+                f"{report.violations_count:,} in all); look at it with `jobledger audit verify`, or archive it as "
+                "it is with --force"
+            )
+        if found.survey.events != manifest.count:
+            raise ArchiveRefusedError(
+                f"{manifest.count - found.survey.events:,} events of {export.folder} cannot be read, so nobody can tell "
+                "which jobs live: see what `jobledger audit verify` says of it"
+            )
+        head = await self._log.get(last)
+        proved = (report.digest, report.head_hash, report.events)
+        if proved != (manifest.digest, manifest.head_hash, manifest.count) or (
+            head is None or head.hash != manifest.head_hash
+        ):
+            raise ArchiveRefusedError(
+                f"{export.folder} does not hold what the ledger holds: delete it, run again"
+            )
+        return found.survey
+
+    async def _carry(self, refs: Sequence[JobRef], through: int) -> None:
+        for start in range(0, len(refs), _AT_ONCE):
+            part = refs[start : start + _AT_ONCE]
+            # All of them come to an end before the first error is raised: none goes on unseen.
+            ends = await asyncio.gather(
+                *(self._carry_one(ref, through) for ref in part), return_exceptions=True
+            )
+            for end in ends:
+                if isinstance(end, BaseException):
+                    raise end
+            self._progress("carry")(start + len(part), len(refs))
+
+    async def _carry_one(self, ref: JobRef, through: int) -> None:
+        """Carry one job unless that was done; whoever works on it meanwhile is not disturbed."""
+        try:
+            job = await self._carried(ref, through)
+        except IllegalTransitionError:  # carried before
+            job = (await load(self._log, ref)).job
+        if job is not None and job.due_at is not None and job.state in WAITING_STATES:
+            # The event that asked for its timer goes away, and perhaps no worker has heard of it.
+            await self._tools.set_timer(wait_timer(job))
+
+    async def _carried(self, ref: JobRef, through: int) -> Job | None:
+        """Append `carried` and return the job; raises IllegalTransitionError where that is done already."""
+        stamp = self._tools.stamp
+        try:
+            try:
+                after = await transact(self._log, ref, Carry(through=through), stamp)
+            except PayloadTooLargeError:
+                after = await transact(self._log, ref, Carry(through=through, tracebacks=False), stamp)
+        except PayloadTooLargeError as error:
+            raise ArchiveRefusedError(
+                f"job {ref.job_id} of {ref.queue} is too large to be carried over ({error}): "
+                "wait until it is over, or discard it"
+            ) from error
+        self._jobs_carried += 1
+        return after.job
+
+    async def _carry_fenced(self, through: int) -> int:
+        """Carry jobs that were over and whose late worker left a receipt behind what goes away; return how many."""
+        carried = self._jobs_carried
+        for ref in await self._fenced_since(through):
+            chain = await self._log.read_chain(self._log.names.chain(ref))
+            if chain and chain[0].stream_sequence <= through:
+                with contextlib.suppress(IllegalTransitionError):
+                    await self._carried(ref, through)
+        return self._jobs_carried - carried
+
+    async def _fenced_since(self, through: int) -> Collection[JobRef]:
+        found: set[JobRef] = set()
+        subject = self._log.names.all_of_type("fenced")
+        head = await self._log.head()
+        if head.last_sequence <= through:
+            return found
+        begin = max(through + 1, head.first_sequence)
+        async with contextlib.aclosing(self._log.read(from_sequence=begin, subject=subject)) as batches:
+            async for batch in batches:
+                found |= {JobRef(queue=each.event.queue, job_id=each.event.job) for each in batch}
+        return found
+
+    async def _count(self, export: ExportLog, *, force: bool) -> None:
+        """Append what was counted so far, after all that lives was carried: from there on everything can be counted."""
+        if self._tools.count is None:
+            return
+        try:
+            counts = await self._tools.count(self._progress("count"))
+        except ArchiveRefusedError:
+            if force:
+                return
+            raise
+        parts = counted_parts(counts, export.manifest.last_sequence, self._tools.stamp())
+        try:
+            await append_counts(self._log, parts)
+        except WrongSequenceError as error:
+            sentence = "another archive run is at work; nothing was taken away by this one: run it again"
+            raise ArchiveRefusedError(sentence) from error
+
+    async def _record(self, export: ExportLog) -> None:
+        """Say in the ledger where its oldest events are from now on, on condition that nobody else just did."""
+        manifest = export.manifest
+        last = await self._log.last(self._log.names.reactor_chain(ARCHIVE))
+        newest = await newest_archived(self._log)
+        stamp = self._tools.stamp()
+        own = manifest_sha256(export.folder)
+        previous = None if manifest.previous is None else manifest.previous.manifest_sha256
+        recorded = None if newest is None else newest.manifest_sha256
+        if recorded == own:
+            return  # by another process that found the same export
+        if recorded != previous:
+            raise self._overtaken(export)
+        event = Archived(
+            reactor=ARCHIVE,
+            at=stamp.at,
+            by=stamp.by,
+            through_sequence=manifest.last_sequence,
+            manifest_sha256=own,
+            head_hash=manifest.head_hash,
+            digest=manifest.digest,
+            count=manifest.count,
+            folder=place_of(self._folder),
+        )
+        try:
+            await self._log.append([seal_reactor_event(event, last, self._log.names)])
+        except WrongSequenceError as error:
+            newest = await newest_archived(self._log)
+            if newest is None or newest.manifest_sha256 != own:
+                raise self._overtaken(export) from error
+        self._done.append(export.folder)
+        self._events += manifest.count
+
+    def _overtaken(self, export: ExportLog) -> ArchiveRefusedError:
+        return ArchiveRefusedError(
+            f"another archive run was faster: {export.folder} is no part of the archive, delete it; "
+            "nothing was taken away by this run"
+        )
+
+    async def _finish_recorded(self) -> None:
+        """Take away what an earlier run recorded, and did not come to take away."""
+        newest = await newest_archived(self._log)
+        if newest is None:
+            return
+        through = newest.through_sequence
+        if (await self._log.head()).first_sequence <= through:
+            if not self._folder.exists():
+                raise ArchiveIncompleteError(
+                    f"an earlier run moved events up to stream sequence {through} into {newest.folder or 'another folder'} "
+                    f"and was cut off: name that folder, on a machine that has it, and not {self._folder}"
+                )
+            chain = chained(exports_in(self._folder, self._log.names), newest, self._folder)
+            found = await self._check(chain[-1], force=True)
+            late = await self._carry_fenced(through)
+            self._done.append(chain[-1].folder)
+            self._events += newest.count
+            self._jobs_archived += found.jobs_over - late
+        await self._purge(through)
+
+    async def _purge(self, through: int) -> None:
+        self._progress("purge")(0, 1)
+        await self._log.purge(through)
+        await self._mend(through)
+        self._progress("end")(1, 1)
+
+    async def _mend(self, through: int) -> None:
+        """Carry jobs that were over and whose late worker left a receipt at the very moment of the purge."""
+        for ref in await self._fenced_since(through):
+            held = await self._log.read_chain(self._log.names.chain(ref))
+            if held and held[0].event.prev and not any(isinstance(each.event, Carried) for each in held):
+                await self._carry_receipt(ref, held, through)
+
+    async def _carry_receipt(self, ref: JobRef, held: Sequence[StoredEvent], through: int) -> None:
+        joined = await open_archive(self._log, self._folder)
+        whole = fold(await joined.read_chain(self._log.names.chain(ref)))
+        chain = JobView(whole.job, held[-1].stream_sequence, held[-1].data)
+        with contextlib.suppress(
+            WrongSequenceError, IllegalTransitionError
+        ):  # another receipt: the next run sees to it
+            await commit(self._log, chain, decide(chain.job, Carry(through=through), self._tools.stamp()))

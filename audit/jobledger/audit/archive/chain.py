@@ -1,0 +1,235 @@
+"""The archive: a folder of exports, each naming the one before it, and the event in the ledger that names the newest.
+
+Reads only. What is moved into it, and in which order, is `archive`'s business. Source: ADR 011.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jobledger.audit.export import ExportLog, JoinedLog
+from jobledger.audit.export.manifest import MANIFEST, export_folder
+from jobledger.ledger.model.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.subjects import Names
+
+
+def export_name(first: int, last: int) -> str:
+    """Return what the export of a range is called in an archive."""
+    return f"{first:020}-{last:020}"
+
+
+def place_of(folder: Path) -> str:
+    """Return how the ledger names the folder of an archive, for people who look for it: `<host>:<path>`."""
+    return f"{socket.gethostname()}:{folder.absolute()}"
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of an archive where it is missing, so that it is there after a power cut.
+
+    Raises: OSError.
+    """
+    folder = folder.absolute()
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        sync_folder(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when what was put into a folder, or renamed in it, is on the disk. Raises: OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def newest_archived(log: Log) -> Archived | None:
+    """Return what the newest archive run recorded, None when there was none.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    message = await log.last(log.names.reactor_event(ARCHIVE, "archived"))
+    if message is None:
+        return None
+    event = decode_reactor_event(message)
+    assert isinstance(event, Archived), "its subject names the type"
+    return event
+
+
+def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
+    """Return every export in the folder of an archive by the sha256 of its manifest; half ones are passed over.
+
+    Raises: NotFoundError for no such folder, ExportDamagedError, NotAnExportError for one of another environment.
+    """
+    try:
+        places = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"there is no archive folder {folder}") from error
+    found: dict[str, ExportLog] = {}
+    for place in places:
+        if (place / MANIFEST).exists():
+            export = ExportLog(place, names)
+            if export.manifest.complete:
+                found[export.previous.manifest_sha256] = export
+    return found
+
+
+def chained(exports: Mapping[str, ExportLog], newest: Archived, folder: Path) -> list[ExportLog]:
+    """Return the exports from the ledger's first event up to the one that `newest` names, the oldest first.
+
+    Raises: ArchiveIncompleteError when one of them is not there, or another one in its place.
+    """
+    chain, problems = _chain(exports, newest, folder)
+    if problems:
+        raise ArchiveIncompleteError(problems[0].sentence)
+    return chain
+
+
+class Problem(NamedTuple):
+    """What is wrong with an archive as it lies there, whatever its events are."""
+
+    stream_sequence: int  #: the first one that it is about
+    sentence: str
+
+
+class Past(NamedTuple):
+    """A ledger with what was taken away in front of it, to be proven."""
+
+    log: Log
+    exports: tuple[ExportLog, ...]  #: the oldest first; none where nothing was ever taken away
+    problems: tuple[Problem, ...]
+    strangers: tuple[str, ...]  #: exports in the folder that are no part of the archive
+
+
+def _chain(
+    exports: Mapping[str, ExportLog], newest: Archived, folder: Path
+) -> tuple[list[ExportLog], list[Problem]]:
+    """Follow the manifests back from the one that the ledger names.
+
+    Where the export that is named is not there, and another that ends where it does, that one is taken, and told.
+    """
+    chain: list[ExportLog] = []
+    problems: list[Problem] = []
+    wanted: str | None = newest.manifest_sha256
+    through = newest.through_sequence
+    while wanted is not None:
+        export = exports.get(wanted)
+        if export is None:
+            export = _in_place(exports, through)
+            if export is None:
+                raise ArchiveIncompleteError(_missing(exports, newest, folder, chain))
+            problems.append(_replaced(export, wanted, chain))
+        chain.append(export)
+        previous = export.manifest.previous
+        wanted = None if previous is None else previous.manifest_sha256
+        # Below this one, whatever a manifest of somebody's says, so that there is an end.
+        through = 0 if previous is None else min(previous.last_sequence, export.manifest.first_sequence - 1)
+    return chain[::-1], problems[::-1]
+
+
+def _in_place(exports: Mapping[str, ExportLog], through: int) -> ExportLog | None:
+    found = (export for export in exports.values() if through and export.manifest.last_sequence == through)
+    # Of several, one that leads further back: it can be compared with more.
+    return min(found, key=lambda export: (export.manifest.previous is None, export.folder), default=None)
+
+
+def _missing(
+    exports: Mapping[str, ExportLog], newest: Archived, folder: Path, chain: Sequence[ExportLog]
+) -> str:
+    previous = chain[-1].manifest.previous if chain else None
+    if previous is None:
+        wanted, through, by = newest.manifest_sha256, newest.through_sequence, "the ledger"
+        begin = through - newest.count + 1
+    else:
+        wanted, through, by = previous.manifest_sha256, previous.last_sequence, chain[-1].folder.name
+        ends = (export.manifest.last_sequence for export in exports.values())
+        begin = 1 + max((end for end in ends if end < through), default=0)
+    where = f"; the newest run wrote to {newest.folder}" if newest.folder else ""
+    return (
+        f"{folder} lacks the export of stream sequence {begin} to {through} whose manifest has the sha256 {wanted}, "
+        f"as {by} says: put it beside the others, or name the folder that it is in{where}"
+    )
+
+
+def _replaced(export: ExportLog, wanted: str, chain: Sequence[ExportLog]) -> Problem:
+    manifest = export.manifest
+    by = chain[-1].folder.name if chain else "the ledger"
+    return Problem(
+        manifest.first_sequence,
+        f"{export.folder} of stream sequence {manifest.first_sequence} to {manifest.last_sequence} is not the export "
+        f"that {by} names: its manifest has the sha256 {export.previous.manifest_sha256}, and the named one {wanted}",
+    )
+
+
+async def open_archive(log: Log, folder: Path) -> Log:
+    """Return the ledger with what was taken away in front of it again; as it is when nothing ever was.
+
+    What the ledger says of its archive is compared with what lies there.
+
+    Raises: ArchiveIncompleteError, NotFoundError, NotAnExportError, ExportDamagedError, UnreachableError.
+    """
+    newest = await newest_archived(log)
+    if newest is None:
+        return log
+    exports = exports_in(folder, log.names)
+    chain, problems = _chain(exports, newest, folder)
+    if problems:
+        raise ArchiveIncompleteError(problems[0].sentence)
+    manifest = chain[-1].manifest
+    said = (newest.through_sequence, newest.head_hash, newest.digest, newest.count)
+    if (manifest.last_sequence, manifest.head_hash, manifest.digest, manifest.count) != said:
+        raise NotAnExportError(f"{chain[-1].folder} is not what the ledger says that its archive is")
+    return JoinedLog(chain, log)
+
+
+async def with_past(log: Log, places: Sequence[Path]) -> Log:
+    """Return the ledger with its past in front: the folder of its archive, or exports one by one, the oldest first.
+
+    Raises: as `open_archive`; NotFoundError for a place that is not there, also where nothing was archived.
+    """
+    if is_archive(places):
+        return await open_archive(log, places[0])
+    return JoinedLog([ExportLog(place, log.names) for place in places], log)
+
+
+async def read_past(log: Log, places: Sequence[Path]) -> Past:
+    """Return the same to be proven: an export that is not the one that is named stands in its place, and is told.
+
+    Raises: as `with_past`; ArchiveIncompleteError only where nothing lies in the place of an export.
+    """
+    if not is_archive(places):
+        exports = tuple(ExportLog(place, log.names) for place in places)
+        return Past(JoinedLog(exports, log), exports, (), ())
+    newest = await newest_archived(log)
+    if newest is None:
+        return Past(log, (), (), ())
+    found, folder = exports_in(places[0], log.names), places[0]
+    chain, problems = _chain(found, newest, folder)
+    strangers = sorted(export.folder.name for export in found.values() if export not in chain)
+    joined = JoinedLog(chain, log, linked=not problems)
+    return Past(joined, tuple(chain), tuple(problems), tuple(strangers))
+
+
+def is_archive(places: Sequence[Path]) -> bool:
+    """Tell the folder of an archive from exports. Raises: NotFoundError."""
+    missing = next((place for place in places if not place.exists()), None)
+    if missing is not None:
+        raise NotFoundError(f"there is no archive folder {missing}")
+    return len(places) == 1 and not (export_folder(places[0]) / MANIFEST).exists()
+
+
+def export_folders(places: Sequence[Path]) -> list[Path]:
+    """Return the folder of every export in an archive, or of those that are named one by one.
+
+    Raises: NotFoundError.
+    """
+    if is_archive(places):
+        return sorted(each.parent for each in places[0].glob(f"*/{MANIFEST}"))
+    return [export_folder(place) for place in places]

@@ -1,0 +1,230 @@
+"""What an archive run would move: how far it may go, which jobs go with it and which are carried. Reads only.
+
+Source: ADR 011.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from jobledger.audit.verify.checker import Checker
+from jobledger.audit.verify.rules import lean
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.events import Carried, Fenced
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
+from jobledger.ledger.model.lock import Acquired, decode_lock_event
+from jobledger.ledger.model.log import Head, Log
+from jobledger.ledger.model.reactor import ARCHIVE, SealRecorded, decode_reactor_event
+from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import list_consumers
+
+Progress = Callable[[int, int], None]
+
+#: Consumers of ours that lose nothing: what they have not read of a job comes to them again with `carried`.
+_OURS: Final = ("work_", "reconcile_", TIMERS_CONSUMER_PREFIX)
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """How far a run may go."""
+
+    through: int  #: the last stream sequence that may be taken away; below the ledger's first when none may
+    held_back_by: str = ""  #: what must not go yet, where that is less than was asked for
+
+
+class LiveHolders(Protocol):
+    """Who knows whether a process lives: `Leases`."""
+
+    async def find(self, worker: str) -> object | None:
+        """Return something while the lease of this process lives."""
+        ...
+
+
+async def bound(log: Log, before: datetime, leases: LiveHolders) -> Bound:
+    """Return how far a run may go that is to take away what was stored before a time of the server.
+
+    A lock that is held stays, and what no seal covers yet where there are seals.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    head = await log.head()
+    found = Bound(await _stored_before(log, head, before))
+    for narrow in (_held_locks(log, found.through, leases), _reactors(log)):
+        async for sequence, what in narrow:
+            if sequence <= found.through:
+                found = Bound(sequence - 1, what)
+    return found
+
+
+async def _stored_before(log: Log, head: Head, before: datetime) -> int:
+    """Return the last sequence that was stored before a time."""
+    async with contextlib.aclosing(log.read_messages(from_time=before)) as batches:
+        async for batch in batches:
+            return batch[0].stream_sequence - 1
+    return head.last_sequence
+
+
+async def _held_locks(log: Log, through: int, leases: LiveHolders) -> AsyncGenerator[tuple[int, str], None]:
+    """Yield the sequences of `acquired` that say who holds a lock now."""
+    held: dict[str, tuple[int, Acquired]] = {}
+    subject = f"{log.names.ledger_root}.lock.>"
+    async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
+        async for batch in batches:
+            for message in batch:
+                event = decode_lock_event(message)
+                name = f"{event.scope}/{event.lock}"
+                if isinstance(event, Acquired):
+                    held[name] = (message.stream_sequence, event)
+                else:
+                    held.pop(name, None)
+    for name, (sequence, event) in held.items():
+        if sequence <= through and await leases.find(event.holder) is not None:
+            yield sequence, f"lock {name}, which {event.holder} holds since stream sequence {sequence}"
+
+
+async def _reactors(log: Log) -> AsyncGenerator[tuple[int, str], None]:
+    """Yield from where on each reactor's own events, and what it has still to read, must be there."""
+    newest: dict[str, Message] = {}
+    subject = f"{log.names.ledger_root}.reactor.>"
+    async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
+        async for batch in batches:
+            newest.update((message.subject.split(".")[2], message) for message in batch)
+    for name, message in newest.items():
+        if name == ARCHIVE:
+            continue  # the run appends one of its own before anything goes
+        event = decode_reactor_event(message)
+        if isinstance(event, SealRecorded):
+            yield (
+                event.to_sequence + 1,
+                f"the newest seal, which goes up to stream sequence {event.to_sequence}",
+            )
+        else:
+            yield message.stream_sequence, f"reactor {name}, whose state is at {message.stream_sequence}"
+
+
+class Survey:
+    """Takes the events of a prefix in order and tells which jobs go away whole; memory grows with the others."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.bytes = 0
+        self.jobs_over = 0  #: jobs that come to their end in the prefix, and all of whose events are in it
+        self.jobs: dict[JobRef, Job] = {}  #: the others, without inputs and errors
+        self.newest_at: datetime | None = None
+
+    def feed(self, message: Message) -> None:
+        """Take the next event."""
+        self.events += 1
+        self.bytes += len(message.data)
+        self.newest_at = message.stored_at
+        if not isinstance(message, StoredEvent):
+            return
+        event = message.event
+        ref = JobRef(queue=event.queue, job_id=event.job)
+        known = self.jobs.get(ref)
+        if known is None and isinstance(event, Fenced):
+            return  # the receipt of somebody who was late to a job that is over
+        job = evolve(known, lean(event), message.stream_sequence)
+        if job.state in CLOSED_STATES:
+            self.jobs_over += not isinstance(event, Carried)  # that one came to its end before
+            self.jobs.pop(ref, None)
+        else:
+            self.jobs[ref] = job
+
+    @property
+    def work_items(self) -> int:
+        """How many jobs need a fresh work item, as far as the prefix tells."""
+        return sum(job.state in (JobState.QUEUED, JobState.RUNNING) for job in self.jobs.values())
+
+
+class SurveyingWitness:
+    """Surveys what a check reads, in the same pass."""
+
+    def __init__(self) -> None:
+        self.survey = Survey()
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read; what cannot be read is left out."""
+        for message in batch:
+            self.survey.feed(message)
+
+    async def finish(self, checker: Checker) -> None:
+        """Have nothing to say."""
+
+
+async def survey(log: Log, first: int, through: int, on_progress: Progress | None = None) -> Survey:
+    """Survey the stream sequences `first` to `through` of a log.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    found = Survey()
+    if through < first:
+        return found
+    async with contextlib.aclosing(log.read_messages(from_sequence=first)) as batches:
+        async for batch in batches:
+            for message in batch:
+                if message.stream_sequence <= through:
+                    found.feed(message)
+            if on_progress is not None:
+                on_progress(found.events, through - first + 1)
+            if batch[-1].stream_sequence >= through:
+                break
+    return found
+
+
+class Unread(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable consumer of somebody's that has not dealt with all that would go away."""
+
+    consumer: str
+    settled_through: int  #: all events up to this stream sequence are dealt with
+    sequence: int  #: the first one of those it wants that is not, and would go away
+
+
+FindUnread = Callable[[int], Awaitable[list[Unread]]]
+
+
+async def unread(log: Log, inbox: Inbox, through: int) -> list[Unread]:
+    """Return the durable consumers on the ledger that would miss events, without those of our own workers.
+
+    Raises: LedgerError, UnreachableError.
+    """
+    found: list[Unread] = []
+    for info in await _consumers(inbox, log.names):
+        settled = int(info["ack_floor"]["stream_seq"])
+        waiting = int(info["num_pending"]) + int(info["num_ack_pending"])
+        if not waiting or settled >= through:
+            continue
+        sequence = await _first_wanted(log, info["config"], settled + 1)
+        if sequence is not None and sequence <= through:
+            found.append(Unread(consumer=str(info["name"]), settled_through=settled, sequence=sequence))
+    return found
+
+
+async def _first_wanted(log: Log, config: dict[str, Any], begin: int) -> int | None:
+    """Return the first sequence from `begin` on that fits a consumer's filters."""
+    filters: list[str] = config.get("filter_subjects") or [
+        config.get("filter_subject") or log.names.all_events
+    ]
+    found: list[int] = []
+    head = await log.head()
+    begin = max(begin, head.first_sequence)
+    for subject in filters if begin <= head.last_sequence else ():
+        async with contextlib.aclosing(log.read_messages(from_sequence=begin, subject=subject)) as batches:
+            async for batch in batches:
+                found.append(batch[0].stream_sequence)
+                break
+    return min(found, default=None)
+
+
+async def _consumers(inbox: Inbox, names: Names) -> list[dict[str, Any]]:
+    """Return the durable consumers that others made."""
+    return [
+        info
+        for info in await list_consumers(inbox, names.ledger_stream)
+        if info["config"].get("durable_name") and not str(info["name"]).startswith(_OURS)
+    ]

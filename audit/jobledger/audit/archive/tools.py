@@ -1,0 +1,77 @@
+"""What an archive run needs beside the log: who acts, who lives, where large values and timers are, whom to tell.
+
+A run itself is `archive.Archiver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from jobledger.audit.archive.survey import FindUnread, LiveHolders, Unread, unread
+from jobledger.audit.counts import CountEverything
+from jobledger.audit.export.payloads import PayloadSource
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.nats.payloads import Stores
+from jobledger.ledger.timers import Timer, Timers
+
+#: What a run does, in this order; each is begun after all before it are on the disk.
+Step = Literal["export", "copy", "check", "carry", "count", "record", "purge", "end"]
+OnProgress = Callable[[Step, int, int], None]
+
+
+class Tools(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs beside the log."""
+
+    clock: Clock
+    stamp: Callable[[], Stamp]
+    leases: LiveHolders
+    unread: FindUnread  #: given the last sequence that goes
+    set_timer: Callable[[Timer], Awaitable[None]]
+    payloads: PayloadSource | None = (
+        None  #: where large values are copied from; None leaves them where they are
+    )
+    count: CountEverything | None = (
+        None  #: None: counters of projections made anew begin where the ledger does
+    )
+    on_progress: OnProgress = lambda _step, _done, _total: None
+
+
+def tools_of(
+    ledger: Ledger,
+    *,
+    by: str,
+    on_progress: OnProgress,
+    count: CountEverything | None = None,
+    with_payloads: bool = True,
+) -> Tools:
+    """Return the tools for a connected ledger; `by` is who acts, `count` what `projections.counting` returns.
+
+    Without `count` the counters of a projection that is made anew after the run begin where the ledger then does.
+    """
+    timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
+
+    async def find_unread(through: int) -> list[Unread]:
+        return await unread(ledger.log, ledger.inbox, through)
+
+    streams: list[str] = []  # the timers' one, once it was looked for
+
+    async def set_timer(timer: Timer) -> None:
+        if not streams:
+            streams.append(await timers.ensure())
+        await timers.set(timer, ledger.clock.now())
+
+    return Tools(
+        clock=ledger.clock,
+        stamp=lambda: ledger.stamp(by),
+        leases=ledger.leases,
+        unread=find_unread,
+        set_timer=set_timer,
+        payloads=Stores(ledger.inputs, ledger.results) if with_payloads else None,
+        count=count,
+        on_progress=on_progress,
+    )

@@ -1,0 +1,195 @@
+"""Checking an export without a server: its files against its manifest, its events against the rules of the ledger.
+
+Nothing stops at the first thing that is wrong: each file, line and event is looked at, and all goes into one report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.audit.export.files import Damage, EventFile, Row, Totals, as_message, next_rows
+from jobledger.audit.export.manifest import (
+    MANIFEST,
+    Manifest,
+    export_folder,
+    is_file_name,
+    read_manifest,
+)
+from jobledger.audit.export.reader import event_file
+from jobledger.audit.export.references import References
+from jobledger.audit.export.values import check_values
+from jobledger.audit.verify import Witness
+from jobledger.audit.verify.checker import Checker
+from jobledger.audit.verify.limits import NOT_PROVEN, TIMES
+from jobledger.audit.verify.report import Report
+from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Options
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
+from jobledger.ledger.model.subjects import Names
+
+
+async def verify_export(
+    folder: Path,
+    *,
+    options: Options = DEFAULT_OPTIONS,
+    before: Report | None = None,
+    witnesses: Sequence[Witness] = (),
+    is_anchored: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check an export; `before` is an earlier report, of the ledger or an export, which this one must continue.
+
+    An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that
+    begins later or holds a selection proves what the report does not name under "not proven". `witnesses` are
+    as `audit.verify` takes them; `is_anchored` when one of them was kept elsewhere, and not in the export
+    itself. `on_progress` gets events done and all.
+
+    Raises: as `read_manifest`; InvalidInputError for an earlier report that such an export cannot be compared with;
+        ConfigurationError for Parquet without pyarrow; ScratchSpaceError.
+    """
+    folder = export_folder(folder)
+    manifest = read_manifest(folder)
+    if (before is not None or witnesses) and not manifest.complete:
+        raise InvalidInputError(
+            f"{folder} holds a selection of the events: an earlier report or a seal is about all of them, "
+            "so they cannot be compared"
+        )
+    checker = Checker(
+        Names(manifest.environment), from_sequence=manifest.first_sequence, options=options, before=before
+    )
+    with contextlib.closing(checker), contextlib.closing(References()) as references:
+        files = [event_file(folder, entry) for entry in manifest.files]
+        _note_strangers(checker, folder, manifest)
+        reading = _Reading(checker, manifest, witnesses, references, on_progress)
+        for file in files:
+            await reading.read(file)
+        reading.note_end()
+        await reading.check_payloads(folder)
+        for witness in witnesses:
+            await witness.finish(checker)
+        _say_what_is_not_proven(checker, manifest, is_anchored=is_anchored or before is not None)
+        return msgspec.structs.replace(checker.finish(), what="export")
+
+
+def _note_strangers(checker: Checker, folder: Path, manifest: Manifest) -> None:
+    known = {entry.name for entry in manifest.files}
+    for path in sorted(folder.iterdir()):
+        if is_file_name(path.name) and path.name not in known:
+            checker.note("", "export", f"{path.name} is not in the manifest")
+
+
+class _Reading:
+    """Feeds the checker from file after file."""
+
+    def __init__(
+        self,
+        checker: Checker,
+        manifest: Manifest,
+        witnesses: Sequence[Witness],
+        references: References,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._checker = checker
+        self._references = references
+        self._manifest = manifest
+        self._witnesses = witnesses
+        self._on_progress = on_progress
+        self._totals = Totals()
+        self._skipped = 0  # lines in a row that could not be read
+
+    async def read(self, file: EventFile) -> None:
+        problem = await anyio.to_thread.run_sync(file.check)
+        if problem is not None:
+            self._note(file, problem, stream_sequence=file.entry.first_sequence)
+        if not file.path.is_file():
+            self._skipped += file.entry.count
+            return
+        count = 0
+        with contextlib.closing(file.rows()) as rows:
+            while taken := await anyio.to_thread.run_sync(next_rows, rows):
+                found = [message for row in taken if (message := self._take(file, row)) is not None]
+                count += sum(isinstance(row, Row) for row in taken)
+                self._references.add(found)
+                for witness in self._witnesses:
+                    witness.feed(found)
+                if self._on_progress is not None:
+                    self._on_progress(self._totals.count, self._manifest.count)
+        if count != file.entry.count:
+            self._note(file, f"it has {count:,} events, and the manifest says {file.entry.count:,}")
+
+    def _note(self, file: EventFile, problem: str, *, line: int = 0, stream_sequence: int = 0) -> None:
+        place = f", line {line:,}" if line else ""
+        self._checker.note(
+            "", "export", f"{file.path.name}{place}: {problem}", stream_sequence=stream_sequence
+        )
+
+    def _take(self, file: EventFile, row: Row | Damage) -> Message | None:
+        """Feed the checker with a row; return it as an event, None when it is none."""
+        if isinstance(row, Damage):
+            self._note(file, row.problem, line=row.number)
+            self._skipped += 1
+            return None
+        self._totals.add(row.data)
+        checker, sequence = self._checker, row.stream_sequence
+        if not file.entry.first_sequence <= sequence <= file.entry.last_sequence:
+            problem = "this event does not belong in a file of its range"
+            self._note(file, problem, line=row.number, stream_sequence=sequence)
+        # Holes are what a selection is made of; and what could not be read has been told already.
+        if not self._manifest.complete or sequence == checker.next_sequence + self._skipped:
+            checker.next_sequence = max(checker.next_sequence, sequence)
+        self._skipped = 0
+        try:
+            message = as_message(file, row)
+        except CorruptLedgerError as error:
+            checker.unreadable(error)
+            return None
+        checker.feed(message)
+        return message
+
+    async def check_payloads(self, folder: Path) -> None:
+        """Check the large values, and that those that the events refer to are those that the export lists."""
+        values = await anyio.to_thread.run_sync(check_values, folder, self._manifest, self._references)
+        for sequence, sentence in values.problems:
+            self._checker.note("", "export", sentence, stream_sequence=sequence)
+        if values.sentence:
+            self._checker.compared(values.what, values.sentence, agrees=not values.problems)
+
+    def note_end(self) -> None:
+        """Tell what is missing at the end of the range, and whether the events are those of the manifest."""
+        checker, last = self._checker, self._manifest.last_sequence
+        if self._manifest.complete and checker.next_sequence + self._skipped <= last:
+            sentence = (
+                f"stream sequence {checker.next_sequence} to {last} are missing at the end of the export"
+            )
+            checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
+        said = (self._manifest.count, self._manifest.digest, self._manifest.head_hash)
+        for name, found, wanted in zip(
+            ("count", "digest", "head_hash"), self._totals.figures, said, strict=True
+        ):
+            if found != wanted:
+                checker.note("", "export", f"{MANIFEST} says {name} {wanted!r}, its events have {found!r}")
+
+
+def _say_what_is_not_proven(checker: Checker, manifest: Manifest, *, is_anchored: bool) -> None:
+    def say(sentence: str) -> None:
+        checker.compared(NOT_PROVEN, sentence, agrees=True)
+
+    if not manifest.complete:
+        say("that no event is missing at the end of a chain, for the export holds a selection of the events")
+    if manifest.first_sequence > 1:
+        say(
+            f"what needs the events before {manifest.first_sequence}: of jobs begun before it, "
+            "the links between their events were checked"
+        )
+    if not is_anchored:
+        say(
+            "that the export is of this very ledger and was not cut off or written anew: "
+            "only an earlier report, a seal that was kept elsewhere or the ledger itself tells"
+        )
+    if manifest.count:
+        say(TIMES)

@@ -1,0 +1,200 @@
+"""The files of an export as Parquet, for tools that read tables: the same columns, the stored bytes as binary.
+
+The only module that knows pyarrow, which is an extra. Row groups are bounded, so is what a writer or reader holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Generator, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from jobledger.audit.export.files import Damage, Row, altered, unreadable
+from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.audit.export.opening import open_file
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import ConfigurationError
+
+_ROW_GROUP_ROWS: Final = 4_096
+_ROW_GROUP_BYTES: Final = 8 << 20
+_READ_ROWS: Final = 512
+_CHUNK_BYTES: Final = 1 << 20
+_DRAFT_SUFFIX: Final = ".part"
+
+
+def need_pyarrow() -> tuple[Any, Any]:
+    """Return the modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises: ConfigurationError when they are not installed.
+    """
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - an extra
+        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigurationError(
+            "exports in Parquet need pyarrow: pip install 'jobledger[parquet]'"
+        ) from error
+    return pa, pq
+
+
+def _schema(pa: Any) -> Any:
+    return pa.schema(
+        [
+            pa.field("stream_sequence", pa.int64(), nullable=False),
+            pa.field("stored_at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("subject", pa.string(), nullable=False),
+            pa.field("data", pa.binary(), nullable=False),
+        ]
+    )
+
+
+class ParquetWriter:
+    """Writes one file, a row group at a time; its name follows from the events, so it gets it at the end."""
+
+    file_format: FileFormat = "parquet"
+
+    def __init__(self, folder: Path) -> None:
+        self._pa, pq = need_pyarrow()
+        self._folder = folder
+        self._path = folder / f"events.{self.file_format}{_DRAFT_SUFFIX}"
+        self._schema = _schema(self._pa)
+        self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+        self._rows: list[Message] = []
+        self._waiting_bytes = 0
+        self._count = self._first = self._last = 0
+        self.size = 0
+
+    def add(self, message: Message) -> None:
+        """Append one event; see `EventFileWriter.add`."""
+        self._rows.append(message)
+        self._waiting_bytes += len(message.data)
+        self.size += len(message.data) + len(message.subject)
+        self._count += 1
+        self._first = self._first or message.stream_sequence
+        self._last = message.stream_sequence
+        if len(self._rows) >= _ROW_GROUP_ROWS or self._waiting_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows, self._rows, self._waiting_bytes = self._rows, [], 0
+        if not rows:
+            return
+        columns = [
+            [row.stream_sequence for row in rows],
+            [row.stored_at for row in rows],
+            [row.subject for row in rows],
+            [row.data for row in rows],
+        ]
+        arrays = [
+            self._pa.array(column, type=field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        batch = self._pa.record_batch(arrays, schema=self._schema)
+        self._writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
+
+    def close(self) -> ExportedFile:
+        """Finish the file; see `EventFileWriter.close`."""
+        self._flush()
+        self._writer.close()
+        with self._path.open("rb+") as file:
+            os.fsync(file.fileno())
+        digest, size = _hash_file(self._path)
+        name = file_name(self._first, self._last, self.file_format)
+        self._path.rename(self._folder / name)
+        return ExportedFile(
+            name=name,
+            sha256=digest,
+            bytes=size,
+            count=self._count,
+            first_sequence=self._first,
+            last_sequence=self._last,
+        )
+
+    def abandon(self) -> None:
+        """Let go of the file; see `EventFileWriter.abandon`."""
+        with contextlib.suppress(Exception):  # the disk may be full: nothing of it is kept anyway
+            self._writer.close()
+
+
+def _hash_file(path: Path) -> tuple[str, int]:
+    total, size = hashlib.sha256(), 0
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            total.update(chunk)
+            size += len(chunk)
+    return total.hexdigest(), size
+
+
+class ParquetFile:
+    """Reads one file; row groups before the events that are wanted are passed over."""
+
+    def __init__(self, path: Path, entry: ExportedFile) -> None:
+        self._pa, self._pq = need_pyarrow()
+        self.path = path
+        self.entry = entry
+
+    def check(self) -> str | None:
+        """Compare the file with its manifest; see `EventFile.check`."""
+        try:
+            found, size = _hash_file(self.path)
+        except OSError as error:
+            return unreadable(error)
+        return None if found == self.entry.sha256 else altered(size, self.entry)
+
+    def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
+        """Yield the events; see `EventFile.rows`.
+
+        What pyarrow raises for a damaged file is of many kinds; each is told as damage, after which nothing comes.
+        """
+        number = 0
+        try:
+            with self._pq.ParquetFile(self.path) as file:
+                if not file.schema_arrow.equals(_schema(self._pa)):
+                    yield Damage(0, "its columns are not those of an export")
+                    return
+                for group in range(file.metadata.num_row_groups):
+                    about = file.metadata.row_group(group)
+                    if not self._may_hold(about, from_sequence):
+                        number += about.num_rows
+                        continue
+                    for batch in file.iter_batches(batch_size=_READ_ROWS, row_groups=[group]):
+                        for row in _rows_of(batch, number):
+                            if isinstance(row, Damage) or row.stream_sequence >= from_sequence:
+                                yield row
+                        number += batch.num_rows
+        except OSError as error:
+            problem = (
+                unreadable(error) if error.errno else f"it is not a Parquet file that can be read: {error}"
+            )
+            yield Damage(number + 1, problem)
+        except Exception as error:  # noqa: BLE001 - whatever a damaged file makes pyarrow raise
+            yield Damage(number + 1, f"it is not a Parquet file that can be read: {error}")
+
+    def _may_hold(self, group: Any, from_sequence: int) -> bool:
+        statistics = group.column(0).statistics
+        if statistics is None or not statistics.has_min_max:
+            return True
+        return bool(statistics.max >= from_sequence)
+
+
+def _rows_of(batch: Any, before: int) -> Iterator[Row | Damage]:
+    columns: list[list[Any]] = [column.to_pylist() for column in batch.columns]
+    for number, values in enumerate(zip(*columns, strict=True), before + 1):
+        yield _row(number, values)
+
+
+def _row(number: int, values: tuple[Any, ...]) -> Row | Damage:
+    sequence, stored_at, subject, data = values
+    if not (
+        isinstance(sequence, int)
+        and sequence > 0
+        and isinstance(stored_at, datetime)
+        and isinstance(subject, str)
+        and isinstance(data, bytes)
+    ):
+        return Damage(number, "a value is missing in the row")
+    return Row(number, sequence, stored_at, subject, data)

@@ -1,0 +1,285 @@
+"""The large values of an export: `payloads/<sha256>` beside the events, and `payloads.jsonl`, which lists them.
+
+Each is a file as the object store had it: JSON text. The list is in the order of the digests, a line each,
+and the manifest has its sha256; so neither writing nor checking holds more than one line of it, and one chunk
+of one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.audit.export.files import altered_size, unreadable
+from jobledger.audit.export.manifest import ExportedPayloads, Manifest
+from jobledger.audit.export.opening import open_file
+from jobledger.audit.export.references import Reference, References
+from jobledger.ledger.model.errors import ExportDamagedError, PayloadMissingError
+from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.model.payload_refs import StoreName, is_digest
+
+PAYLOADS: Final = "payloads"  #: the folder
+PAYLOAD_LIST: Final = "payloads.jsonl"
+_DRAFT_SUFFIX: Final = ".part"
+_LINE_BYTES_MAX: Final = 1_000
+_CHUNK_BYTES: Final = 1 << 20
+_VALUE_BYTES_MAX: Final = 1 << 30  #: no ledger takes a larger one
+
+Progress = Callable[[int, int], None]
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A line of the list."""
+
+    sha256: str
+    bytes: int  #: as the first event that refers to it says
+    store: StoreName
+    held: bool  #: whether it is in the export; else it was gone, or damaged, when the export was written
+
+
+class PayloadSource(Protocol):
+    """Where large values come from: `payloads.Stores` of a ledger, or `PayloadFiles` of exports."""
+
+    async def copy(self, store: StoreName, reference: PayloadRef, file: IO[bytes], /) -> None:
+        """Write a value to a file, chunk by chunk, and check it.
+
+        Raises: PayloadMissingError when it is gone or damaged; UnreachableError, OSError.
+        """
+        ...
+
+
+class PayloadSink(Protocol):
+    """Where large values are brought back to."""
+
+    async def keep(self, store: StoreName, reference: PayloadRef, text: bytes, /) -> None:
+        """Store a value under its digest, unless it is there."""
+        ...
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decoder: Final[msgspec.json.Decoder[Listed]] = msgspec.json.Decoder(Listed)
+
+
+async def write_payloads(
+    draft: Path, wanted: References, source: PayloadSource | None, on_progress: Progress | None = None
+) -> ExportedPayloads:
+    """Copy what events refer to into the draft of an export, on the disk when this returns; without `source` nothing.
+
+    Raises: UnreachableError, ScratchSpaceError, OSError.
+    """
+    total = len(wanted)
+    if source is None or not total:
+        return ExportedPayloads(included=source is not None, count=total, missing=0, bytes=0, sha256="")
+    folder = draft / PAYLOADS
+    folder.mkdir()
+    listing, missing, size = hashlib.sha256(), 0, 0
+    with (draft / PAYLOAD_LIST).open("xb") as file:
+        for done, reference in enumerate(wanted, start=1):
+            held = await _copy(folder, reference, source)
+            missing += not held
+            size += (folder / reference.sha256).stat().st_size if held else 0
+            line = _encode(
+                Listed(sha256=reference.sha256, bytes=reference.bytes, store=reference.store, held=held)
+            )
+            file.write(line + b"\n")
+            listing.update(line + b"\n")
+            if on_progress is not None:
+                on_progress(done, total)
+        file.flush()
+        os.fsync(file.fileno())
+    await anyio.to_thread.run_sync(_sync, folder)
+    return ExportedPayloads(
+        included=True, count=total, missing=missing, bytes=size, sha256=listing.hexdigest()
+    )
+
+
+async def _copy(folder: Path, reference: Reference, source: PayloadSource) -> bool:
+    """Copy one value; return whether it was there."""
+    draft = folder / f"{reference.sha256}{_DRAFT_SUFFIX}"
+    others: tuple[StoreName, ...] = ("inputs", "results")
+    for store in sorted(others, key=lambda each: each != reference.store):
+        try:
+            with draft.open("wb") as file:
+                await source.copy(
+                    store, PayloadRef(sha256=reference.sha256, size_bytes=reference.bytes), file
+                )
+                await anyio.to_thread.run_sync(_flush, file)
+        except PayloadMissingError:
+            draft.unlink()
+            continue
+        draft.rename(folder / reference.sha256)
+        return True
+    return False
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def clear_payloads(draft: Path) -> bool:
+    """Remove what a writer left of large values in its draft; return whether something else is there too."""
+    (draft / PAYLOAD_LIST).unlink(missing_ok=True)
+    folder = draft / PAYLOADS
+    if not folder.is_dir():
+        return folder.exists()
+    for file in folder.iterdir():
+        if not is_digest(file.name.removesuffix(_DRAFT_SUFFIX)):
+            return True
+        file.unlink()
+    folder.rmdir()
+    return False
+
+
+def listed(folder: Path, manifest: Manifest) -> Generator[Listed, None, None]:
+    """Yield the lines of an export's list; none where it has none. Close it when leaving early.
+
+    Raises: ExportDamagedError, at the end also when the list is not the one that the manifest names.
+    """
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.sha256:
+        return
+    path, total, before = folder / PAYLOAD_LIST, hashlib.sha256(), ""
+    count = missing = 0
+    try:
+        with open_file(path) as file:
+            while line := file.readline(_LINE_BYTES_MAX):
+                total.update(line)
+                count += 1
+                each = _line(path, line, count, before)
+                missing += not each.held
+                before = each.sha256
+                yield each
+    except OSError as error:
+        raise ExportDamagedError(path, unreadable(error)) from error
+    if (total.hexdigest(), count, missing) != (payloads.sha256, payloads.count, payloads.missing):
+        raise ExportDamagedError(path, "it was altered: it is not the list that the manifest says")
+
+
+def _line(path: Path, line: bytes, number: int, before: str) -> Listed:
+    try:
+        each = _decoder.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ExportDamagedError(path, f"the line cannot be read: {error}", line=number) from error
+    if not is_digest(each.sha256) or each.sha256 <= before or _encode(each) + b"\n" != line:
+        raise ExportDamagedError(path, "the line is not one that was written, or out of order", line=number)
+    return each
+
+
+def payload_problems(folder: Path, manifest: Manifest) -> Iterator[ExportDamagedError]:
+    """Read every large value of an export, and yield what is not as the list says."""
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType):
+        return
+    held = size = 0
+    try:
+        for each in listed(folder, manifest):
+            if not each.held:
+                continue
+            held += 1
+            problem, found = _wrong_file(folder / PAYLOADS / each.sha256, each.sha256)
+            size += found
+            if problem is not None:
+                yield ExportDamagedError(folder / PAYLOADS / each.sha256, problem)
+    except ExportDamagedError as error:
+        yield error
+        return
+    if size != payloads.bytes:
+        problem = altered_size(size, payloads.bytes)
+        yield ExportDamagedError(folder / PAYLOADS, problem)
+    there = sum(1 for _ in os.scandir(folder / PAYLOADS)) if (folder / PAYLOADS).is_dir() else 0
+    if there > held:
+        yield ExportDamagedError(folder / PAYLOADS, f"{there - held:,} files in it are not in {PAYLOAD_LIST}")
+
+
+def _wrong_file(path: Path, sha256: str) -> tuple[str | None, int]:
+    total, size = hashlib.sha256(), 0
+    try:
+        with open_file(path, bytes_max=_VALUE_BYTES_MAX) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                total.update(chunk)
+                size += len(chunk)
+    except OSError as error:
+        return unreadable(error), size
+    return (None if total.hexdigest() == sha256 else "it was altered: its sha256 is not its name"), size
+
+
+def _text(path: Path) -> bytes:
+    with open_file(path, bytes_max=_VALUE_BYTES_MAX) as file:
+        return file.read()
+
+
+def check_payloads(folder: Path, manifest: Manifest) -> None:
+    """Compare every large value with the list.
+
+    Raises: ExportDamagedError.
+    """
+    for problem in payload_problems(folder, manifest):
+        raise problem
+
+
+class PayloadFiles:
+    """The large values of exports, read where they lie; each is checked when it is read."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+
+    async def get(self, _value: object, reference: PayloadRef) -> bytes:
+        """Return a value's JSON text; see `Payloads.get`. Raises: PayloadMissingError."""
+        return await anyio.to_thread.run_sync(self._read, reference)
+
+    async def copy(self, _store: StoreName, reference: PayloadRef, file: IO[bytes]) -> None:
+        """Write a value to a file; see `PayloadSource.copy`."""
+        text = await anyio.to_thread.run_sync(self._read, reference)
+        await anyio.to_thread.run_sync(file.write, text)
+
+    def _read(self, reference: PayloadRef) -> bytes:
+        name = reference.sha256
+        for folder in self._folders if is_digest(name) else ():
+            try:
+                text = _text(folder / PAYLOADS / name)
+            except OSError:
+                continue
+            if hashlib.sha256(text).hexdigest() == name:
+                return text
+        places = ", ".join(str(folder) for folder in self._folders)
+        raise PayloadMissingError(f"payload {name[:12]}... is not in {places}, or damaged there")
+
+
+async def import_payloads(
+    folder: Path, manifest: Manifest, sink: PayloadSink, on_progress: Progress | None = None
+) -> int:
+    """Bring the large values of an export back; return how many. Called again it finds them there.
+
+    Raises: ExportDamagedError, UnreachableError, LedgerFullError, OSError.
+    """
+    payloads = manifest.payloads
+    total = 0 if isinstance(payloads, msgspec.UnsetType) else payloads.count - payloads.missing
+    count = 0
+    for each in listed(folder, manifest):
+        if not each.held:
+            continue
+        path = folder / PAYLOADS / each.sha256
+        problem, size = await anyio.to_thread.run_sync(_wrong_file, path, each.sha256)
+        if problem is not None:
+            raise ExportDamagedError(path, problem)
+        reference = PayloadRef(sha256=each.sha256, size_bytes=size)
+        await sink.keep(each.store, reference, await anyio.to_thread.run_sync(_text, path))
+        count += 1
+        if on_progress is not None:
+            on_progress(count, total)
+    return count

@@ -1,0 +1,198 @@
+"""Bringing an export back: the same bytes under the same subjects at the same sequences, in an empty ledger.
+
+Each append has the condition that the original had: the chain's newest event is the one that the next names as the one
+before it. What was interrupted is gone on with, after what is there was compared with the export.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.audit.export.log import ExportLog
+from jobledger.audit.export.payloads import PayloadSink, import_payloads
+from jobledger.audit.export.reader import read_export
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import MalformedEventError, NotAnExportError, RefusedError
+from jobledger.ledger.model.log import Entry, Log
+
+_BATCH_EVENTS: Final = 500
+_BATCH_BYTES: Final = 1 << 20
+#: Chains whose last sequence is kept; the log is asked for others.
+_CHAINS_KEPT: Final = 100_000
+_CHAIN_TOKENS: Final = {"job": 4, "lock": 4, "reactor": 3}  #: of its subject, before the event
+
+
+class _Link(msgspec.Struct):
+    prev: str = ""
+
+
+_link_decoder: msgspec.json.Decoder[_Link] = msgspec.json.Decoder(_Link)
+
+
+async def import_export(
+    folder: Path,
+    log: Log,
+    *,
+    through: int | None = None,
+    payloads: PayloadSink | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Append every event of an export, up to the sequence `through`, to an empty log; return how many were appended.
+
+    The log gets the same events, byte for byte, at the same stream sequences; their server times are those of
+    the import. A log that already holds the beginning of the export, as after an interrupted import or of an
+    export that this one continues, is gone on with: what both hold must be the same. Called again after it
+    returned, it appends nothing. The large values of the export go to `payloads` first, so that no job is
+    there without its input.
+
+    Raises: NotAnExportError for a selection, which has holes, and for one of another environment;
+        RefusedError when the log holds something else; WrongSequenceError when somebody else appends to it;
+        as `read_export` and `Log.append`.
+    """
+    export = ExportLog(folder, log.names)
+    manifest = export.manifest
+    if not manifest.complete:
+        raise NotAnExportError(
+            f"{folder} holds a selection of the events: only a whole range can be brought back"
+        )
+    last = manifest.last_sequence if through is None else min(through, manifest.last_sequence)
+    held = await _held(export, log, last)
+    if payloads is not None:
+        await import_payloads(export.folder, manifest, payloads)
+    source, chains = read_export(folder), _Chains(log)
+    count = 0
+    with contextlib.closing(_wanted(source, held, last)) as wanted:
+        while batch := await anyio.to_thread.run_sync(_next_batch, wanted):
+            entries = [await chains.entry(message) for message in batch]
+            first = await log.append(_in_one_batch(entries))
+            if first != batch[0].stream_sequence:
+                raise RefusedError(
+                    f"somebody else appends to this ledger: what had stream sequence {batch[0].stream_sequence} got {first}"
+                )
+            count += len(batch)
+            if on_progress is not None:
+                on_progress(batch[-1].stream_sequence, last)
+    return count
+
+
+async def _held(export: ExportLog, log: Log, last: int) -> int:
+    """Return up to where the log holds the export already, after comparing what both hold.
+
+    Raises: RefusedError.
+    """
+    first, head = export.manifest.first_sequence, await log.head()
+    if head.last_sequence < first - 1:
+        raise RefusedError(
+            f"the ledger ends at stream sequence {head.last_sequence}, and the export begins at {first}: "
+            "bring back first what comes before"
+        )
+    if head.last_sequence > export.manifest.last_sequence:
+        raise RefusedError(
+            f"the ledger has {head.last_sequence:,} events, more than the export: it has to be an empty one"
+        )
+    if head.last_sequence >= first:
+        await _compare(export, log, max(first, head.first_sequence), min(last, head.last_sequence))
+    return head.last_sequence
+
+
+async def _compare(export: ExportLog, log: Log, first: int, last: int) -> None:
+    theirs = log.read_messages(from_sequence=first)
+    async with contextlib.aclosing(theirs), contextlib.aclosing(_one_by_one(export, first)) as ours:
+        async for batch in theirs:
+            for found in batch:
+                if found.stream_sequence > last:
+                    return
+                wanted = await anext(ours)
+                if (found.subject, found.data) != (wanted.subject, wanted.data):
+                    raise RefusedError(
+                        f"the ledger holds another event than the export at stream sequence {found.stream_sequence}: "
+                        "it has to be an empty one"
+                    )
+
+
+async def _one_by_one(export: ExportLog, first: int) -> AsyncGenerator[Message, None]:
+    async with contextlib.aclosing(export.read_messages(from_sequence=first)) as batches:
+        async for batch in batches:
+            for message in batch:
+                yield message
+
+
+def _wanted(source: Iterator[Message], held: int, last: int) -> Generator[Message, None, None]:
+    """Leave out what is there already; all is read to the end, so that the digest over everything is compared."""
+    for message in source:
+        if held < message.stream_sequence <= last:
+            yield message
+
+
+def _next_batch(wanted: Iterator[Message]) -> list[Message]:
+    batch: list[Message] = []
+    size = 0
+    for message in islice(wanted, _BATCH_EVENTS):
+        batch.append(message)
+        size += len(message.data)
+        if size >= _BATCH_BYTES:
+            break
+    return batch
+
+
+def chain_of(subject: str) -> str:
+    """Return the filter of the chain that an event belongs to, as whoever appended it named it.
+
+    Raises: MalformedEventError for what is no subject of the ledger.
+    """
+    tokens = subject.split(".")
+    length = _CHAIN_TOKENS.get(tokens[1], 0) if len(tokens) > 1 else 0
+    if not length or len(tokens) <= length:
+        raise MalformedEventError(f"{subject[:200]!r} is not the subject of an event")
+    return ".".join([*tokens[:length], ">"])
+
+
+class _Chains:
+    """Where each chain ends in the log that is filled; bounded, and the log knows the rest."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._last: OrderedDict[str, int] = OrderedDict()
+
+    async def entry(self, message: Message) -> Entry:
+        """Return the event with its condition; it counts as stored from now on."""
+        chain = chain_of(message.subject)
+        expected = self._last.get(chain)
+        if expected is None:
+            expected = await self._look(chain, message)
+        self._last[chain] = message.stream_sequence
+        self._last.move_to_end(chain)
+        if len(self._last) > _CHAINS_KEPT:
+            self._last.popitem(last=False)
+        return Entry(message.subject, message.data, chain, expected)
+
+    async def _look(self, chain: str, message: Message) -> int:
+        try:
+            link = _link_decoder.decode(message.data)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            raise MalformedEventError(
+                f"the event at stream sequence {message.stream_sequence} has no link to the one before it: {error}",
+                stream_sequence=message.stream_sequence,
+            ) from error
+        if not link.prev:
+            return 0
+        newest = await self._log.last(chain)
+        return 0 if newest is None else newest.stream_sequence
+
+
+def _in_one_batch(entries: list[Entry]) -> list[Entry]:
+    """Leave the condition to each chain's first entry: the others follow one of the batch."""
+    seen: set[str] = set()
+    found: list[Entry] = []
+    for entry in entries:
+        found.append(msgspec.structs.replace(entry, expected=None) if entry.chain in seen else entry)
+        seen.add(entry.chain)
+    return found

@@ -1,0 +1,1 @@
+"""Signed seals over the ledger: made, published, read back and checked."""

@@ -1,0 +1,216 @@
+"""The trail of one job: for each event who did what, how long after the one before, and what the job waits for then.
+
+Pure. The state between the events is `job.evolve`'s; the times are the server's, which order, never the appender's.
+Which words an event gets is `trail_words`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from jobledger.audit.trail_words import count, happened, span, waits_for
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import (
+    CancelRequested,
+    Carried,
+    DeadLettered,
+    ErrorInfo,
+    Failed,
+    Fenced,
+    JobEvent,
+    Queued,
+    Started,
+    event_type,
+)
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt whose worker never said how it ended, as the event tells that took the job from it."""
+
+    attempt: int
+    worker: str
+    silent_s: float  #: since the worker's last event of this job; its lease was renewed outside the ledger
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of the trail."""
+
+    stream_sequence: int
+    at: datetime  #: the server's clock, UTC
+    since_s: float | None  #: after the event before it; None for the first
+    event: str  #: its type
+    by: str  #: who appended it: a worker, an application, or an operator
+    what: str  #: what happened, in words
+    attempt: int | None = None  #: the attempt it is about
+    worker: str | None = None  #: who runs or ran that attempt
+    error: ErrorInfo | None = None
+    lost: Lost | None = None
+    waits_for: str | None = None  #: what the job waits for from here on; None when it runs or is over
+    waited_s: float | None = None  #: how long the wait took that this event ended
+    waited_for: str | None = None  #: what that wait was for
+
+    def text(self) -> str:
+        """Return the event in words, without its time."""
+        by = "" if self.by == self.worker else f", by {self.by}"
+        lost = ""
+        if self.lost is not None:
+            lost = (
+                f"; attempt {self.lost.attempt} is lost: worker {self.lost.worker} "
+                f"had recorded nothing for {span(self.lost.silent_s)}"
+            )
+        waits = f"; waits for {self.waits_for}" if self.waits_for else ""
+        return f"{self.what}{by}{lost}{waits}"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trail comes to; the times add up, a job that is over stops counting."""
+
+    state: str
+    events: int
+    attempts: int
+    attempts_lost: int
+    total_s: float
+    waiting_s: float  #: for a worker or for a moment, wherever it waited
+    running_s: float  #: some attempt held the job, alive or not
+    dead_s: float  #: as a dead letter, until a person acted; one that nobody acted on does not count
+
+    def text(self) -> str:
+        """Return the summary as one line."""
+        lost = f" ({self.attempts_lost} lost)" if self.attempts_lost else ""
+        dead = f", dead letter {span(self.dead_s)}" if self.dead_s else ""
+        return (
+            f"{self.state.replace('_', ' ')} after {span(self.total_s)}: waiting {span(self.waiting_s)}, "
+            f"running {span(self.running_s)}{dead}, {count(self.attempts, 'attempt')}{lost}"
+        )
+
+
+class Trail(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's events in words, and what they come to."""
+
+    lines: tuple[Line, ...]
+    summary: Summary
+
+
+def trail_of(events: Iterable[StoredEvent], *, now: datetime | None = None) -> Trail:
+    """Return the trail of one job's events, all of them in stream order; at least one.
+
+    With `now` the summary of a job that waits or runs counts up to then; without, up to its newest event.
+    """
+    teller = _Teller()
+    for stored in events:
+        teller.tell(stored)
+    return teller.end(now)
+
+
+class _Teller:
+    """Goes through the events and keeps what the next line needs of those before."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._lines: list[Line] = []
+        self._heard_at: datetime | None = None  # the newest event of the worker that holds the claim
+        self._wait: tuple[datetime, str] | None = None  # since when the job waits, and for what
+        self._waiting_s = self._running_s = self._dead_s = 0.0
+
+    def tell(self, stored: StoredEvent) -> None:
+        before, event, at = self._job, stored.event, stored.stored_at
+        after = self._job = evolve(before, event, stored.stream_sequence)
+        since_s = _between(self._lines[-1].at, at) if self._lines else None
+        if before is not None:
+            self._count(before, since_s or 0.0)
+        moved = before is None or _place(before) != _place(after)
+        waits = waits_for(after, event) if moved or isinstance(event, CancelRequested) else None
+        waited = self._end_wait(at) if moved else None
+        self._lines.append(
+            Line(
+                stream_sequence=stored.stream_sequence,
+                at=at,
+                since_s=since_s,
+                event=event_type(event),
+                by=event.by,
+                what=happened(before, event, at),
+                attempt=_attempt(before, event),
+                worker=_worker(before, event),
+                error=event.error if isinstance(event, Failed | DeadLettered) else None,
+                # What was known before it may be half a chain.
+                lost=None if isinstance(event, Carried) else self._lost(before, after, at),
+                waits_for=waits,
+                waited_s=None if waited is None else waited[0],
+                waited_for=None if waited is None else waited[1],
+            )
+        )
+        if waits is not None:
+            self._wait = (at, waits)
+        holder = after.running_attempt
+        if holder is not None and (event.by == holder.worker or isinstance(event, Started)):
+            self._heard_at = at
+
+    def _end_wait(self, at: datetime) -> tuple[float, str] | None:
+        if self._wait is None:
+            return None
+        (begun_at, what), self._wait = self._wait, None
+        return _between(begun_at, at), what
+
+    def _lost(self, before: Job | None, after: Job, at: datetime) -> Lost | None:
+        """Tell of the attempt that this event found lost, if it did."""
+        running = None if before is None else before.running_attempt
+        if before is None or running is None or after.attempts[len(before.attempts) - 1].state != "lost":
+            return None
+        silent_s = _between(self._heard_at or running.started_at, at)
+        return Lost(attempt=running.number, worker=running.worker, silent_s=silent_s)
+
+    def _count(self, state: Job, seconds: float) -> None:
+        if state.state is JobState.RUNNING:
+            self._running_s += seconds
+        elif state.state in WAITING_STATES:
+            self._waiting_s += seconds
+        elif state.state is JobState.DEAD_LETTERED:
+            self._dead_s += seconds
+
+    def end(self, now: datetime | None) -> Trail:
+        job = self._job
+        assert job is not None, "a trail has at least one event"
+        if now is not None and not job.is_final:
+            self._count(job, _between(self._lines[-1].at, now))
+        summary = Summary(
+            state=job.state.value,
+            events=len(self._lines),
+            attempts=len(job.attempts),
+            attempts_lost=sum(attempt.state == "lost" for attempt in job.attempts),
+            total_s=self._waiting_s + self._running_s + self._dead_s,
+            waiting_s=self._waiting_s,
+            running_s=self._running_s,
+            dead_s=self._dead_s,
+        )
+        return Trail(lines=tuple(self._lines), summary=summary)
+
+
+def _between(begin: datetime, end: datetime) -> float:
+    """Return the seconds between two times of the server; a clock that was set back does not make them negative."""
+    return max(0.0, (end - begin).total_seconds())
+
+
+def _place(job: Job) -> tuple[JobState, int, int]:
+    """Return what changes when a job begins or ends a wait or an attempt, and with no remark about it."""
+    return job.state, job.wait_sequence, job.claim_epoch
+
+
+def _attempt(before: Job | None, event: JobEvent) -> int | None:
+    number: int | None = getattr(event, "attempt", None)
+    if number is not None:  # of a `queued`: the one that will be next
+        return number
+    running = None if before is None else before.running_attempt
+    return None if running is None else running.number
+
+
+def _worker(before: Job | None, event: JobEvent) -> str | None:
+    if isinstance(event, Started | Fenced):
+        return event.worker
+    if isinstance(event, Queued):  # it is about the attempt to come
+        return None
+    running = None if before is None else before.running_attempt
+    return None if running is None else running.worker

@@ -1,0 +1,441 @@
+"""The checker itself: takes the events of a ledger in stream order and tells what must not be there.
+
+Where the events come from is its caller's business. The rules are in `audit.rules`, what is kept of each job in
+`audit.records`, what comes out in `audit.report`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from jobledger.audit.verify.book import Book
+from jobledger.audit.verify.locks import LockChains, lock_name
+from jobledger.audit.verify.reactors import ReactorChains, reactor_name
+from jobledger.audit.verify.records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
+from jobledger.audit.verify.report import Compared, Report, Violation
+from jobledger.audit.verify.rules import Broken, Rule, broken_rule, early, lean, overdue
+from jobledger.audit.verify.tally import Tally
+from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Expected, JobName, Options
+from jobledger.audit.verify.times import StoredTimes
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
+from jobledger.ledger.model.events import Carried, Fenced
+from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, JobState, evolve
+from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
+
+_LOCKS_PART: Final = 8  # of the memory, for locks
+
+
+class Checker:
+    """Checks events fed in stream order; what it keeps of jobs is bounded, the rest goes to the disk meanwhile.
+
+    A check from sequence 1 proves every rule. One that starts later cannot know what came before: of a chain
+    whose first event it has not seen it checks the hash links between the events it sees, their subjects and
+    the sequence, and nothing that needs the job's state. With `prefix_archived` what came before must have been
+    archived: then `carried` events bring the state of what was under way.
+
+    Call `finish` or `close`: there may be a temporary file.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        *,
+        from_sequence: int = 1,
+        prefix_archived: bool = False,
+        options: Options = DEFAULT_OPTIONS,
+        before: Report | None = None,
+    ) -> None:
+        """Begin; `before` is an earlier report from the same `from_sequence`, which the ledger must continue.
+
+        Raises: InvalidInputError.
+        """
+        if from_sequence < 1:
+            raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
+        if before is not None and before.from_sequence != from_sequence and not prefix_archived:
+            raise InvalidInputError(
+                f"the earlier report begins at {before.from_sequence}, this check at {from_sequence}: "
+                "give the same from_sequence"
+            )
+        self._began = time.perf_counter()
+        self._names = names
+        self._from_sequence = from_sequence
+        self._prefix_archived = prefix_archived and from_sequence > 1
+        self._options = options
+        self._tolerance = timedelta(seconds=options.timer_tolerance_s)
+        if before is not None and before.head_sequence < before.from_sequence:
+            before = None  # there was nothing yet: whatever is there now continues it
+        self._before = before
+        self._before_ends = before.head_sequence if before is not None else 0
+        self._violations: list[Violation] = []
+        self._broken: Counter[str] = Counter()
+        self._compared: list[Compared] = []
+        memory = options.memory_bytes_max
+        self._jobs: Book[Record] = Book(JOB_RECORDS, memory)
+        self._closed = ClosedJobs()
+        self._locks = LockChains(
+            names,
+            from_start=from_sequence == 1,
+            memory_bytes_max=None if memory is None else max(1, memory // _LOCKS_PART),
+        )
+        self._reactors = ReactorChains(names, from_start=from_sequence == 1)
+        self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
+        self._total = hashlib.sha256()
+        self._head_hash = b""
+        self._newest: datetime | None = None  # when the newest event was stored
+        self._times = StoredTimes()
+        self._tally = Tally()
+        self.next_sequence = from_sequence  #: the one that must come next
+
+    def feed(self, message: Message) -> None:
+        """Check the next event of the stream: `StoredEvent` for one of a job, a plain message for another aggregate's.
+
+        Raises: ScratchSpaceError.
+        """
+        sequence = message.stream_sequence
+        digest = hashlib.sha256(message.data).digest()
+        if sequence != self.next_sequence:
+            self._check_sequence(sequence)
+        if sequence >= self.next_sequence:
+            self.next_sequence = sequence + 1
+        self._tally.events += 1
+        self._head_hash = digest
+        self._newest = message.stored_at
+        self._times.feed(message)
+        self._total.update(digest)
+        if sequence == self._before_ends:
+            self._compare_with_before()
+        if isinstance(message, StoredEvent):
+            event = message.event
+            name = f"{event.queue}/{event.job}"
+            if self._half is not None:
+                self._check_batch(name)
+            self._feed_job(name, message, digest)
+        else:
+            if self._half is not None:
+                self._check_batch("")
+            self._feed_other(message, digest)
+
+    def _feed_job(self, name: str, stored: StoredEvent, digest: bytes) -> None:
+        event = stored.event
+        self._tally.count(event)
+        if stored.subject != self._names.event(event):
+            self._note(stored, "subject", f"it is stored as {stored.subject!r}, its own fields say otherwise")
+        if event.at.tzinfo is None:
+            self._note(stored, "readable", "its time `at` has no zone")
+        record = self._jobs.get(name)
+        if record is None:
+            self._begin(name, stored, digest)
+        elif isinstance(record, bytes):
+            reopened = self._closed.unpack(record, event.queue, event.job)
+            self._jobs.replace(name, reopened)
+            self._tally.closed[glance(reopened)[0]] -= 1
+            if not event.prev and reopened.age <= self._reactors.archived_through:
+                self._begin_again(name, stored, digest)
+            else:
+                self._follow(name, reopened, stored, digest)
+        else:
+            self._follow(name, record, stored, digest)
+
+    def _feed_other(self, message: Message, digest: bytes) -> None:
+        if aggregate_of(message.subject) == "reactor":
+            about, found = reactor_name(message.subject), self._reactors.feed(message, digest)
+        else:
+            about, found = (
+                lock_name(message.subject),
+                self._locks.feed(message, digest, archived_through=self._reactors.archived_through),
+            )
+        for rule, sentence in found:
+            self.note(about, rule, sentence, stream_sequence=message.stream_sequence)
+
+    def unreadable(self, error: CorruptLedgerError) -> None:
+        """Note what a reader stumbled over; the next event is expected where reading goes on."""
+        rule: Rule = "sequence" if isinstance(error, SequenceGapError) else "readable"
+        self.note("", rule, str(error), stream_sequence=error.stream_sequence)
+        self.next_sequence = max(self.next_sequence, error.next_sequence)
+        self._half = None
+
+    def note(
+        self, job: str, rule: Rule, sentence: str, *, stream_sequence: int = 0, in_front: bool = False
+    ) -> None:
+        """Add a violation; beyond the limit it is only counted. `in_front` is what explains those found already."""
+        self._broken[rule] += 1
+        found = Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
+        if in_front:
+            self._violations = [found, *self._violations][: self._options.violations_max]
+        elif len(self._violations) < self._options.violations_max:
+            self._violations.append(found)
+
+    def compared(self, what: str, sentence: str, *, agrees: bool) -> None:
+        """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
+        self._compared.append(Compared(what=what, sentence=sentence, agrees=agrees))
+
+    def _note(self, stored: StoredEvent, rule: Rule, sentence: str) -> None:
+        event = stored.event
+        self.note(f"{event.queue}/{event.job}", rule, sentence, stream_sequence=stored.stream_sequence)
+
+    def _check_sequence(self, sequence: int) -> None:
+        expected = self.next_sequence
+        self._half = None
+        if sequence < expected:
+            sentence = f"stream sequence {sequence} comes after {expected - 1}"
+            self.note("", "sequence", sentence, stream_sequence=sequence)
+        else:
+            missing = f"{expected} is" if sequence == expected + 1 else f"{expected} to {sequence - 1} are"
+            sentence = f"stream sequence {missing} missing: the ledger goes on with {sequence}"
+            self.note("", "sequence", sentence, stream_sequence=expected)
+
+    def _compare_with_before(self) -> None:
+        before, self._before = self._before, None
+        if before is None:
+            return
+        if before.from_sequence == self._from_sequence:
+            same, now, then = self._total.hexdigest() == before.digest, self._total.hexdigest(), before.digest
+            what, began = "digest", before.from_sequence
+        else:  # what it was computed over is archived in part: the event at its end still has a hash
+            same, now, then = (
+                self._head_hash.hex() == before.head_hash,
+                self._head_hash.hex(),
+                before.head_hash,
+            )
+            what, began = "hash", before.head_sequence
+        if not same:
+            sentence = (
+                f"stream sequence {began} to {before.head_sequence} is not what it was "
+                f"when the earlier report was made: {what} {now}, then {then}"
+            )
+            self.note("", "history", sentence, stream_sequence=before.head_sequence)
+
+    def _check_batch(self, name: str) -> None:
+        assert self._half is not None
+        half, sequence = self._half
+        self._half = None
+        if name != half:
+            sentence = "the attempt ended and nothing says what becomes of the job: half a batch is stored"
+            self.note(half, "batch", sentence, stream_sequence=sequence)
+
+    def _begin(self, name: str, stored: StoredEvent, digest: bytes) -> None:
+        """Take in the first event seen of a job."""
+        event = stored.event
+        if not (is_token(event.queue) and is_token(event.job)):
+            self._note(stored, "subject", "queue and job id cannot both be tokens of a subject")
+        record = Open(digest, None, stored.stream_sequence)
+        self._jobs.add(name, record)
+        if event.prev and self._from_sequence > 1:  # its chain began before the range
+            self._follow_unknown(name, record, stored)
+            return
+        if event.prev:
+            self._note(stored, "chain", f"it follows {event.prev!a}, and no event of its job is before it")
+        self._apply(name, None, record, stored)
+
+    def _begin_again(self, name: str, stored: StoredEvent, digest: bytes) -> None:
+        """Take in the first event of another job whose id was free: all events of the older one were archived."""
+        record = Open(digest, None, stored.stream_sequence)
+        self._jobs.replace(name, record)
+        self._apply(name, None, record, stored)
+
+    def _follow(self, name: str, record: Open, stored: StoredEvent, digest: bytes) -> None:
+        """Take in a later event of a job."""
+        event = stored.event
+        if event.prev != record.digest.hex():
+            last = "" if record.job is None else f", stored at {record.age}"
+            sentence = (
+                f"it follows {event.prev!a}, the event before it{last} has the hash {record.digest.hex()}"
+            )
+            self._note(stored, "chain", sentence)
+        record.digest = digest
+        record.age = stored.stream_sequence
+        if record.job is None:
+            self._follow_unknown(name, record, stored)
+        else:
+            self._apply(name, record.job, record, stored)
+
+    def _follow_unknown(self, name: str, record: Open, stored: StoredEvent) -> None:
+        """Take in an event of a job whose state is not known, since its chain began before the range."""
+        event = stored.event
+        if isinstance(event, Carried):
+            self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record)
+            return
+        # By the event of the run that took away what is missing: those of earlier runs may still be there.
+        is_over = self._reactors.archived_through >= self._from_sequence - 1
+        if self._prefix_archived and is_over and not isinstance(event, Fenced):
+            sentence = (
+                f"its chain began before {self._from_sequence}, and no `carried` brought it over the archive"
+            )
+            self._note(stored, "archive", sentence)
+
+    def _apply(self, name: str, job: Job | None, record: Open, stored: StoredEvent) -> None:
+        event = stored.event
+        broken = broken_rule(job, event, stored.stream_sequence)
+        if broken is not None:
+            self._note(stored, *broken)
+        if job is not None and job.due_at is not None and event.at.tzinfo is not None:
+            sentence = early(job, event, stored.stored_at, self._tolerance)
+            if sentence is not None:
+                self._note(stored, "timer", sentence)
+        after = evolve(job, lean(event), stored.stream_sequence)
+        if after.state is JobState.RETRY_WAIT and after.due_at is None:
+            self._half = (name, stored.stream_sequence)
+        self._take(name, job, after, record)
+
+    def _take(self, name: str, before: Job | None, after: Job, record: Open) -> None:
+        """Keep what a job is by now."""
+        if before is not None and before.claim_epoch:
+            self._tally.count_lost(before, after)
+        if after.state in CLOSED_STATES:
+            self._tally.closed[after.state] += 1
+            self._jobs.replace(name, self._closed.pack(after, record.digest))
+            return
+        started = len(after.attempts) - (0 if before is None else len(before.attempts))
+        if started:
+            self._jobs.grow(started * ATTEMPT_BYTES)
+        record.job = after
+
+    def finish(self, expected: Expected | None = None) -> Report:
+        """Check what can only be told at the end, and return the report; once.
+
+        Raises: InvalidInputError for expected jobs when the check began later than at 1; ScratchSpaceError.
+        """
+        expected = Expected() if expected is None else expected
+        try:
+            self._check_beginning()
+            if self._before is not None:
+                self._miss_before()
+            if expected.enqueued is not None:
+                self._compare_enqueued(expected.enqueued, expected.unsure)
+            self._note_first(self._wrong_at_end(expected))
+            for left in expected.leftovers or ():
+                sentence = f"consumer {left.consumer} holds {left.pending:,} pending and {left.ack_pending:,} unacknowledged"
+                self.note("", "consumer", sentence)
+            return self._report()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of what was put aside on the disk; `finish` does it too."""
+        self._jobs.close()
+        self._locks.close()
+
+    def _check_beginning(self) -> None:
+        """Where the ledger does not begin at 1, the archive must say that it has what came before."""
+        if not self._prefix_archived:
+            return
+        archived, gone = self._reactors.archived, self._from_sequence - 1
+        through = archived.through_sequence if archived is not None else 0
+        if archived is None:
+            sentence = f"the prefix is missing: the ledger begins at {gone + 1}, and no `archived` event says where 1 to {gone} are"
+        elif through < gone:
+            sentence = f"stream sequence {through + 1} to {gone} are missing: the ledger begins at {gone + 1} and was archived through {through}"
+        else:
+            return  # more than is gone: the run that archived it has not come to its end
+        self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
+
+    def _miss_before(self) -> None:
+        """Say why the event at the earlier report's end was not met."""
+        ends = self._before_ends
+        if ends < self._from_sequence:
+            sentence = (
+                f"the report up to {ends} was not compared: the ledger begins at {self._from_sequence} by now"
+            )
+            self.compared("earlier report", sentence, agrees=True)
+            return
+        first = self.next_sequence
+        if first > ends:
+            sentence = f"stream sequence {ends} cannot be read, where the earlier report ended"
+            self.note("", "history", sentence, stream_sequence=ends)
+            return
+        missing = f"{first} is" if first == ends else f"{first} to {ends} are"
+        sentence = f"the ledger ends before {ends}, where the earlier report did: {missing} missing"
+        self.note("", "history", sentence, stream_sequence=first)
+
+    def _note_first(self, found: Iterable[Violation]) -> None:
+        """Note violations that come in no order: the first ones in the ledger are kept, all are counted."""
+
+        def counted() -> Iterator[Violation]:
+            for violation in found:
+                self._broken[violation.rule] += 1
+                yield violation
+
+        room = self._options.violations_max - len(self._violations)
+        first = heapq.nsmallest(max(1, room), counted(), key=lambda each: (each.stream_sequence, each.job))
+        self._violations += first[: max(0, room)]
+
+    def _wrong_at_end(self, expected: Expected) -> Iterator[Violation]:
+        """Yield what is wrong with jobs that are not over; the time is the newest event's, or what the caller says."""
+        times = [moment for moment in (self._newest, expected.now) if moment is not None]
+        now, grace = max(times, default=None), timedelta(seconds=self._options.overdue_grace_s)
+        for name, record in self._jobs.all(live_only=True):
+            if isinstance(record, bytes) or record.job is None:
+                continue
+            job = record.job
+            for rule, sentence in _broken_at_end(job, expected, now, grace):
+                yield Violation(stream_sequence=job.last_sequence, job=name, rule=rule, sentence=sentence)
+
+    def _compare_enqueued(self, enqueued: Iterable[JobName], unsure: Collection[JobName]) -> None:
+        if self._from_sequence != 1:
+            raise InvalidInputError("expected jobs can only be compared with a check from sequence 1")
+        acknowledged = {f"{queue}/{job_id}" for queue, job_id in enqueued}
+        for name in acknowledged:
+            if self._jobs.get(name) is None:
+                self.note(name, "enqueue", "its enqueue was acknowledged, and the ledger has no such job")
+        acknowledged.update(f"{queue}/{job_id}" for queue, job_id in unsure)
+        sentence = "the ledger has this job, and no enqueue of it was acknowledged"
+        self._note_first(
+            Violation(stream_sequence=glance(record)[1], job=name, rule="enqueue", sentence=sentence)
+            for name, record in self._jobs.all()
+            if name not in acknowledged
+        )
+
+    def _report(self) -> Report:
+        states = Counter(self._tally.closed)
+        timers_pending = 0
+        for _, record in self._jobs.all(live_only=True):
+            states[glance(record)[0]] += 1
+            job = None if isinstance(record, bytes) else record.job
+            timers_pending += job is not None and job.due_at is not None
+        partial = states.pop(None, 0)
+        count = sum(self._broken.values())
+        archived = self._reactors.archived
+        return Report(
+            sound=not count,
+            from_sequence=self._from_sequence,
+            head_sequence=self.next_sequence - 1,
+            head_hash=self._head_hash.hex(),
+            digest=self._total.hexdigest(),
+            events=self._tally.events,
+            jobs=len(self._jobs),
+            partial_jobs=partial,
+            states={state.value: states[state] for state in JobState if states.get(state)},
+            attempts=self._tally.attempts,
+            attempts_lost=self._tally.lost,
+            types=self._tally.by_type(),
+            causes=self._tally.by_cause(),
+            locks=len(self._locks),
+            seals=self._reactors.seals,
+            archived_through=archived.through_sequence if archived is not None else 0,
+            timers_pending=timers_pending,
+            times=self._times.found,
+            compared=tuple(self._compared),
+            violations=tuple(self._violations),
+            violations_count=count,
+            broken=dict(self._broken),
+            elapsed_s=time.perf_counter() - self._began,
+        )
+
+
+def _broken_at_end(job: Job, expected: Expected, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
+    if expected.all_final and job.state not in FINAL_STATES:
+        yield "final", f"it is still {job.state.value}: it has no final state"
+    until, due_at = expected.timers_until, job.due_at
+    if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
+        yield "timer", f"it was due at {due_at.isoformat()} and is still {job.state.value}"
+        return
+    late = overdue(job, now, grace) if now is not None else None
+    if late is not None:
+        yield "timer", late

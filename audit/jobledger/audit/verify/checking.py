@@ -1,0 +1,171 @@
+"""Checking a whole ledger: every event read once, in stream order, and what the consumers of work still hold.
+
+`Checker` does the checking and knows nothing of servers; `verify` feeds it from a log and goes on behind what
+cannot be read; `leftovers` asks the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, Protocol
+
+from jobledger.audit.verify.checker import Checker
+from jobledger.audit.verify.limits import NOT_PROVEN, Anchors, unproven
+from jobledger.audit.verify.report import Report
+from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Expected, Leftover, Options
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
+from jobledger.ledger.model.log import Head, Log
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import list_consumers
+
+#: Places that cannot be read, after which `verify` stops: this is no ledger any more.
+UNREADABLE_MAX: Final = 1_000
+_ASK_AGAIN_S: Final = 0.1
+NO_ANCHORS: Final = Anchors()
+
+
+class Witness(Protocol):
+    """Something else that the ledger is compared with in the same pass."""
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read, in stream order; what could not be read is left out."""
+        ...
+
+    async def finish(self, checker: Checker) -> None:
+        """Tell the checker what does not agree (`note`) and what came of it all (`compared`)."""
+        ...
+
+
+async def verify(
+    log: Log,
+    *,
+    from_sequence: int = 1,
+    to_sequence: int | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    expected: Expected | None = None,
+    before: Report | None = None,
+    witnesses: Sequence[Witness] = (),
+    anchors: Anchors = NO_ANCHORS,
+    is_part: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check a ledger up to `to_sequence`, or to its head as it is now; what was found is in the report.
+
+    What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
+    checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
+    nothing is missing before it. `anchors` is what `witnesses` hold the ledger's end to, so that the report says under
+    "not proven" how far that goes. `on_progress` gets the sequence reached and the last one, after each batch.
+
+    Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
+        middle of the check, and what a witness raises.
+    """
+    head = await log.head()
+    is_whole = head.first_sequence > 1 and from_sequence in (1, head.first_sequence)
+    begin = head.first_sequence if is_whole else from_sequence
+    prefix_archived = is_whole and not is_part
+    _check_range(begin, to_sequence, before)
+    checker = Checker(
+        log.names, from_sequence=begin, prefix_archived=prefix_archived, options=options, before=before
+    )
+    last = head.last_sequence if to_sequence is None else to_sequence
+    try:
+        await _feed(checker, log, head, last, witnesses=witnesses, on_progress=on_progress)
+        if begin > head.last_sequence + 1:
+            sentence = f"the ledger ends at {head.last_sequence}, before {begin}: it was rewound or replaced"
+            checker.note("", "sequence", sentence, stream_sequence=begin)
+        elif checker.next_sequence <= last:
+            missing = f"{checker.next_sequence} to {last} could not be read"
+            sentence = f"stream sequence {missing}, the ledger's head is {head.last_sequence}"
+            checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
+        for witness in witnesses:
+            await witness.finish(checker)
+        limits = unproven(
+            begin=begin,
+            head=checker.next_sequence - 1,
+            is_part=is_part or not is_whole,
+            has_end=to_sequence is None,
+            anchors=anchors,
+            before=before,
+        )
+        for sentence in limits:
+            checker.compared(NOT_PROVEN, sentence, agrees=True)
+        return checker.finish(expected)
+    finally:
+        checker.close()
+
+
+def _check_range(begin: int, last: int | None, before: Report | None) -> None:
+    if last is not None and last < begin - 1:
+        raise InvalidInputError(f"to_sequence is {last}, before from_sequence {begin}")
+    if last is not None and before is not None and last < before.head_sequence:
+        raise InvalidInputError(
+            f"to_sequence is {last}, and the earlier report goes up to {before.head_sequence}"
+        )
+
+
+async def _feed(
+    checker: Checker,
+    log: Log,
+    head: Head,
+    last: int,
+    *,
+    witnesses: Sequence[Witness],
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    """Feed everything up to `last`, and go on behind what cannot be read as long as there is a way."""
+    unreadable, last = 0, min(last, head.last_sequence)
+    while checker.next_sequence <= last and unreadable < UNREADABLE_MAX:
+        position = checker.next_sequence
+        try:
+            async for batch in _up_to(log, position, last):
+                for message in batch:
+                    checker.feed(message)
+                for witness in witnesses:
+                    witness.feed(batch)
+                if on_progress is not None:
+                    on_progress(checker.next_sequence - 1, last)
+            break
+        except CorruptLedgerError as error:
+            if (await log.head()).first_sequence > max(head.first_sequence, checker.next_sequence):
+                sentence = "the ledger's beginning was archived while it was checked: check it again"
+                raise LedgerError(sentence) from error
+            checker.unreadable(error)
+            unreadable += 1
+            if checker.next_sequence == position:
+                break  # there is no way on
+
+
+async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list[Message], None]:
+    """Yield batches from a sequence to `last`, and nothing beyond."""
+    async with contextlib.aclosing(log.read_messages(from_sequence=from_sequence)) as batches:
+        async for batch in batches:
+            if batch[-1].stream_sequence < last:
+                yield batch
+                continue
+            yield [message for message in batch if message.stream_sequence <= last]
+            return
+
+
+async def leftovers(inbox: Inbox, names: Names, *, within_s: float = 0.0) -> list[Leftover]:
+    """Ask the server what the work consumers of the ledger still hold; [] is as it should be when all is done.
+
+    Acknowledgements are sent without waiting for an answer: `within_s` asks again for so long while anything is left.
+
+    Raises: LedgerError, UnreachableError.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        work = (
+            Leftover(consumer=info["name"], pending=info["num_pending"], ack_pending=info["num_ack_pending"])
+            for info in await list_consumers(inbox, names.ledger_stream)
+            if str(info["name"]).startswith("work_")
+        )
+        found = [left for left in work if left.pending or left.ack_pending]
+        if not found or time.monotonic() >= deadline:
+            return found
+        await asyncio.sleep(_ASK_AGAIN_S)

@@ -1,0 +1,97 @@
+"""What a check of the ledger found, as a value that can be printed, kept as JSON and compared with later."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from jobledger.audit.verify.rules import Rule
+from jobledger.audit.verify.times import Times
+
+_SHOWN_MAX: Final = 20
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing in the ledger that must not be."""
+
+    stream_sequence: int  #: of the event that breaks the rule; 0 when it is a missing one
+    job: str  #: `<queue>/<job id>`, or `lock <scope>/<id>`; "" when it is about none or nobody can tell
+    rule: Rule
+    sentence: str
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """Something else that the ledger was compared with."""
+
+    what: str  #: "projection", "seals", "archive"
+    sentence: str
+    agrees: bool
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The proof, or what stands against it."""
+
+    sound: bool  #: nothing was found
+    what: Literal["ledger", "export"] = "ledger"  #: was checked
+    from_sequence: int
+    head_sequence: int  #: the last stream sequence checked; `from_sequence - 1` when there was none
+    head_hash: str  #: hex sha256 of the event there; "" when there was none
+    digest: str  #: hex sha256 over the hashes of all events in stream order: equal digests, equal ledgers
+    events: int
+    jobs: int
+    partial_jobs: int  #: among `jobs`: begun before `from_sequence`, so that only their links were checked
+    states: dict[str, int]  #: jobs by state, without the partial ones
+    attempts: int  #: `started` events
+    attempts_lost: int = 0  #: ended without an outcome: taken over, or given up with their job
+    types: dict[str, int] = {}  #: events of jobs by type
+    causes: dict[str, int] = {}  #: `queued` events by cause
+    locks: int  #: chains of locks
+    seals: int = 0  #: `sealed` events
+    archived_through: int = (
+        0  #: stream sequence up to which the newest `archived` event says that all was archived
+    )
+    timers_pending: int  #: jobs that wait for a moment
+    times: Times = Times()  #: how the server's times of storing fit the events
+    compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
+    violations: tuple[Violation, ...]  #: the first of them, in the order they were found
+    violations_count: int  #: all of them
+    broken: dict[str, int]  #: all of them by rule
+    elapsed_s: float
+
+    def text(self) -> str:
+        """Return the report for a person: a verdict, the figures, and the first violations."""
+        lines = [self._verdict(), self._figures(), self._place()]
+        lines.extend(_line(violation) for violation in self.violations[:_SHOWN_MAX])
+        hidden = self.violations_count - min(len(self.violations), _SHOWN_MAX)
+        if hidden:
+            lines.append(f"  and {hidden:,} more")
+        lines.extend(f"notice: {notice}" for notice in self.times.notices())
+        lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.sound:
+            return f"the {self.what} is sound"
+        counts = ", ".join(f"{rule} {count:,}" for rule, count in sorted(self.broken.items()))
+        noun = "violation" if self.violations_count == 1 else "violations"
+        return f"the {self.what} is NOT sound: {self.violations_count:,} {noun} ({counts})"
+
+    def _figures(self) -> str:
+        states = ", ".join(f"{state} {count:,}" for state, count in sorted(self.states.items()))
+        partial = f", {self.partial_jobs:,} of them begun before" if self.partial_jobs else ""
+        jobs = f"{self.jobs:,} jobs{partial}" + (f" ({states})" if states else "")
+        locks = f", {self.locks:,} locks" if self.locks else ""
+        return (
+            f"{self.events:,} events, {jobs}, {self.attempts:,} attempts, "
+            f"{self.timers_pending:,} timers pending{locks}"
+        )
+
+    def _place(self) -> str:
+        return f"stream sequence {self.from_sequence:,} to {self.head_sequence:,} in {self.elapsed_s:.2f} s"
+
+
+def _line(violation: Violation) -> str:
+    where = f"at {violation.stream_sequence:,}" if violation.stream_sequence else "nowhere"
+    about = f"{violation.job}: " if violation.job else ""
+    return f"  {where} [{violation.rule}] {about}{violation.sentence}"

@@ -1,0 +1,102 @@
+"""The part of a check that is about seals: what was sealed is compared in the same pass as everything else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from jobledger.audit.seals.keys import TrustedKeys
+from jobledger.audit.seals.seals import Seal, SealCheck, each_seal
+from jobledger.audit.verify.checker import Checker
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import Names
+
+_MISSING: Final = "the ledger has no seal, and a key was named whose seals count: it was never sealed, or its seals were removed"
+
+
+class SealWitness:
+    """A witness of `audit.verify`: the ledger's own seals, or published ones that it must still agree with."""
+
+    def __init__(
+        self,
+        seals: Sequence[Seal],
+        names: Names,
+        *,
+        from_sequence: int = 1,
+        trusted: TrustedKeys | None = None,
+        published: bool = False,
+        problem: CorruptLedgerError | None = None,
+        is_missing: bool = False,
+    ) -> None:
+        """`problem` is what kept the seals from being read to the end; `is_missing`: there should be some."""
+        self._check = SealCheck(
+            seals, names, from_sequence=from_sequence, trusted=trusted, whole=not published
+        )
+        self._count = len(seals)
+        self._what = "published seals" if published else "seals"
+        self._signed = trusted is not None
+        self._found = list(self._check.problems())
+        if problem is not None:
+            self._found.append((problem.stream_sequence, str(problem)))
+        if is_missing:
+            self._found.append((0, _MISSING))
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read; see `audit.Witness`."""
+        for message in batch:
+            digest = hashlib.sha256(message.data).digest()
+            self._found.extend(self._check.feed(message.stream_sequence, digest))
+
+    async def finish(self, checker: Checker) -> None:
+        """Tell the checker what does not agree; see `audit.Witness`."""
+        self._found.extend(self._check.finish(checker.next_sequence - 1))
+        for stream_sequence, sentence in self._found:
+            checker.note("", "seal", sentence, stream_sequence=stream_sequence)
+        checker.compared(self._what, self._sentence(), agrees=not self._found)
+
+    def _sentence(self) -> str:
+        check = self._check
+        agreeing = f"{check.agreeing:,} of {self._count - check.before:,} agree with the events"
+        through = f", up to stream sequence {check.sealed_through:,}" if check.agreeing else ""
+        signed = "" if self._signed else "; no signature was checked, name the public key with --seal-key"
+        before = f"; {check.before:,} begin before what was read" if check.before else ""
+        return agreeing + through + before + signed
+
+
+async def seals_as_witness(
+    log: Log,
+    *,
+    from_sequence: int = 1,
+    through: int | None = None,
+    trusted: TrustedKeys | None = None,
+    is_part: bool = False,
+) -> SealWitness | None:
+    """Return the seals in a ledger as a witness; None where it has none and no key says that it should.
+
+    `is_part`: the log is a part of a ledger by intent, which may lie between two seals.
+
+    Raises: UnreachableError.
+    """
+    seals: list[Seal] = []
+    problem, has_any = None, False
+    try:
+        async for seal in each_seal(log):
+            has_any = True
+            if through is None or seal.stream_sequence <= through:
+                seals.append(seal)  # what was read before an error counts
+    except CorruptLedgerError as error:
+        problem = error
+    if not seals and problem is None and trusted is None:
+        return None
+    is_missing = not (has_any or is_part or problem) and (await log.head()).last_sequence > 0
+    return SealWitness(
+        seals,
+        log.names,
+        from_sequence=from_sequence,
+        trusted=trusted,
+        problem=problem,
+        is_missing=is_missing,
+    )

@@ -1,0 +1,62 @@
+"""What a check of the ledger is told: how strict it is, and what its caller knows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import InvalidInputError
+
+#: How far two machines' clocks may be apart before a dispatch counts as early.
+TIMER_TOLERANCE_S: Final = 1.0
+#: How long a moment may be over before a job that still waits for it counts as forgotten: whoever keeps the timers may
+#: be down for a while.
+OVERDUE_GRACE_S: Final = 3_600.0
+VIOLATIONS_MAX: Final = 100
+MEMORY_BYTES_MAX: Final = 64 << 20
+
+JobName = tuple[str, str]  #: queue, job id
+
+
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """What a work consumer still holds."""
+
+    consumer: str
+    pending: int  #: dispatches not delivered yet
+    ack_pending: int  #: delivered and not acknowledged
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller knows and the ledger must agree with at its end; what is left out is not checked."""
+
+    enqueued: Iterable[JobName] | None = None  #: whose enqueue was acknowledged: all of them and no others
+    unsure: Collection[JobName] = ()  #: enqueued without an answer: they may be there or not
+    all_final: bool = False  #: nothing is under way any more
+    timers_until: datetime | None = None  #: no job may still wait for a moment before this one
+    now: datetime | None = (
+        None  #: the time it is, when that is later than the newest event: for what is overdue
+    )
+    leftovers: Iterable[Leftover] | None = None  #: as `leftovers` returned them: each is one too many
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ledger is checked."""
+
+    timer_tolerance_s: float = TIMER_TOLERANCE_S  #: how early a dispatch may seem
+    overdue_grace_s: float = OVERDUE_GRACE_S  #: how late one may be
+    violations_max: int = VIOLATIONS_MAX  #: kept; all are counted
+    memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: for what is kept of jobs; None: as much as they need
+
+    def __post_init__(self) -> None:
+        """Check each option."""
+        for name in ("timer_tolerance_s", "overdue_grace_s", "violations_max"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidInputError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.memory_bytes_max is not None and self.memory_bytes_max < 1:
+            raise InvalidInputError(f"memory_bytes_max must be above 0, got {self.memory_bytes_max}")
+
+
+DEFAULT_OPTIONS: Final = Options()

@@ -1,0 +1,102 @@
+"""The part of a check that is about the times at which the server stored the events.
+
+They are the server's word: beside the event, in no hash, in no seal. So they are held to what is hashed, each event's
+own time, and to their neighbours. What differs is a notice and no violation, since clocks jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.codec import Message, StoredEvent
+
+#: How far the server's time of storing may be from an event's own before it is worth a word.
+APART_MAX: Final = timedelta(hours=1)
+_NONE: Final = timedelta()
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server's times of storing fit the events."""
+
+    apart_s: float = 0.0  #: the greatest difference from an event's own time, either way
+    apart_sequence: int = 0  #: stream sequence of that event; 0 without any
+    back_s: float = 0.0  #: the greatest step back from one event to the next
+    back_sequence: int = 0  #: stream sequence of the one that seems to be earlier; 0 when there is none
+
+    def text(self) -> str:
+        """Return the greatest difference for a person; "" where nothing was measured."""
+        if not self.apart_sequence:
+            return ""
+        return f"the server's and the events' own are {said(self.apart_s)} apart at most, at {self.apart_sequence:,}"
+
+    def notices(self) -> Iterator[str]:
+        """Yield what is worth a word."""
+        if self.apart_s > APART_MAX.total_seconds():
+            yield (
+                f"the server's time of stream sequence {self.apart_sequence:,} and the event's own are "
+                f"{said(self.apart_s)} apart: a clock was wrong, the ledger was restored from an export, or "
+                "somebody altered it"
+            )
+        if self.back_sequence:
+            yield (
+                f"the server's time goes back by {said(self.back_s)} at stream sequence {self.back_sequence:,}: its "
+                "clock was set, another server took over, or somebody altered it"
+            )
+
+
+class StoredTimes:
+    """Measures while events are read in stream order; costs two comparisons an event."""
+
+    def __init__(self) -> None:
+        self._apart, self._apart_sequence = _NONE, 0
+        self._back, self._back_sequence = _NONE, 0
+        self._newest: datetime | None = None
+
+    def feed(self, message: Message) -> None:
+        """Take the next event."""
+        stored_at = message.stored_at
+        at = message.event.at if isinstance(message, StoredEvent) else _own_time(message.data)
+        if at is not None and at.tzinfo is not None:
+            apart = abs(stored_at - at)
+            if apart > self._apart or not self._apart_sequence:
+                self._apart, self._apart_sequence = apart, message.stream_sequence
+        newest = self._newest
+        if newest is not None and stored_at < newest and newest - stored_at > self._back:
+            self._back, self._back_sequence = newest - stored_at, message.stream_sequence
+        self._newest = stored_at
+
+    @property
+    def found(self) -> Times:
+        """What was measured by now."""
+        return Times(
+            apart_s=self._apart.total_seconds(),
+            apart_sequence=self._apart_sequence,
+            back_s=self._back.total_seconds(),
+            back_sequence=self._back_sequence,
+        )
+
+
+class _Timed(msgspec.Struct):
+    at: datetime
+
+
+_decode: Final = msgspec.json.Decoder(_Timed).decode
+
+
+def _own_time(data: bytes) -> datetime | None:
+    try:
+        return _decode(data).at
+    except (msgspec.MsgspecError, UnicodeError):
+        return None  # which the checker tells
+
+
+def said(seconds: float) -> str:
+    """Return a time span that may be microseconds or years, in the unit that fits."""
+    for size, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds * 1_000_000:.0f} µs"

@@ -1,0 +1,173 @@
+"""What a job waits for, in a sentence, with the event that says so and what a person can do about it.
+
+`explain` is pure: it is given the job and the facts about its surroundings that `find_facts` gathers.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, assert_never
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.streams import api
+
+_SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What surrounds a job at a moment."""
+
+    now: datetime
+    holder: WorkerInfo | None = None  #: the lease of the worker that runs it, if it lives
+    workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
+    backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
+    delivered: int = 0  #: stream sequence up to which that consumer has delivered
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer."""
+
+    status: str
+    sentence: str
+    since: datetime
+    event_sequence: int  #: stream sequence of the event that says so
+    hint: str = ""  #: a command that would change it
+
+
+async def find_facts(ledger: Ledger, job: Job) -> Facts:
+    """Gather what `explain` needs, from leases and the queue's consumer.
+
+    Raises: UnreachableError.
+    """
+    holder = None
+    if job.running_attempt is not None:
+        holder = await ledger.leases.find(job.running_attempt.worker)
+    workers: tuple[WorkerInfo, ...] = ()
+    backlog, delivered = None, 0
+    if job.state is JobState.QUEUED:
+        alive = [info for info in await ledger.leases.all() if not info.stopped]
+        workers = tuple(info for info in alive if job.queue in info.queues)
+        consumer = ledger.names.consumer(job.queue, job.priority)
+        info = await api(ledger.inbox, f"CONSUMER.INFO.{ledger.names.ledger_stream}.{consumer}", {})
+        if "error" not in info:
+            backlog = int(info["num_pending"])
+            delivered = int(info["delivered"]["stream_seq"])
+    return Facts(now=ledger.clock.now(), holder=holder, workers=workers, backlog=backlog, delivered=delivered)
+
+
+def explain(job: Job, facts: Facts) -> Why:
+    """Say what the job waits for, or why it waits for nothing."""
+    match job.state:
+        case JobState.QUEUED:
+            sentence, hint = _queued(job, facts)
+        case JobState.RUNNING:
+            sentence, hint = _running(job, facts)
+        case JobState.RETRY_WAIT:
+            sentence, hint = _retry_wait(job, facts), f"jobledger jobs retry {job.id}"
+        case JobState.SCHEDULED:
+            sentence, hint = f"it is not due before {_moment(job, facts)}", f"jobledger jobs retry {job.id}"
+        case JobState.HELD:
+            sentence, hint = (
+                f"it waits for its limits ({', '.join(job.limits) or 'none named'}) to admit it",
+                "",
+            )
+        case JobState.PAUSED:
+            until = "" if job.due_at is None else f", until {_moment(job, facts)}"
+            sentence, hint = f"its task paused it{until}", f"jobledger jobs retry {job.id}"
+        case JobState.DEAD_LETTERED:
+            error = "" if job.error is None else f" ({job.error.type}: {job.error.message[:200]})"
+            sentence = f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}"
+            hint = f"jobledger dlq requeue {job.id}"
+        case JobState.COMPLETED:
+            sentence, hint = f"it waits for nothing: attempt {len(job.attempts)} completed it", ""
+        case JobState.CANCELLED:
+            reason = f" ({job.cancel_reason})" if job.cancel_reason else ""
+            sentence, hint = f"it waits for nothing: it was cancelled{reason}", ""
+        case JobState.DISCARDED:
+            sentence, hint = "it waits for nothing: a person gave it up", ""
+        case _:
+            assert_never(job.state)
+    return Why(
+        status=job.state.value,
+        sentence=sentence,
+        since=job.updated_at,
+        event_sequence=job.claim_epoch or job.wait_sequence or job.last_sequence,
+        hint=hint,
+    )
+
+
+_DEAD: Final = {
+    "exhausted": "its attempts are used up",
+    "max_deliver": "it was delivered again and again without ever coming to an outcome",
+    "rejected": "it was given up without another try",
+    "invalid": "its input does not fit its task",
+    "": "given up",
+}
+
+
+def _queued(job: Job, facts: Facts) -> tuple[str, str]:
+    start = f"jobledger worker --app ... --queue {job.queue}"
+    if not facts.workers:
+        return f"no worker serves queue {job.queue}", start
+    if facts.backlog is not None and job.dispatch_sequence > facts.delivered:
+        running = sum(info.running for info in facts.workers)
+        return (
+            f"it stands in queue {job.queue} ({job.priority}) with {facts.backlog} not yet delivered; "
+            f"{_count(len(facts.workers), 'worker')} there run {running} jobs now"
+        ), start
+    if facts.backlog is None:
+        return f"queue {job.queue} has no consumer of priority {job.priority} yet: its worker is starting", ""
+    return (
+        "it was delivered to a worker that has not started it: it is about to, or the delivery comes again "
+        "within the ack wait"
+    ), f"jobledger jobs why {job.id}"
+
+
+def _running(job: Job, facts: Facts) -> tuple[str, str]:
+    attempt = job.attempts[-1]
+    ran = _duration((facts.now - attempt.started_at).total_seconds())
+    asked = ", and was asked to end" if job.cancel_requested else ""
+    if facts.holder is None:
+        return (
+            f"attempt {attempt.number} runs nowhere any more: the lease of worker {attempt.worker} is over{asked}; "
+            f"the next worker that is delivered it takes it over"
+        ), "jobledger workers list"
+    return f"attempt {attempt.number} runs on worker {attempt.worker} for {ran}{asked}", (
+        "" if job.cancel_requested else f"jobledger jobs cancel {job.id}"
+    )
+
+
+def _retry_wait(job: Job, facts: Facts) -> str:
+    attempt = job.attempts[-1] if job.attempts else None
+    if attempt is None or attempt.state != "failed":
+        state = "waits" if attempt is None else f"was {attempt.state}"
+        return f"attempt {len(job.attempts)} {state}; it goes on at {_moment(job, facts)}"
+    error = "" if attempt.error is None else f" ({attempt.error.type}: {attempt.error.message[:200]})"
+    return f"attempt {attempt.number} failed{error}; it is tried again at {_moment(job, facts)}"
+
+
+def _moment(job: Job, facts: Facts) -> str:
+    if job.due_at is None:
+        return "no time that is known"
+    left = (job.due_at - facts.now).total_seconds()
+    away = (
+        f"in {_duration(left)}"
+        if left > 0
+        else f"due for {_duration(-left)}: is a worker running its timers?"
+    )
+    return f"{job.due_at:%Y-%m-%d %H:%M:%S} UTC ({away})"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in _SECONDS_IN:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.1f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,1 @@
+"""Commands that prove, seal, export and archive a ledger."""

@@ -1,0 +1,208 @@
+"""`jobledger audit archive`: move what is old and over out of the ledger, into files that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from jobledger.audit.archive import Archiver, Done, OnProgress, Plan, Step, tools_of
+from jobledger.audit.archive.chain import open_archive
+from jobledger.audit.counts import CountEverything
+from jobledger.cli import audit_options, options
+from jobledger.cli.errors import ArchiveNotWrittenError, UsageError
+from jobledger.cli.events.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, operator, projection_path, run
+from jobledger.cli.text import size
+from jobledger.ledger import Ledger
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.counting import counting
+
+#: What takes its time, and what a person is told meanwhile.
+_STEPS: Final[dict[Step, str]] = {
+    "export": "writing the export",
+    "copy": "copying large values",
+    "check": "checking what goes",
+    "carry": "carrying jobs over",
+    "count": "counting what goes",
+}
+
+
+def _named(text: str) -> Path:
+    """Read --to; an empty one, as of a variable that is not set, would be the folder that one happens to be in."""
+    if not text.strip():
+        raise UsageError("--to is empty: name the folder of the archive")
+    path = Path(text)
+    try:
+        is_file = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise UsageError(f"--to {path}: {error.strerror}") from error
+    if is_file:
+        raise UsageError(f"--to {path}: that is a file, and an archive is a folder")
+    return path
+
+
+def archive(
+    *,
+    before: Annotated[
+        str,
+        typer.Option("--before", metavar="TIME", help="Move what was stored before this time (UTC)."),
+    ],
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            parser=_named,
+            help="Folder of the archive, always the same; made if missing.",
+        ),
+    ],
+    plan: Annotated[
+        bool, typer.Option("--plan", metavar="", help="Show what would happen; nothing is changed.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            metavar="",
+            help="Also where subscribers would miss events, or what goes is not sound.",
+        ),
+    ] = False,
+    projection: options.ProjectionFile = None,
+    without_payloads: audit_options.WithoutPayloads = False,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Move the ledger's oldest events into DIR: jobs that are over go, the others are carried on.
+
+    A run that was cut off is finished by the next one. Without this command nothing is ever deleted.
+    """
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    moment = parse_time("--before", before)
+
+    async def do() -> Plan | Done:
+        async with opened(target) as ledger:
+            with _progress(output) as progress:
+                count = await _count(ledger, folder, projection)
+                tools = tools_of(
+                    ledger,
+                    by=operator(),
+                    on_progress=progress,
+                    count=count,
+                    with_payloads=not without_payloads,
+                )
+                archiver = Archiver(ledger.log, folder, tools)
+                return await (archiver.plan(moment) if plan else archiver.run(moment, force=force))
+
+    with _explained(output, folder):
+        outcome = run(do)
+    _tell(output, outcome, moment)
+
+
+def _tell(output: Output, outcome: Plan | Done, before: datetime) -> None:
+    if output.as_json:
+        output.object(outcome if isinstance(outcome, Plan) else _object(outcome))
+    elif isinstance(outcome, Plan):
+        _tell_plan(output, outcome, before)
+    else:
+        _tell_done(output, outcome, before)
+
+
+@contextmanager
+def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
+    """Say of what cuts a run off that it does no harm.
+
+    Raises: ArchiveNotWrittenError.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note("interrupted: nothing is lost; run it again, and it goes on where it was")
+        raise
+    except OSError as error:
+        where = error.filename or folder
+        reason = error.strerror or str(error)
+        raise ArchiveNotWrittenError(
+            f"the archive cannot be written, {where}: {reason}; nothing is lost: mend that and run it again"
+        ) from error
+
+
+async def _count(ledger: Ledger, folder: Path, chosen: Path | None) -> CountEverything:
+    """Return what counts all that goes, from the projection, or where that does not know it from the archive."""
+    path = await projection_path(ledger, chosen)
+    return counting(ledger.log, path, past=lambda: open_archive(ledger.log, folder))
+
+
+@contextmanager
+def _progress(output: Output) -> Generator[OnProgress, None, None]:
+    """Give a callback that shows one bar after the other."""
+    with ExitStack() as stack:
+        bars = {step: stack.enter_context(output.progress(what)) for step, what in _STEPS.items()}
+
+        def show(step: Step, done: int, total: int) -> None:
+            if step in bars:
+                bars[step](done, total)
+
+        yield show
+
+
+def _object(done: Done) -> dict[str, object]:
+    return {**msgspec.structs.asdict(done), "exports": [str(export) for export in done.exports]}
+
+
+def _nothing(before: datetime, first_sequence: int) -> str:
+    since = f"the ledger begins at stream sequence {first_sequence:,}"
+    return f"nothing to archive that was stored before {time_text(before)}: {since}"
+
+
+def _tell_plan(output: Output, plan: Plan, before: datetime) -> None:
+    if plan.unfinished:
+        output.say(f"an earlier run, up to stream sequence {plan.unfinished:,}, is finished first")
+    if not plan.events:
+        output.say(_nothing(before, plan.first_sequence))
+    else:
+        output.facts(
+            [
+                ("goes", f"stream sequence {plan.first_sequence:,} to {plan.through_sequence:,}"),
+                ("events", f"{plan.events:,} ({size(plan.bytes)})"),
+                ("stored until", time_text(plan.stored_until) if plan.stored_until is not None else None),
+                ("jobs that are over", plan.jobs_archived),
+                ("jobs carried on", f"{plan.jobs_carried:,}, {plan.work_items:,} with a fresh work item"),
+            ]
+        )
+    for each in plan.unread:
+        output.say(
+            f"subscriber {each.consumer} has not dealt with stream sequence {each.sequence:,}: it would be refused"
+        )
+    _tell_bound(output, plan.held_back_by)
+    output.say("nothing was changed")
+
+
+def _tell_done(output: Output, done: Done, before: datetime) -> None:
+    if not done.exports:
+        output.say(_nothing(before, done.first_sequence))
+    else:
+        moved = "1 event is" if done.events == 1 else f"{done.events:,} events are"
+        output.say(f"{moved} in the archive now, and gone from the ledger", style="bold green")
+        output.facts(
+            [
+                ("the ledger begins at", done.first_sequence),
+                ("jobs that were over", done.jobs_archived),
+                ("jobs carried on", done.jobs_carried),
+                *(("export", str(export)) for export in done.exports),
+            ]
+        )
+    _tell_bound(output, done.held_back_by)
+
+
+def _tell_bound(output: Output, held_back_by: str) -> None:
+    if held_back_by:
+        output.say(f"held back by {held_back_by}: it must stay, and so does everything after it")

@@ -1,0 +1,196 @@
+"""`jobledger audit export`: a range of the ledger as files that can be checked without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from jobledger.audit.export import FileFormat, Manifest, Selection, write_export
+from jobledger.cli import audit_options, options
+from jobledger.cli.errors import UsageError
+from jobledger.cli.events.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.cli.text import size
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.errors import JobNotFoundError, NotFoundError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.nats.payloads import Stores
+from jobledger.projections.as_of import moment_of
+
+
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events, as the command line says it; at most one beginning and one end."""
+
+    first: int | None
+    last: int | None
+    since: datetime | None
+    until: datetime | None
+    selection: Selection
+
+
+def export(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where the export goes; it must not exist.")
+    ],
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="How the events are written.")
+    ] = "jsonl",
+    first: audit_options.First = None,
+    last: audit_options.Last = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only what was stored since this time (UTC)."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only what was stored up to this time (UTC)."),
+    ] = None,
+    queue: options.Queue = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+    ] = None,
+    without_payloads: audit_options.WithoutPayloads = False,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Write events and a manifest of them to FOLDER; `jobledger audit verify FOLDER` proves them without a server."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    if first is not None and since is not None:
+        raise UsageError("--from and --since both say where to begin: give one of them")
+    if last is not None and until is not None:
+        raise UsageError("--to and --until both say where to end: give one of them")
+    if first is not None and last is not None and last < first:
+        raise UsageError(f"--to {last} comes before --from {first}")
+    wanted = _Wanted(
+        first=first,
+        last=last,
+        since=parse_time("--since", since) if since is not None else None,
+        until=parse_time("--until", until) if until is not None else None,
+        selection=Selection(queue=queue, job=job),
+    )
+    manifest = run(
+        lambda: _export(output, target, folder, wanted, file_format, with_payloads=not without_payloads)
+    )
+    if output.as_json:
+        output.raw(msgspec.json.encode(manifest).decode())
+    else:
+        _show(output, folder, manifest)
+
+
+async def _export(
+    output: Output,
+    target: Target,
+    folder: Path,
+    wanted: _Wanted,
+    file_format: FileFormat,
+    *,
+    with_payloads: bool,
+) -> Manifest:
+    async with opened(target) as ledger:
+        first, last = await _range(ledger.log, wanted)
+        await _check_selected(ledger.log, wanted.selection)
+        payloads = Stores(ledger.inputs, ledger.results) if with_payloads else None
+        with (
+            output.progress("exporting the ledger") as progress,
+            output.progress("copying large values") as on_payload,
+        ):
+            return await write_export(
+                ledger.log,
+                folder,
+                first=first,
+                last=last,
+                selection=wanted.selection,
+                file_format=file_format,
+                payloads=payloads,
+                clock=ledger.clock,
+                on_progress=progress,
+                on_payload=on_payload,
+            )
+
+
+async def _range(log: Log, wanted: _Wanted) -> tuple[int | None, int | None]:
+    """Return both ends as stream sequences, None for those of the ledger.
+
+    Raises: NotFoundError when nothing was stored between two times.
+    """
+    first, last = wanted.first, wanted.last
+    if wanted.since is not None:
+        first = await _stored_since(log, wanted.since)
+    if wanted.until is not None:
+        last = (await moment_of(log, at=wanted.until)).stream_sequence
+    if wanted.since is not None or wanted.until is not None:
+        head = await log.head()
+        begin, end = first or max(1, head.first_sequence), head.last_sequence if last is None else last
+        if begin > end:
+            raise NotFoundError("no event was stored in that time: nothing was exported")
+    return first, last
+
+
+async def _check_selected(log: Log, selection: Selection) -> None:
+    """Refuse a name of which there is nothing: it was mistyped.
+
+    Raises: JobNotFoundError, NotFoundError; InvalidTokenError.
+    """
+    for name, value in (("queue", selection.queue), ("job id", selection.job)):
+        if value is not None:
+            check_token(name, value)
+    subject = selection.subject(log.names)
+    if subject is None or await log.last(subject) is not None:
+        return
+    if selection.job is not None:
+        raise JobNotFoundError(selection.job)
+    raise NotFoundError(f"the ledger has no event of queue {selection.queue}: nothing was exported")
+
+
+async def _stored_since(log: Log, moment: datetime) -> int:
+    async with contextlib.aclosing(log.read_messages(from_time=moment)) as batches:
+        async for batch in batches:
+            return batch[0].stream_sequence
+    return (await log.head()).last_sequence + 1
+
+
+def _show(output: Output, folder: Path, manifest: Manifest) -> None:
+    events = "1 event" if manifest.count == 1 else f"{manifest.count:,} events"
+    files = "1 file" if len(manifest.files) == 1 else f"{len(manifest.files):,} files"
+    held = size(sum(entry.bytes for entry in manifest.files))
+    output.say(f"{events} in {folder}", style="bold green")
+    output.facts(
+        [
+            ("range", f"{manifest.first_sequence:,} to {manifest.last_sequence:,}{_selected(manifest)}"),
+            ("files", f"{files}, {held}"),
+            ("large values", payloads_text(manifest)),
+            ("hash", manifest.head_hash or None),
+            ("digest", manifest.digest),
+        ]
+    )
+    output.note(f"check it with `jobledger audit verify {folder}`")
+
+
+def payloads_text(manifest: Manifest) -> str | None:
+    """Return what an export says of large inputs and results; None where there are none."""
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
+        return None
+    if not payloads.included:
+        return f"{payloads.count:,}, left out"
+    gone = f"; {payloads.missing:,} were gone already" if payloads.missing else ""
+    return f"{payloads.count - payloads.missing:,}, {size(payloads.bytes)}{gone}"
+
+
+def _selected(manifest: Manifest) -> str:
+    chosen = manifest.selection
+    words = [
+        f"{name} {value}"
+        for name, value in (("queue", chosen.queue), ("job", chosen.job))
+        if value is not None
+    ]
+    return f", of {' and '.join(words)} alone" if words else ""

@@ -1,0 +1,38 @@
+"""`jobledger audit verify EXPORT`: check an export, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobledger.audit.export import ExportLog, verify_export
+from jobledger.audit.verify import Options, Report
+from jobledger.cli.audit.seal_options import SealsAsked
+from jobledger.cli.errors import LedgerNotSoundError
+from jobledger.cli.output import Output
+from jobledger.ledger.model.errors import CorruptLedgerError
+
+
+async def verify_offline(
+    output: Output, path: Path, options: Options, before: Report | None, seals: SealsAsked
+) -> Report:
+    """Check the export in a folder, or of a manifest, and return what was found.
+
+    Raises: LedgerNotSoundError when not even its manifest can be read; else as `verify_export`.
+    """
+    try:
+        export = ExportLog(path)
+        manifest = export.manifest
+        # Seals are about every event, so a selection has none that could be looked at.
+        found = seals.witnesses(export, manifest.first_sequence, None, is_part=True)
+        witnesses = [each async for each in found] if manifest.complete or seals.kept else []
+        with output.progress("checking the export") as progress:
+            return await verify_export(
+                path,
+                options=options,
+                before=before,
+                witnesses=witnesses,
+                is_anchored=bool(seals.kept),
+                on_progress=progress,
+            )
+    except CorruptLedgerError as error:
+        raise LedgerNotSoundError(f"the export is not sound: {error}") from error

@@ -1,0 +1,124 @@
+"""What `jobledger audit verify` takes of seals: the keys that count, the seals that were kept, where to begin."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from jobledger.audit.seals.keys import read_trusted
+from jobledger.audit.seals.seals import Seal, newest_of, newest_seal, read_published
+from jobledger.audit.verify.seals import SealWitness, seals_as_witness
+from jobledger.cli.errors import UsageError
+from jobledger.ledger.model.log import Log
+
+_SEALS = "Seals"
+TrustedKeyFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--seal-key",
+        envvar="JOBLEDGER_SEAL_KEYS",
+        metavar="FILE",
+        help="Public key whose seals count; repeat it for several. (default: signatures are not checked)",
+        rich_help_panel=_SEALS,
+    ),
+]
+KeptSeals = Annotated[
+    Path | None,
+    typer.Option(
+        "--seal",
+        metavar="FILE",
+        help="Published seals, one a line, which the ledger must still agree with.",
+        rich_help_panel=_SEALS,
+    ),
+]
+SinceSeal = Annotated[
+    bool,
+    typer.Option(
+        "--since-seal",
+        metavar="",
+        help="Begin at the newest of them, or without --seal at the newest in the ledger.",
+        rich_help_panel=_SEALS,
+    ),
+]
+
+
+class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check was asked about seals."""
+
+    kept: tuple[Seal, ...]
+    since: bool
+    trusted: Any = None  #: TrustedKeys | None; of an extra, so no type that a Struct can check
+
+    async def begin(self, log: Log, begin: int) -> int:
+        """Return the stream sequence that the check begins at.
+
+        Raises: UsageError when there is no seal to begin at, and what reading the newest one raises.
+        """
+        if not self.since:
+            return begin
+        kept = self._kept_of(log)
+        newest = newest_of(kept) if kept else await newest_seal(log)
+        if newest is None:
+            raise UsageError(
+                "--since-seal: the ledger has no seal; make one with `jobledger audit seal --key FILE`"
+            )
+        # What the newest seal covers may lie in the archive by now, and is compared with that alone.
+        return max(newest.seal.from_sequence, (await log.head()).first_sequence)
+
+    def kept_through(self, log: Log) -> int:
+        """Return the stream sequence that the kept seals of this ledger go up to, 0 without any."""
+        environment = log.names.environment
+        ours = (each.seal.to_sequence for each in self.kept if each.environment == environment)
+        return max(ours, default=0)
+
+    async def witnesses(
+        self, log: Log, begin: int, last: int | None, *, is_part: bool = False
+    ) -> AsyncGenerator[SealWitness, None]:
+        """Yield the ledger's own seals and those that were kept; archived ones can be compared with the archive alone.
+
+        Seals over what comes after `last` are left out. `is_part`: as for `audit.verify`.
+        """
+        begin = max(begin, (await log.head()).first_sequence)
+        own = await seals_as_witness(
+            log, from_sequence=begin, through=last, trusted=self.trusted, is_part=is_part
+        )
+        if own is not None:
+            yield own
+        kept = [each for each in self._kept_of(log) if last is None or each.seal.to_sequence <= last]
+        if kept:
+            yield SealWitness(kept, log.names, from_sequence=begin, trusted=self.trusted, published=True)
+
+    def _kept_of(self, log: Log) -> list[Seal]:
+        """Return the kept seals of this ledger: several environments may be published to one file.
+
+        Raises: UsageError when all are of others.
+        """
+        environment = log.names.environment
+        found = [each for each in self.kept if each.environment == environment]
+        if self.kept and not found:
+            others = ", ".join(sorted({repr(each.environment) for each in self.kept}))
+            raise UsageError(
+                f"--seal: it holds seals of the environment {others} alone, and this ledger is {environment!r}: "
+                "name the file of this one, or the right --environment"
+            )
+        return found
+
+
+def seals_asked(
+    keys: Sequence[Path] | None, kept: Path | None, *, since: bool, has_range: bool
+) -> SealsAsked:
+    """Read what the options name.
+
+    Raises: UsageError, ConfigurationError, InvalidInputError.
+    """
+    if since and has_range:
+        raise UsageError("--since-seal says where to begin: leave out --from and --against")
+    return SealsAsked(
+        kept=tuple(read_published(kept)) if kept is not None else (),
+        since=since,
+        trusted=read_trusted(keys) if keys else None,
+    )

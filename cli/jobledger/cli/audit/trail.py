@@ -1,0 +1,82 @@
+"""`jobledger audit trail`: tell what happened to one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from jobledger.audit.trail import Line, Trail, trail_of
+from jobledger.audit.trail_words import span
+from jobledger.cli import options
+from jobledger.cli.audit_options import Archives
+from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
+from jobledger.cli.output import Output
+from jobledger.cli.session import run
+from jobledger.cli.text import clock_time, plain
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.codec import StoredEvent
+
+
+def trail(
+    *,
+    job_id: JobId,
+    queue: options.Queue = None,
+    archives: Archives = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Show what happened to one job: who did what and when, what it waited for and how long, which error."""
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    run(lambda: _trail(which, archives or ()))
+
+
+async def _trail(which: OneJob, archives: Sequence[Path]) -> None:
+    async with found_history(which, archives, "jobledger audit trail") as found:
+        now = found.ledger.clock.now()
+    show_trail(which.output, newest_life(found.history, which.output), now)
+    if found.missing:
+        which.output.note(found.missing)
+
+
+def show_trail(output: Output, history: Sequence[StoredEvent], now: datetime) -> None:
+    """Print the trail of a job's events."""
+    told, event = trail_of(history, now=now), history[0].event
+    if output.as_json:
+        output.object(_trail_object({"id": event.job, "queue": event.queue, "task": event.task}, told))
+        return
+    output.say(f"job {event.job}", style="bold")
+    output.say(f"task {event.task} in queue {event.queue}; times are the server's, UTC", style="dim")
+    _show_lines(output, told)
+
+
+def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
+    lines = [{**msgspec.structs.asdict(line), "text": line.text()} for line in told.lines]
+    summary = {**msgspec.structs.asdict(told.summary), "text": told.summary.text()}
+    return {**names, "lines": lines, "summary": summary}
+
+
+def _show_lines(output: Output, told: Trail) -> None:
+    day = ""
+    for line in told.lines:
+        date = f"{line.at:%Y-%m-%d}"
+        if date != day:
+            output.say()
+            output.say(date, style="dim")
+            day = date
+        output.hanging(_line_head(line), Text(plain(line.text())))
+    output.say()
+    output.say(told.summary.text(), style="bold")
+
+
+def _line_head(line: Line) -> Text:
+    since = "" if line.since_s is None else f"+{span(line.since_s)}"
+    return Text(f"{line.stream_sequence:>6} {clock_time(line.at)} {since:>11}  ", style="dim")

@@ -1,0 +1,248 @@
+"""`jobledger audit verify`: prove that the ledger is sound."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jobledger.audit.archive.chain import is_archive, read_past
+from jobledger.audit.archive.witness import ArchiveWitness
+from jobledger.audit.verify import Anchors, Expected, Options, Report, Witness
+from jobledger.audit.verify import verify as check
+from jobledger.audit.verify.file import read_report, write_report
+from jobledger.audit.verify.terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
+from jobledger.cli import audit_options, options
+from jobledger.cli.audit.offline import verify_offline
+from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
+from jobledger.cli.errors import LedgerNotSoundError, UsageError
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, projection_path, run
+from jobledger.ledger import Ledger
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.log import Log
+from jobledger.projections import ProjectionError
+from jobledger.projections.position_witness import PositionWitness
+from jobledger.projections.witness import ProjectionWitness
+
+_NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check was asked for."""
+
+    begin: int
+    first: int | None  #: as the user said
+    last: int | None
+    before: Report | None
+    options: Options
+    archives: tuple[Path, ...]
+    with_projection: bool
+    projection: Path | None
+    seals: SealsAsked
+
+
+def verify(
+    *,
+    export: audit_options.ExportPath = None,
+    first: audit_options.First = None,
+    last: audit_options.Last = None,
+    against: audit_options.Against = None,
+    kept: audit_options.KeptReport = None,
+    archives: audit_options.Archives = None,
+    with_projection: audit_options.WithProjection = False,
+    projection: options.ProjectionFile = None,
+    seal_keys: TrustedKeyFiles = None,
+    seals: KeptSeals = None,
+    since_seal: SinceSeal = False,
+    grace_s: audit_options.TimerGrace = OVERDUE_GRACE_S,
+    memory_mib: audit_options.Memory = MEMORY_BYTES_MAX >> 20,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Read every event and prove that the ledger is sound; exits with 4 and names the first violation if not."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    before = read_report(against) if against is not None else None
+    asked = _Asked(
+        begin=first if first is not None else 1 if before is None else before.from_sequence,
+        first=first,
+        last=last,
+        before=before,
+        options=Options(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
+        archives=tuple(archives or ()),
+        with_projection=with_projection,
+        projection=projection,
+        seals=seals_asked(
+            seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
+        ),
+    )
+    if kept is not None and not kept.absolute().parent.is_dir():
+        raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
+    if export is not None:
+        if first is not None or last is not None or archives or with_projection or since_seal:
+            raise UsageError(
+                f"--from, --to, --archive, --with-projection and --since-seal are {_NOT_FOR_EXPORTS}"
+            )
+        report = run(lambda: verify_offline(output, export, asked.options, before, asked.seals))
+        tell(output, report, kept, against)
+        return
+    _check_range(asked.begin, last, before)
+    if asked.with_projection and (first is not None or last is not None or since_seal):
+        raise UsageError(
+            "a projection can only be compared with the whole ledger: leave out --from, --to and --since-seal"
+        )
+    tell(output, run(lambda: _verify(output, target, asked)), kept, against)
+
+
+def tell(output: Output, report: Report, kept: Path | None = None, against: Path | None = None) -> None:
+    """Print a report, and keep it in a file.
+
+    Raises: LedgerNotSoundError, naming the first violation.
+    """
+    if output.as_json:
+        output.object(report)
+    else:
+        _show_report(output, report)
+    if kept is not None:
+        _keep(output, report, kept, against)
+    if not report.sound:
+        raise LedgerNotSoundError(_first_violation(report))
+
+
+def _check_range(begin: int, last: int | None, before: Report | None) -> None:
+    if last is not None and last < begin:
+        raise UsageError(f"--to {last} comes before --from {begin}")
+    if before is None:
+        return
+    if begin != before.from_sequence:
+        raise UsageError(
+            f"--from {begin}: the earlier report begins at {before.from_sequence}, so must this check"
+        )
+    if last is not None and last < before.head_sequence:
+        raise UsageError(
+            f"--to {last}: the earlier report goes up to {before.head_sequence}, so must this check"
+        )
+
+
+async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
+    async with opened(target) as ledger, AsyncExitStack() as stack:
+        log: Log = ledger.log
+        past = await read_past(log, asked.archives) if asked.archives else None
+        if past is not None:
+            log = past.log
+        begin = await asked.seals.begin(log, asked.begin)
+        if asked.last is not None and asked.last < begin:
+            raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
+        # Before the ledger's end is looked at, which may go on meanwhile.
+        path, position = await _projection(output, ledger, log, asked)
+        anchors = Anchors(
+            seals_through=asked.seals.kept_through(log),
+            projection_at=position.stream_sequence if position is not None else 0,
+        )
+        await _refuse_beyond_the_end(log, asked, max(anchors.seals_through, anchors.projection_at))
+        witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin, path)]
+        if position is not None and not asked.with_projection:
+            witnesses.append(position)
+        if past is not None:
+            is_whole = is_archive(asked.archives)
+            witnesses.insert(0, ArchiveWitness(past, ledger.log, from_sequence=begin, is_archive=is_whole))
+        # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
+        expected = Expected(now=ledger.clock.now() if asked.last is None else None)
+        with output.progress("checking the ledger") as progress:
+            return await check(
+                log,
+                from_sequence=begin,
+                to_sequence=asked.last,
+                options=asked.options,
+                expected=expected,
+                before=asked.before,
+                witnesses=witnesses,
+                anchors=anchors,
+                on_progress=progress,
+            )
+
+
+async def _projection(
+    output: Output, ledger: Ledger, log: Log, asked: _Asked
+) -> tuple[Path | None, PositionWitness | None]:
+    """Return the projection's file, and what it has read; whoever has none, or none that can be read, is not held up."""
+    path: Path | None = None
+    try:
+        path = await projection_path(ledger, asked.projection)
+        return path, PositionWitness.beside(path, log)
+    except (ProjectionError, UsageError, OSError) as error:
+        if path is None and asked.with_projection:
+            raise
+        output.note(f"the ledger's end was not held to the projection: {error}")
+        return path, None
+
+
+async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
+    """Refuse a range that the ledger never had: a slip of the hand, unless something says that it went so far.
+
+    Raises: UsageError.
+    """
+    head = (await log.head()).last_sequence
+    known = max(known, head, asked.before.head_sequence if asked.before is not None else 0)
+    for option, value, most in (("--from", asked.first, known + 1), ("--to", asked.last, known)):
+        if value is not None and value > most:
+            raise UsageError(f"{option} {value} lies beyond the ledger's end, which is {head}")
+
+
+async def _witnesses(  # noqa: PLR0917 - what the check was told
+    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int, path: Path | None
+) -> AsyncGenerator[Witness, None]:
+    """Yield what else is compared with the ledger in the same pass."""
+    if asked.with_projection and path is not None:
+        views = [log] if log is ledger.log else [log, ledger.log]
+        yield await stack.enter_async_context(ProjectionWitness(path, *views))
+    async for witness in asked.seals.witnesses(log, begin, asked.last):
+        yield witness
+
+
+def _show_report(output: Output, report: Report) -> None:
+    verdict, *rest = report.text().splitlines()
+    output.say(verdict, style="bold green" if report.sound else "bold red")
+    for line in rest:
+        output.say(line)
+    # Whole, so that they can be written down and compared.
+    output.facts(
+        [
+            ("head", f"{report.head_sequence:,}" if report.events else "none: no event was there to check"),
+            ("hash", report.head_hash or None),
+            ("digest", report.digest),
+            ("times", report.times.text() or None),
+        ]
+    )
+
+
+def _keep(output: Output, report: Report, path: Path, against: Path | None) -> None:
+    """Write the report, unless it would take the place of the very one that the ledger does not continue."""
+    if not report.sound and against is not None and path.resolve() == against.resolve():
+        output.note(
+            f"{path} is left as it was: what is wrong now must not become what the next check expects"
+        )
+        return
+    try:
+        write_report(report, path)
+    except OSError as error:
+        if report.sound:
+            raise
+        output.note(f"{path} cannot be written: {error.strerror}")  # what was found is what must be told
+    else:
+        output.note(f"the report is kept in {path}")
+
+
+def _first_violation(report: Report) -> str:
+    first = report.violations[0]
+    about = f" of {first.job}" if first.job else ""
+    place = f" at stream sequence {first.stream_sequence}" if first.stream_sequence else ""
+    more = report.violations_count - 1
+    rest = f" (and {more:,} more)" if more else ""
+    return (
+        f"the {report.what} is not sound: rule `{first.rule}` is broken{place}{about}: {first.sentence}{rest}"
+    )

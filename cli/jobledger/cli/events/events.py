@@ -1,0 +1,336 @@
+"""`jobledger events`: the ledger as it was written, one stored event after the other; schemas, subscriptions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+import typer
+from rich.text import Text
+
+from jobledger.cli import options
+from jobledger.cli.errors import UsageError
+from jobledger.cli.events import schema as events_schema
+from jobledger.cli.events import subscriptions
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.cli.text import clock_time, colored, plain, shortened
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.event_stream import read_from
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.events import (
+    EVENT_TYPES,
+    NO_VALUE,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    DeadLettered,
+    Discarded,
+    Failed,
+    Fenced,
+    Interrupted,
+    Progressed,
+    Queued,
+    Scheduled,
+    Started,
+    event_type,
+)
+from jobledger.ledger.model.lock import (
+    LOCK_EVENT_TYPES,
+    Acquired,
+    LockEvent,
+    Released,
+    decode_lock_event,
+    lock_event_type,
+)
+from jobledger.ledger.model.reactor import (
+    REACTOR_EVENT_TYPES,
+    Archived,
+    Counted,
+    ReactorEvent,
+    SealRecorded,
+    decode_reactor_event,
+    reactor_event_type,
+)
+from jobledger.ledger.model.subjects import Names, aggregate_of
+from jobledger.ledger.model.times import time_text
+from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_filter
+
+app = typer.Typer(
+    help="Read the ledger's events; see what they look like, and who reads them.", no_args_is_help=True
+)
+
+_KNOWN: Final = (*EVENT_TYPES, *LOCK_EVENT_TYPES, *REACTOR_EVENT_TYPES)
+
+_TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
+_DETAIL_MAX: Final = 300
+_ID_NARROW: Final = 18
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SERVER_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
+
+
+@app.command("tail")
+def tail(
+    *,
+    start: Annotated[
+        str, typer.Option("--from", metavar="SEQ|TIME|now", help="Stream sequence or time (UTC) to begin at.")
+    ] = "1",
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE", help="Only events of this type; repeat it, or separate by commas."
+        ),
+    ] = None,
+    queue: options.Queue = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Only events of this task.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Go on with new events until Ctrl-C.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="End after this many events.")
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Print stored events in stream order, from the first one on unless told otherwise."""
+    wanted = frozenset(options.split(types))
+    unknown = sorted(wanted - set(_KNOWN))
+    if unknown:
+        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(_KNOWN)}")
+    others = sorted(wanted - set(EVENT_TYPES))
+    chosen = [name for name, value in (("queue", queue), ("task", task), ("job", job)) if value is not None]
+    if others and chosen:
+        raise UsageError(f"{others[0]} is not an event of jobs, among which --{chosen[0]} chooses")
+    jobs = chosen_filter(types=sorted(wanted - set(others)), queue=queue, task=task, job=job)
+    begin, target = _parse_start(start), Target(url=url, environment=environment)
+    choice = _Choice(
+        jobs, None if not (wanted or chosen) else bool(wanted - set(others) or chosen), tuple(others)
+    )
+    output = Output(as_json=as_json)
+    run(lambda: _tail(output, target, begin, choice, follow=follow, limit=limit))
+
+
+class _Choice(NamedTuple):
+    """Which events are shown."""
+
+    jobs: EventFilter
+    with_jobs: bool | None  #: None: everything there is
+    others: tuple[str, ...]  #: types of locks' and reactors' events
+
+    def subjects(self, names: Names) -> tuple[str, ...] | None:
+        """Return what the server filters by; None for everything."""
+        if self.with_jobs is None:
+            return None
+        root = names.ledger_root
+        others = (
+            f"{root}.lock.*.*.{kind}" if kind in LOCK_EVENT_TYPES else f"{root}.reactor.*.{kind}"
+            for kind in self.others
+        )
+        return (*(self.jobs.subjects(names) if self.with_jobs else ()), *others)
+
+
+async def _tail(
+    output: Output,
+    target: Target,
+    begin: Start,
+    choice: _Choice,
+    *,
+    follow: bool,
+    limit: int | None,
+) -> None:
+    async with opened(target) as ledger:
+        head = (await ledger.log.head()).last_sequence
+        if (begin.from_sequence or 1) > head + 1:
+            raise UsageError(f"--from {begin.from_sequence} lies beyond the ledger's end, which is {head}")
+        shown = 0
+        if follow and not head:
+            output.note("the ledger has no events yet: they are shown as they come")
+        batches = await read_from(ledger, begin, choice.subjects(ledger.names), follow=follow)
+        async with contextlib.aclosing(_chosen(batches, choice.jobs, limit)) as messages:
+            async for message in messages:
+                shown += 1
+                if output.as_json:
+                    output.raw(event_json(message))
+                elif isinstance(message, StoredEvent):
+                    output.line(event_line(message, narrow=output.is_narrow))
+                elif aggregate_of(message.subject) == "lock":
+                    output.line(_lock_line(message))
+                else:
+                    output.line(_reactor_line(message))
+        if not (shown or output.as_json):
+            output.note("no event is what was asked for" if head else "the ledger has no events yet")
+
+
+async def _chosen(
+    batches: AsyncGenerator[list[Message], None], jobs: EventFilter, limit: int | None
+) -> AsyncGenerator[Message, None]:
+    """Yield the messages, of jobs those that fit, up to the limit."""
+    left = limit
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for message in batch:
+                if isinstance(message, StoredEvent) and not jobs.fits(message):
+                    continue
+                yield message
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+def _parse_start(text: str) -> Start:
+    """Read a stream sequence, a time, or `now`.
+
+    Raises: UsageError.
+    """
+    if text == "now":
+        return Start(live=True)
+    if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - what the server counts to
+        return Start(from_sequence=max(1, int(text)))
+    return Start(since=parse_time("--from", text, "a stream sequence, now or "))
+
+
+def parse_time(option: str, text: str, before: str = "") -> datetime:
+    """Read an ISO 8601 time; one without a zone counts as UTC.
+
+    Raises: UsageError.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+        found = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        wanted = f"{before}a time such as 2025-01-31T08:00:00Z"
+        raise UsageError(f"{option} {text[:60]!r} is not {wanted}") from error
+    if not _EPOCH <= found < _SERVER_TIME_END:  # the server counts nanoseconds since 1970 in 64 bits
+        raise UsageError(f"{option} {text[:60]!r} is not a time from 1970 to 2261")
+    return found
+
+
+def event_json(stored: Message) -> str:
+    """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time."""
+    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
+    data = stored.data.strip()
+    if b"\n" in data or b"\r" in data:  # written by somebody else's encoder
+        data = msgspec.json.format(data, indent=-1)
+    return head + data[1:].decode()
+
+
+def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
+    """Return a stored event as one line for a person; a `narrow` one has room for what happened, not for whole ids."""
+    event = stored.event
+    line, detail = event_parts(stored)
+    if narrow:
+        # What is left of an id is a prefix, which `jobs show` takes, and a UUIDv7's is unique to its millisecond.
+        line.append(f"{plain(event.job)[:_ID_NARROW]} ", style="")
+        line.append(f"{shortened(event.task, 16)} ", style="dim")
+    else:
+        line.append(f"{shortened(event.job, 36)} ", style="")
+        line.append(f"{shortened(event.queue, 20)}/{shortened(event.task, 24)} ", style="dim")
+    line.append_text(detail)
+    line.rstrip()
+    return line
+
+
+def event_parts(stored: StoredEvent) -> tuple[Text, Text]:
+    """Return what every line about an event begins with, a blank at its end, and what it says beyond its type."""
+    name = event_type(stored.event)
+    head = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
+    head.append_text(_unstyled(colored(name), name))
+    head.append(" ")
+    return head, Text(shortened(event_detail(stored), _DETAIL_MAX))
+
+
+def show_event(output: Output, stored: StoredEvent) -> None:
+    """Print an event of a job that was named before; on a terminal what it says is folded, and nothing is cut off."""
+    output.hanging(*event_parts(stored))
+
+
+def _unstyled(word: Text, name: str) -> Text:
+    word.pad_right(_TYPE_WIDTH - len(name))
+    return word
+
+
+def _lock_line(message: Message) -> Text:
+    event = decode_lock_event(message)
+    name = lock_event_type(event)
+    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
+    line.append_text(_unstyled(colored(name), name))
+    line.append(f" lock {plain(event.scope)}/{plain(event.lock)}", style="")
+    line.append(f" {shortened(_lock_detail(event), _DETAIL_MAX)}", style="dim")
+    return line
+
+
+def _lock_detail(event: LockEvent) -> str:
+    match event:
+        case Acquired(holder=holder, took_over=0):
+            return f"by {holder}"
+        case Acquired(holder=holder, took_over=number):
+            return f"by {holder}, over from {number}"
+        case Released(fencing_number=number):
+            return f"of {number}"
+
+
+def _reactor_line(message: Message) -> Text:
+    event = decode_reactor_event(message)
+    name = reactor_event_type(event)
+    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
+    line.append_text(_unstyled(colored(name), name))
+    line.append(f" reactor {plain(event.reactor)}", style="")
+    line.append(f" {_reactor_detail(event)}, by {plain(event.by)}", style="dim")
+    return line
+
+
+def _reactor_detail(event: ReactorEvent) -> str:
+    match event:
+        case SealRecorded(from_sequence=first, to_sequence=last):
+            return f"{first} to {last}"
+        case Archived(through_sequence=through, count=count):
+            return f"up to {through}, {count:,} events"
+        case Counted(through_sequence=through, part=part, parts=parts):
+            return f"up to {through}, part {part} of {parts}"
+
+
+def _has_input(event: Queued) -> bool:
+    return event.input is not NO_VALUE or event.input_ref is not None
+
+
+def event_detail(stored: StoredEvent) -> str:  # noqa: PLR0911 - one flat match over the facts
+    """Return what an event says beyond its type, in a few words; "" where that is all."""
+    match stored.event:
+        case Queued(cause="new"):
+            return f"priority {stored.event.priority}" if stored.event.priority != "normal" else ""
+        case Queued(cause=cause, attempt=attempt, reason=reason):
+            edited = ", new input" if cause == "requeued" and _has_input(stored.event) else ""
+            return f"{cause}, attempt {attempt} is next{edited}{f': {reason}' if reason else ''}"
+        case Scheduled(run_at=run_at):
+            return f"due at {time_text(run_at)}"
+        case Started(attempt=attempt, worker=worker):
+            return f"attempt {attempt} on {worker}"
+        case Completed(attempt=attempt):
+            return f"attempt {attempt}"
+        case Failed(attempt=attempt, error=error):
+            return f"attempt {attempt}: {error.type}: {error.message}"
+        case Interrupted(attempt=attempt, reason=reason):
+            return f"attempt {attempt}: {reason}"
+        case DeadLettered(reason=reason, error=error):
+            return reason if error is None else f"{reason}: {error.type}: {error.message}"
+        case Cancelled(reason=reason) | CancelRequested(reason=reason) | Discarded(reason=reason):
+            return reason
+        case Progressed(done=done, total=total, note=note):
+            return f"{done:g}{f' of {total:g}' if total is not None else ''} {note}".strip()
+        case Fenced(worker=worker, outcome=outcome):
+            return f"{outcome} of {worker} came after its claim was over"
+        case _:
+            return ""
+
+
+events_schema.add_to(app)
+app.add_typer(subscriptions.app, name="subscriptions")

@@ -1,0 +1,1 @@
+"""Commands that tell whether all is well: doctor, metrics."""

@@ -1,0 +1,204 @@
+"""What `doctor` looks at: each check says what it found and, if that is not well, what to do. Changes nothing."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from jobledger.cli.text import duration, size
+from jobledger.ledger.model.errors import LedgerError, StreamMismatchError
+from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats.connection import SERVER_VERSION_SAFE, Connection
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import StreamSpec, api, ensure_streams, list_consumers
+
+Level = Literal["ok", "warn", "fail"]
+
+_CONSUMERS_SHOWN_MAX: Final = 12
+_CLOCK_WARN_S: Final = 1.0
+_CLOCK_FAIL_S: Final = 60.0
+_FULL_WARN: Final = 0.8
+_DISK_WARN_BYTES: Final = 1 << 30
+_SECOND_NS: Final = 1_000_000_000
+_MONITOR_TIMEOUT_S: Final = 1.0
+_MONITOR_BYTES_MAX: Final = 1 << 20
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_CODE_MISSING: Final = 10059
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the report."""
+
+    check: str
+    status: Level
+    found: str
+    advice: str = ""  #: what to do; "" when all is well
+
+
+async def check_server(connection: Connection, shown_url: str) -> list[Check]:
+    """Look at round trip and version of the server we are connected to."""
+    started = time.perf_counter()
+    await connection.flush()
+    round_trip_ms = (time.perf_counter() - started) * 1000
+    version = connection.connected_server_version
+    number = f"{version.major}.{version.minor}.{version.patch}"
+    safe = (version.major, version.minor) >= SERVER_VERSION_SAFE
+    advice = "" if safe else "use 2.15 or newer: before, `sync_interval: always` can lose acknowledged events"
+    return [
+        Check(check="server", status="ok", found=f"{shown_url} answers, round trip {round_trip_ms:.1f} ms"),
+        Check(check="version", status="ok" if safe else "warn", found=f"nats-server {number}", advice=advice),
+    ]
+
+
+async def check_jetstream(inbox: Inbox) -> Check:
+    """Look at what the account has used of its limits. Raises: UnreachableError."""
+    info = await api(inbox, "INFO", {})
+    used, limit = int(info.get("storage", 0)), int(info.get("limits", {}).get("max_storage", -1))
+    counts = f"{info.get('streams', 0)} streams, {info.get('consumers', 0)} consumers, {size(used)} stored"
+    if limit > 0 and used > _FULL_WARN * limit:
+        advice = "raise the account's max_file or delete streams that are not needed"
+        return Check(check="jetstream", status="warn", found=f"{counts} of {size(limit)}", advice=advice)
+    return Check(check="jetstream", status="ok", found=counts)
+
+
+async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
+    """Look at one stream's settings and size; return also whether it exists. Raises: UnreachableError."""
+    info = await api(inbox, f"STREAM.INFO.{spec.name}", {})
+    name = f"stream {spec.name}"
+    if info.get("error", {}).get("err_code") == _CODE_MISSING:
+        advice = "the first `jobledger up`, `worker` or `enqueue` makes it"
+        return Check(check=name, status="warn", found="does not exist yet", advice=advice), False
+    try:
+        await ensure_streams(inbox, [spec])  # it exists, so this only compares
+    except StreamMismatchError as error:
+        found = "; ".join(error.differences)
+        return Check(check=name, status="fail", found=found, advice=str(error).rpartition("): ")[2]), True
+    except LedgerError as error:
+        return Check(check=name, status="fail", found=str(error), advice="look at the server's log"), True
+    return _fullness(name, info), True
+
+
+def _fullness(name: str, info: dict[str, Any]) -> Check:
+    state, limit = info["state"], int(info["config"].get("max_bytes", -1))
+    found = f"{int(state['messages']):,} messages, {size(int(state['bytes']))}"
+    if limit <= 0:
+        return Check(check=name, status="ok", found=found)
+    found += f" of {size(limit)}"
+    if int(state["bytes"]) > _FULL_WARN * limit:
+        advice = (
+            "raise max_bytes of the stream (and max_file_store of the server): a full ledger refuses events"
+        )
+        return Check(check=name, status="warn", found=found, advice=advice)
+    return Check(check=name, status="ok", found=found)
+
+
+async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
+    """Look at the queues' work consumers: what waits, what is out; the busiest dozen, the rest as a number."""
+    listed = await list_consumers(inbox, stream)
+    work = [each for each in listed if str(each["name"]).startswith("work_")]
+    if not work:
+        advice = "a worker makes those of its queues when it starts"
+        return [
+            Check(
+                check="consumers", status="warn", found="no queue has a worker's consumer yet", advice=advice
+            )
+        ]
+    busy = sorted(work, key=lambda each: (-int(each["num_pending"]), str(each["name"])))
+    lines = [_consumer(each) for each in busy[:_CONSUMERS_SHOWN_MAX]]
+    left = len(work) - len(lines)
+    if left > 0:
+        lines.append(Check(check="consumers", status="ok", found=f"and {left} more, less busy"))
+    return lines
+
+
+def _consumer(info: dict[str, Any]) -> Check:
+    pending, out = int(info["num_pending"]), int(info["num_ack_pending"])
+    limit = int(info["config"].get("max_ack_pending", 0))
+    found = f"{pending:,} wait, {out:,} with workers"
+    name = f"consumer {info['name']}"
+    if limit and out >= limit:
+        advice = f"max_ack_pending ({limit:,}) is reached: start more workers, or look why jobs do not end"
+        return Check(check=name, status="warn", found=found, advice=advice)
+    if pending and not int(info.get("num_waiting", 0)) and not out:
+        advice = "nobody asks for these jobs: start `jobledger worker` for this queue"
+        return Check(check=name, status="warn", found=found, advice=advice)
+    return Check(check=name, status="ok", found=found)
+
+
+async def check_clock(inbox: Inbox, stream: str) -> Check:
+    """Look at the difference between the server's clock and ours, in seconds, less half a round trip."""
+    before = time.time()
+    answer = await api(inbox, f"STREAM.INFO.{stream}", {})
+    middle = (before + time.time()) / 2
+    text = str(answer.get("ts", ""))
+    if not text:
+        return Check(
+            check="clock", status="warn", found="the server does not tell its time", advice="compare by hand"
+        )
+    there = server_time(text).timestamp()
+    apart_s = there - middle
+    found = f"the server is {duration(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} this machine"
+    if abs(apart_s) < _CLOCK_WARN_S:
+        return Check(check="clock", status="ok", found=found)
+    level: Level = "fail" if abs(apart_s) > _CLOCK_FAIL_S else "warn"
+    return Check(
+        check="clock", status=level, found=found, advice="synchronise both clocks, with NTP for instance"
+    )
+
+
+def check_disk(directory: Path) -> Check | None:
+    """Look at the free space where the embedded server keeps its store; None when that is not here."""
+    if not (directory / "jetstream").is_dir():
+        return None
+    usage = shutil.disk_usage(directory)
+    found = f"{size(usage.free)} free of {size(usage.total)} at {directory}"
+    if usage.free < _DISK_WARN_BYTES:
+        advice = "make room: a full disk answers with silence until the server is restarted"
+        return Check(check="disk", status="warn", found=found, advice=advice)
+    return Check(check="disk", status="ok", found=found)
+
+
+async def check_durability(monitor_url: str, port: int) -> Check:
+    """Look up on the server's monitoring page what an acknowledged event survives; at most a second."""
+    page = await anyio.to_thread.run_sync(_varz, monitor_url, abandon_on_cancel=True)
+    if page is None or page.get("port") != port:  # another server's page says nothing about this one
+        advice = (
+            "look at sync_interval in the server's configuration, or name its monitoring page: "
+            "--monitor http://127.0.0.1:PORT"
+        )
+        return Check(check="durability", status="warn", found="unknown", advice=advice)
+    settings = page.get("jetstream", {}).get("config", {})
+    if settings.get("sync_always"):
+        return Check(
+            check="durability",
+            status="ok",
+            found="power: every event is on the disk before it is acknowledged",
+        )
+    every = duration(int(settings.get("sync_interval", 0)) / _SECOND_NS)
+    found = f"process: the disk is synced every {every}, a power cut loses what came since"
+    advice = "for power cuts set `sync_interval: always`, or start with --durability power"
+    return Check(check="durability", status="warn", found=found, advice=advice)
+
+
+def _varz(monitor_url: str) -> dict[str, Any] | None:
+    """Read the monitoring page; None when it is not on this machine, or gives no answer we can read."""
+    parts = urlsplit(monitor_url)
+    if parts.hostname not in _LOOPBACK:
+        return None
+    link = http.client.HTTPConnection(parts.hostname, parts.port or 8222, timeout=_MONITOR_TIMEOUT_S)
+    try:
+        link.request("GET", "/varz")
+        page: Any = msgspec.json.decode(link.getresponse().read(_MONITOR_BYTES_MAX))
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        return None
+    finally:
+        link.close()
+    return page if isinstance(page, dict) else None  # pyright: ignore[reportUnknownVariableType] # read by key

@@ -1,0 +1,207 @@
+"""`jobledger enqueue`: one job, checked before anything is sent; with --wait its transitions as they come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import JobNotCompletedError, UsageError
+from jobledger.cli.events.events import event_json, parse_time, show_event
+from jobledger.cli.jobs.input_text import pairs, read_object
+from jobledger.cli.jobs.view import progress_text
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, load_tasks, opened, run
+from jobledger.cli.text import clock_time
+from jobledger.ledger import JobHandle, JobState, Task
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.job import Progress
+from jobledger.ledger.tasks import TaskWithOptions
+
+_RESULT_SHOWN_MAX: Final = 2_000
+_PROGRESS_EVERY_S: Final = 1.0
+
+
+_Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Arguments, read by the types of the task's parameters."),
+]
+_Input = Annotated[
+    str | None,
+    typer.Option("--input", metavar="JSON", help="All arguments as one JSON object; - reads it from stdin."),
+]
+_Queue = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. (default: the task's)")
+]
+_Priority = Annotated[
+    Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: the task's)")
+]
+_Id = Annotated[
+    str | None,
+    typer.Option(
+        "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. (default: a new one)"
+    ),
+]
+_MaxAttempts = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="Attempts it may have. (default: the task's)"),
+]
+_Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
+]
+_Delay = Annotated[
+    float | None, typer.Option("--delay", metavar="SECONDS", min=0, help="Run it no sooner than in so long.")
+]
+_At = Annotated[
+    str | None, typer.Option("--at", metavar="TIME", help="Run it no sooner than at this time (UTC).")
+]
+_Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait", metavar="", help="Show its transitions until it ends; exit 0 only if it completed."
+    ),
+]
+_WaitTimeout = Annotated[
+    float | None,
+    typer.Option("--wait-timeout", metavar="SECONDS", min=0, help="Wait no longer (the job goes on)."),
+]
+
+
+def enqueue(
+    *,
+    task: _Task,
+    words: _Words = None,
+    input_text: _Input = None,
+    app: options.App = None,
+    queue: _Queue = None,
+    priority: _Priority = None,
+    job_id: _Id = None,
+    max_attempts: _MaxAttempts = None,
+    timeout: _Timeout = None,
+    delay: _Delay = None,
+    at: _At = None,
+    wait: _Wait = False,
+    wait_timeout: _WaitTimeout = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    ledger_bytes_max: options.LedgerBytesMax = None,
+    as_json: options.Json = False,
+) -> None:
+    """Add one job and print {"id", "created", "sequence"}; created is false when the id was there already."""
+    found = load_tasks(app).get(task)
+    # All that can be refused without a server is refused here, so a bad request never depends on one.
+    chosen = found.options(
+        queue=queue,
+        priority=priority,
+        max_attempts=max_attempts,
+        timeout_s=timeout,
+        id=job_id,
+        delay_s=delay,
+        run_at=_moment(delay, at),
+    )
+    values = _values(found, words or [], input_text)
+    found.signature.encode((), values)
+    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
+    waiting = wait or wait_timeout is not None
+    run(
+        lambda: _enqueue(
+            Output(as_json=as_json), target, chosen, values, wait=waiting, wait_timeout_s=wait_timeout
+        )
+    )
+
+
+def _moment(delay: float | None, at: str | None) -> datetime | None:
+    """Return the time of --at.
+
+    Raises: UsageError.
+    """
+    if at is None:
+        return None
+    if delay is not None:
+        raise UsageError("give --delay or --at, not both")
+    return parse_time("--at", at)
+
+
+async def _enqueue(
+    output: Output,
+    target: Target,
+    task: TaskWithOptions[..., Any],
+    values: dict[str, Any],
+    *,
+    wait: bool,
+    wait_timeout_s: float | None,
+) -> None:
+    async with opened(target) as ledger:
+        handle = await ledger.enqueue(task, **values)
+        # The same line for people and programs: it is short, and it is what gets pasted into the next command.
+        output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
+        if wait:
+            async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
+                await _wait(output, handle, wait_timeout_s)
+
+
+def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:
+    """Return what shows a live report, at most one a second."""
+    shown_at = 0.0
+
+    def on_progress(data: bytes) -> None:
+        nonlocal shown_at
+        now = clock.monotonic()
+        if now - shown_at < _PROGRESS_EVERY_S:
+            return
+        shown_at = now
+        with contextlib.suppress(msgspec.MsgspecError):  # a hint; anybody may send one
+            report = msgspec.json.decode(data, type=Progress)
+            if output.as_json:
+                output.object({"progress": msgspec.structs.asdict(report)})
+            else:
+                output.say(f"{clock_time(clock.now())} progress: {progress_text(report)}", style="dim")
+
+    return on_progress
+
+
+async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None) -> None:
+    """Show the transitions as they come.
+
+    Raises: JobNotCompletedError, ResultTimeoutError.
+    """
+    async for stored in handle.transitions(timeout_s=timeout_s):
+        if output.as_json:
+            output.raw(event_json(stored))
+        else:
+            show_event(output, stored)
+    job = await handle.snapshot()
+    if job.state is not JobState.COMPLETED:
+        why = f": {job.error.type}: {job.error.message}" if job.error is not None else ""
+        ended = job.state.value.replace("_", " ")
+        raise JobNotCompletedError(f"job {job.id} ended as {ended}{why} (`jobledger jobs show {job.id}`)")
+    if not output.as_json:
+        result = await handle.result(timeout_s=1)
+        output.say(f"result: {_shown(msgspec.json.encode(result).decode(), handle.id)}")
+
+
+def _values(task: Task[..., Any], words: list[str], input_text: str | None) -> dict[str, Any]:
+    """Return the arguments from key=value words or from --input.
+
+    Raises: UsageError, InvalidInputError, PayloadTooLargeError.
+    """
+    if input_text is None:
+        return task.signature.parse_words(pairs(words))
+    if words:
+        raise UsageError("give the arguments as key=value or as --input, not both")
+    return read_object(input_text, what=f"input of task {task.name}")
+
+
+def _shown(text: str, job_id: str) -> str:
+    """Cut a result that would fill screens; the whole of it is one command away."""
+    if len(text) <= _RESULT_SHOWN_MAX:
+        return text
+    return f"{text[:_RESULT_SHOWN_MAX]}... ({len(text):,} characters; whole: jobledger jobs show {job_id} --json)"

@@ -1,0 +1,180 @@
+"""`jobledger jobs fork`: run one attempt of a job again, here, and write nothing to the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import pdb  # noqa: T100 - what --pdb is for
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import anyio
+import msgspec
+import typer
+
+from jobledger.audit.archive.chain import export_folders
+from jobledger.cli import audit_options, options
+from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
+from jobledger.cli.events.events import event_detail
+from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
+from jobledger.cli.output import Output
+from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
+from jobledger.cli.text import plain_lines, shortened, state_words
+from jobledger.ledger import TaskRegistry
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import Completed, Failed, event_type
+from jobledger.ledger.model.subjects import Names
+from jobledger.workers import fork as forks
+from jobledger.workers.process import settle
+
+_VALUE_SHOWN_MAX: Final = 300
+_SWALLOWED_S: Final = 1.0
+_OVERTIME_S: Final = 3.0
+
+
+def fork(
+    *,
+    job_id: JobId,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            "--attempt", min=1, metavar="N", help="Which attempt to run again. (default: the newest)"
+        ),
+    ] = None,
+    debugger: Annotated[
+        bool,
+        typer.Option(
+            "--pdb", metavar="", help="Without timeout, and when the task raises, stop there in the debugger."
+        ),
+    ] = False,
+    modules: options.App = None,
+    queue: options.Queue = None,
+    archives: audit_options.Archives = None,
+    projection: options.ProjectionFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Run an attempt again, here: same input and checkpoint, in a ledger in memory; nothing is written to the real one.
+
+    The code is the one that --app loads, and what it does elsewhere (mail, databases) it does. Exits with 1 unless
+    the attempt completes.
+    """
+    which = one_job(
+        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
+    )
+    tasks = load_tasks(modules)
+    material = run(lambda: _fetch(which, attempt, tasks, archives or ()))
+    names = Names(environment)
+    settle()
+    # The connection is closed: a debugger may hold the attempt for as long as it likes.
+    task = tasks.get(material.task)
+    ran = run(
+        lambda: (
+            forks.run(material, task, names, limited=False)
+            if debugger
+            else _bounded(lambda: forks.run(material, task, names), material.timeout_s, as_json=as_json)
+        )
+    )
+    if as_json:
+        which.output.object(_body(material, ran))
+    else:
+        _show(which.output, material, ran)
+    if debugger and ran.error is not None:
+        pdb.post_mortem(ran.error.__traceback__)
+    if not isinstance(_end(ran).event, Completed):
+        ended = state_words(ran.job.state.value)
+        raise JobNotCompletedError(
+            f"attempt {material.attempt} did not complete here: the job would be {ended}"
+        )
+
+
+async def _bounded(
+    attempt: Callable[[], Awaitable[forks.Ran]], timeout_s: float | None, *, as_json: bool
+) -> forks.Ran:
+    """Run the attempt, which Ctrl-C and its timeout end even when the task swallows its cancellation.
+
+    Raises: StoppedBySignalError.
+    """
+    loop, ran = asyncio.get_running_loop(), None
+
+    def stop() -> None:
+        group.cancel_scope.cancel()
+        loop.call_later(_SWALLOWED_S, exit_at_once, INTERRUPTED)
+
+    def give_up() -> None:
+        sentence = (
+            f"the task goes on although its timeout of {timeout_s:g} s is over: it swallows cancellation"
+        )
+        exit_at_once(report(JobNotCompletedError(sentence), as_json=as_json))
+
+    over = loop.call_later(timeout_s + _OVERTIME_S, give_up) if timeout_s is not None else None
+    async with anyio.create_task_group() as group:
+        await group.start(watch_signals, stop)
+        ran = await attempt()
+        group.cancel_scope.cancel()
+    if over is not None:
+        over.cancel()
+    if ran is None:
+        raise StoppedBySignalError
+    return ran
+
+
+async def _fetch(
+    which: OneJob, attempt: int | None, tasks: TaskRegistry, archives: Sequence[Path]
+) -> forks.Material:
+    async with found_history(which, archives, "jobledger jobs fork") as found:
+        exports = export_folders(archives) if archives else ()
+        history = newest_life(found.history, which.output)
+        material = await forks.fetch(found.ledger, history, attempt, exports=exports)
+    tasks.get(material.task)
+    return material
+
+
+def _body(material: forks.Material, ran: forks.Ran) -> dict[str, Any]:
+    recorded = forks.recorded_end(material)
+    return {
+        "id": material.ref.job_id,
+        "queue": material.ref.queue,
+        "task": material.task,
+        "attempt": material.attempt,
+        "status": ran.job.state.value,
+        "recorded": None if recorded is None else msgspec.Raw(recorded.data),
+        "events": [msgspec.Raw(stored.data) for stored in ran.events],
+    }
+
+
+def _show(output: Output, material: forks.Material, ran: forks.Ran) -> None:
+    output.say(f"job {material.ref.job_id}", style="bold")
+    output.say(
+        f"attempt {material.attempt} of {material.task}, run again here; nothing was written", style="dim"
+    )
+    recorded, here = forks.recorded_end(material), _end(ran)
+    output.facts(
+        [
+            ("recorded", _words(recorded) if recorded is not None else "no end: it never ran, or runs still"),
+            ("here", _words(here)),
+        ]
+    )
+    if isinstance(here.event, Failed) and here.event.error.traceback:
+        output.say()
+        for line in plain_lines(here.event.error.traceback.rstrip()):
+            output.say(f"  {line}")
+
+
+def _end(ran: forks.Ran) -> StoredEvent:
+    """Return the event that ended the attempt; what becomes of the job may follow it."""
+    return next(stored for stored in ran.events if event_type(stored.event) in forks.ENDS)
+
+
+def _words(stored: StoredEvent) -> str:
+    event = stored.event
+    if isinstance(event, Completed):
+        value = bytes(event.result).decode(errors="replace")
+        large = event.result_ref
+        return f"completed: {shortened(value, _VALUE_SHOWN_MAX) if large is None else 'a large result'}"
+    if isinstance(event, Failed):
+        return f"failed: {event.error.type}: {shortened(event.error.message, _VALUE_SHOWN_MAX)}"
+    detail = event_detail(stored)
+    return f"{event_type(event)}{f': {detail}' if detail else ''}"

@@ -1,0 +1,62 @@
+"""A job's input as it is written on a command line: key=value words, or one JSON object, also from stdin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.cli.errors import UsageError
+from jobledger.ledger import LedgerConfig
+from jobledger.ledger.model.errors import InvalidInputError, PayloadTooLargeError
+from jobledger.ledger.model.json_text import check_text
+
+_INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
+
+
+def read_object(input_text: str, *, what: str) -> dict[str, Any]:
+    """Return the JSON object in the text of --input, or on stdin for "-".
+
+    Raises: InvalidInputError, PayloadTooLargeError, which names `what`.
+    """
+    text = _read_stdin() if input_text == "-" else input_text.encode("utf-8", "surrogateescape")
+    if len(text) > _INPUT_BYTES_MAX:
+        raise PayloadTooLargeError(what, len(text), _INPUT_BYTES_MAX)
+    value: Any = msgspec.json.decode(check_text(text, what="JSON of --input"))
+    if not isinstance(value, dict):
+        raise InvalidInputError(
+            '--input must be a JSON object with the arguments by name, as in {"user_id": 7}'
+        )
+    return value  # pyright: ignore[reportUnknownVariableType] # an object's keys are text, its values anything
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """Return what key=value words say, values as they are written.
+
+    Raises: UsageError.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (equals and name):
+            raise UsageError(f"{word[:60]!r} is not an argument of the form key=value")
+        if name in found:
+            raise UsageError(f"argument {name!r} is given twice")
+        found[name] = value
+    return found
+
+
+def _read_stdin() -> bytes:
+    """Read all of stdin, but never more than what may be an input.
+
+    Raises: InvalidInputError beyond that.
+    """
+    text = sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
+    if len(text) > _INPUT_BYTES_MAX:
+        limit = f"{_INPUT_BYTES_MAX:,} bytes"
+        raise InvalidInputError(
+            f"the input on stdin is larger than {limit}: store it elsewhere and pass a reference"
+        )
+    return text

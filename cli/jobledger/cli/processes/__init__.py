@@ -1,0 +1,1 @@
+"""Commands that run a server or workers, and the list of workers."""

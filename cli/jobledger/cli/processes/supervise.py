@@ -1,0 +1,149 @@
+"""`jobledger worker --processes N` and `--reload`: the process that looks after workers and runs no job itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from jobledger.cli.errors import DONE, FAILED
+from jobledger.cli.exposure import Exposure
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run, stoppable, until_closed
+from jobledger.cli.session import until_eof as when_stdin_ends
+from jobledger.workers import WorkerConfig
+from jobledger.workers.supervision.reload import SourceWatch, source_folders
+from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
+
+#: Ours alone: a child gets the server by variable, as an address may hold a password that `ps` would show.
+_NOT_FOR_CHILDREN: Final = (
+    "JOBLEDGER_PROCESSES",
+    "JOBLEDGER_METRICS_PORT",
+    "JOBLEDGER_METRICS_HOST",
+    "JOBLEDGER_METRICS_TOKEN_FILE",
+)
+_LEASES_OF_SILENCE: Final = 2
+
+
+class Crew(msgspec.Struct, frozen=True, kw_only=True):
+    """Which workers, how many, and whether they follow their source files."""
+
+    modules: list[str]
+    queues: list[str]  #: as they were given, with weights
+    processes: int
+    reload: bool
+    exposure: Exposure = Exposure()
+
+
+def supervise(
+    output: Output,
+    target: Target,
+    config: WorkerConfig,
+    crew: Crew,
+    switches: Sequence[str],
+    *,
+    until_eof: bool,
+) -> int:
+    """Keep the workers until stopped; return the exit code."""
+    crew.exposure.check(crew.processes)
+    patience = SupervisorConfig(processes=crew.processes, grace_s=config.grace_s, reload=crew.reload)
+    watch = SourceWatch(source_folders(crew.modules)) if crew.reload else None
+    command = _command(output, target, config, crew, switches)
+    return run(
+        lambda: _supervise(output, target, command, patience, watch, crew.exposure, until_eof=until_eof)
+    )
+
+
+def _command(
+    output: Output, target: Target, config: WorkerConfig, crew: Crew, switches: Sequence[str]
+) -> list[str]:
+    # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
+    words = [sys.executable, "-P", "-m", "jobledger.cli", *switches, "worker"]
+    for option, values in (("--app", crew.modules), ("--queue", crew.queues)):
+        for value in values:
+            words += [option, value]
+    words += ["--concurrency", str(config.concurrency), "--grace", str(config.grace_s)]
+    if config.pool_size is not None:
+        words += ["--pool", str(config.pool_size)]
+    if config.pool_memory_bytes_max is not None:
+        words += ["--pool-memory", str(config.pool_memory_bytes_max >> 20)]
+    if target.tracing:
+        words += ["--traces"]
+    if target.environment:
+        words += ["--environment", target.environment]
+    if target.ledger_bytes_max is not None:
+        words += ["--ledger-bytes-max", str(target.ledger_bytes_max)]
+    return [*words, "--json"] if output.as_json else words
+
+
+def _environment(target: Target) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
+    return inherited | {"JOBLEDGER_URL": target.url}
+
+
+async def _supervise(  # noqa: PLR0917 - what it was told
+    output: Output,
+    target: Target,
+    command: Sequence[str],
+    patience: SupervisorConfig,
+    watch: SourceWatch | None,
+    exposure: Exposure,
+    *,
+    until_eof: bool,
+) -> int:
+    code = DONE  # of one that is stopped before it has begun
+    async with stoppable() as stopping, opened(target) as ledger, anyio.create_task_group() as group:
+        # Twice the lease: whatever a process that silent still runs is somebody else's by now.
+        silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
+        patience = msgspec.structs.replace(patience, silence_s=silence_s)
+        supervisor = Supervisor(
+            ledger.leases,
+            command,
+            patience,
+            environment=_environment(target),
+            of_place=exposure.variables,
+        )
+        asked = False
+
+        def on_signal() -> None:
+            nonlocal asked
+            if not asked:
+                output.note("stopping: running attempts get their grace; once more to stop at once")
+            asked = True
+            supervisor.stop()
+
+        def at_once() -> None:
+            supervisor.stop()
+            supervisor.stop()
+
+        def on_change(paths: list[str]) -> None:
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            output.note(f"{Path(paths[0]).name}{more} changed: starting anew")
+            supervisor.restart()
+
+        code = FAILED
+        stopping.act = on_signal
+        group.start_soon(until_closed, ledger)
+        if until_eof:
+            group.start_soon(when_stdin_ends, at_once)
+        if watch is not None:
+            group.start_soon(watch.run, on_change)
+        _say_begun(output, supervisor, patience)
+        code = await supervisor.run()
+        group.cancel_scope.cancel()
+    return code
+
+
+def _say_begun(output: Output, supervisor: Supervisor, patience: SupervisorConfig) -> None:
+    if output.as_json:
+        output.object(
+            {"supervisor": supervisor.identity, "pid": os.getpid(), "processes": patience.processes}
+        )
+    else:
+        count = f"{patience.processes} worker process{'es' if patience.processes > 1 else ''}"
+        output.say(f"supervisor {supervisor.identity} keeps {count}; stop it with Ctrl-C")

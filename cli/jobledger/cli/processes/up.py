@@ -1,0 +1,214 @@
+"""`jobledger up`: server, worker and projector in one process, for one machine and for getting to know it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+import msgspec
+
+from jobledger.cli import options
+from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
+from jobledger.cli.errors import UsageError
+from jobledger.cli.exposure import LOOPBACK, Exposure
+from jobledger.cli.output import Output
+from jobledger.cli.session import (
+    Target,
+    load_tasks,
+    opened,
+    projection_path,
+    run,
+    until_closed,
+    watch_signals,
+)
+from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.nats.connection import redact
+from jobledger.ledger.server import Durability, EmbeddedServer
+from jobledger.projections import Projector, Snapshots
+from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.process import settle
+
+
+class _Projecting(msgspec.Struct, frozen=True):
+    follow: Callable[[], Coroutine[Any, Any, NoReturn]]  #: keeps the projection up to date
+    path: Path
+    metrics: str | None  #: where they are
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    directory: Path
+    port: int
+    durability: Durability
+    url: str | None
+    environment: str
+    ledger_bytes_max: int | None
+    projection: Path | None
+    registry: TaskRegistry | None
+    config: WorkerConfig
+    app: str
+    exposure: Exposure
+
+
+def up(
+    *,
+    app: options.App = None,
+    directory: options.OptionalDirectory = None,
+    port: options.OptionalPort = None,
+    durability: options.Durability = "power",
+    url: options.OptionalUrl = None,
+    environment: options.Environment = "",
+    queues: options.Queues = None,
+    concurrency: options.Concurrency = 100,
+    grace: options.Grace = 30.0,
+    metrics_port: options.MetricsPort = None,
+    metrics_host: options.MetricsHost = LOOPBACK,
+    metrics_token_file: options.MetricsTokenFile = None,
+    projection: options.ProjectionFile = None,
+    ledger_bytes_max: options.LedgerBytesMax = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run the embedded server (or use --url), a worker for --app and a projector, until Ctrl-C."""
+    if url is not None and (directory is not None or port is not None):
+        raise UsageError(
+            f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {redact(url)}: "
+            "leave one of them out"
+        )
+    served, weights = options.weighted(queues)
+    exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
+    plan = _Plan(
+        directory=directory or Path(".jobledger"),
+        port=4222 if port is None else port,
+        durability=durability,
+        url=url,
+        environment=environment,
+        ledger_bytes_max=ledger_bytes_max,
+        projection=projection,
+        config=WorkerConfig(queues=served, weights=weights, concurrency=concurrency, grace_s=grace),
+        registry=load_tasks(app) if options.split(app) else None,
+        app=",".join(options.split(app)),
+        exposure=exposure,
+    )
+    run(lambda: _up(Output(as_json=as_json), plan))
+
+
+async def _up(output: Output, plan: _Plan) -> None:
+    """Start in the order server, connection, projector, worker; stop in the opposite one."""
+    settle()
+    async with _server(plan) as server:
+        url = server.url if server is not None else plan.url or ""
+        target = Target(url=url, environment=plan.environment, ledger_bytes_max=plan.ledger_bytes_max)
+        async with opened(target) as ledger:
+            path = await projection_path(ledger, plan.projection)
+            made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
+            async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
+                _say_ready(output, plan, server, url, made, projecting)
+                await _run(output, ledger, server, projecting, made)
+
+
+@contextlib.asynccontextmanager
+async def _projecting(
+    output: Output, ledger: Ledger, path: Path, made: Worker | None, exposure: Exposure
+) -> AsyncGenerator[_Projecting, None]:
+    """Give what keeps the projection up to date; where metrics were asked for, serve them for the length of the block."""
+    with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
+        missing = (await projector.prepare()).missing
+        if missing:
+            output.note(missing)
+        if exposure.port is None:
+            yield _Projecting(projector.run, path, None)
+            return
+    # Imported here: who shows no metrics does not load what it takes.
+    from jobledger.ledger.metrics.exposition import Together  # noqa: PLC0415
+    from jobledger.projections.metrics.exporter import Exporter  # noqa: PLC0415
+    from jobledger.workers.metrics import measured  # noqa: PLC0415
+
+    exporter = Exporter(ledger, path)
+    async with contextlib.AsyncExitStack() as stack:
+        shown = Together((exporter, exporter.health))
+        if made is not None:
+            collector = await stack.enter_async_context(measured(ledger, made))
+            shown = Together((exporter, exporter.health), (collector, collector.health))
+        server = stack.enter_context(exposure.server(shown, shown.health))
+        yield _Projecting(exporter.follow, path, server.url)
+
+
+@contextlib.asynccontextmanager
+async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
+    if plan.url is not None:
+        yield None
+        return
+    async with embedded(plan.directory, port=plan.port, durability=plan.durability) as server, blamed(server):
+        yield server
+
+
+async def _run(
+    output: Output,
+    ledger: Ledger,
+    server: EmbeddedServer | None,
+    projecting: _Projecting,
+    made: Worker | None,
+) -> None:
+    stopped = anyio.Event()
+
+    def on_signal() -> None:
+        if not stopped.is_set():
+            output.note("stopping in order; once more to stop at once")
+        stopped.set()
+        if made is not None:
+            made.stop()
+
+    async with anyio.create_task_group() as group:
+        await group.start(watch_signals, on_signal)
+        if server is not None:
+            group.start_soon(until_ended, server)
+        group.start_soon(until_closed, ledger)
+        group.start_soon(projecting.follow)
+        if made is not None:
+            await made.run()
+        else:
+            await stopped.wait()
+        group.cancel_scope.cancel()
+
+
+def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
+    output: Output,
+    plan: _Plan,
+    server: EmbeddedServer | None,
+    url: str,
+    made: Worker | None,
+    projecting: _Projecting,
+) -> None:
+    if output.as_json:
+        body = described(server) if server is not None else {"url": url}
+        shown = {} if projecting.metrics is None else {"metrics": projecting.metrics}
+        worker = made.identity if made else None
+        output.object({**body, "worker": worker, "projection": str(projecting.path), **shown})
+        return
+    output.say(f"jobledger is ready at {url}", style="bold green")
+    here = "" if url == "nats://127.0.0.1:4222" else f" --url {url}"
+    store = (
+        f"{server.directory} ({server.durability}: {safety(server.durability)})"
+        if server is not None
+        else None
+    )
+    output.facts(
+        [
+            ("server", "embedded nats-server" if server is not None else "runs already, not ours"),
+            ("store", store),
+            (
+                "worker",
+                f"{made.identity}, queues {', '.join(made.queues)}"
+                if made
+                else "none: name tasks with --app",
+            ),
+            ("projection", str(projecting.path)),
+            ("metrics", projecting.metrics),
+            ("next", f"jobledger enqueue --app {plan.app or 'MODULE'} TASK key=value --wait{here}"),
+            ("", f"jobledger jobs list{here}"),
+            ("", f"jobledger events tail --follow{here}"),
+            ("stop", "Ctrl-C"),
+        ]
+    )

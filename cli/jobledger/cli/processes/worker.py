@@ -1,0 +1,174 @@
+"""`jobledger worker`: one process that runs jobs; stopping it is a request first and a command the second time.
+
+With --processes or --reload it is the supervisor of such processes: supervise.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+import anyio
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.exposure import LOOPBACK, Exposure
+from jobledger.cli.output import Output
+from jobledger.cli.processes.supervise import Crew, supervise
+from jobledger.cli.session import (
+    Stopping,
+    Target,
+    load_tasks,
+    named_modules,
+    opened,
+    run,
+    stoppable,
+    until_closed,
+)
+from jobledger.cli.session import until_eof as when_stdin_ends
+from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.process import settle
+from jobledger.workers.supervision.supervised import Parent
+
+
+def worker(
+    context: typer.Context,
+    *,
+    app: options.App = None,
+    queues: options.Queues = None,
+    concurrency: options.Concurrency = 100,
+    grace: options.Grace = 30.0,
+    processes: options.Processes = None,
+    pool: options.Pool = None,
+    pool_memory: options.PoolMemory = None,
+    reload: options.Reload = False,
+    traces: options.Traces = False,
+    metrics_port: options.MetricsPort = None,
+    metrics_host: options.MetricsHost = LOOPBACK,
+    metrics_token_file: options.MetricsTokenFile = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    ledger_bytes_max: options.LedgerBytesMax = None,
+    until_eof: options.UntilEof = False,
+    supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run jobs until SIGTERM or Ctrl-C: running ones get their grace, the rest is given back; twice stops at once."""
+    parent = Parent(supervised) if supervised is not None else None
+    served, weights = options.weighted(queues)
+    config = WorkerConfig(
+        queues=served,
+        weights=weights,
+        concurrency=concurrency,
+        grace_s=grace,
+        pool_size=pool,
+        pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
+        supervisor=parent.identity if parent is not None else "",
+    )
+    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max, tracing=traces)
+    output = Output(as_json=as_json)
+    exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
+    if parent is None and (processes is not None or reload):
+        switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
+        crew = Crew(
+            modules=named_modules(app),
+            queues=options.split(queues),
+            processes=processes or 1,
+            reload=reload,
+            exposure=exposure,
+        )
+        raise typer.Exit(supervise(output, target, config, crew, switches, until_eof=until_eof))
+    exposure.check(1)
+    registry = load_tasks(app)
+    run(lambda: _worker(output, target, registry, config, parent, exposure, until_eof=until_eof))
+
+
+def _of_root(context: typer.Context, name: str) -> bool:
+    return context.parent is not None and bool(context.parent.params.get(name))
+
+
+async def _worker(  # noqa: PLR0917 - what it was told
+    output: Output,
+    target: Target,
+    registry: TaskRegistry,
+    config: WorkerConfig,
+    parent: Parent | None,
+    exposure: Exposure,
+    *,
+    until_eof: bool,
+) -> None:
+    settle()
+    async with stoppable() as stopping, opened(target) as ledger:
+        made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
+        async with _shown(output, ledger, made, exposure):
+            await _run(output, ledger, made, parent, stopping, until_eof=until_eof)
+
+
+@contextlib.asynccontextmanager
+async def _shown(
+    output: Output, ledger: Ledger, made: Worker, exposure: Exposure
+) -> AsyncGenerator[None, None]:
+    """Serve the worker's metrics for the length of the block, where that was asked for."""
+    if exposure.port is None:
+        yield
+        return
+    # Imported here: a worker that shows no metrics does not load what it takes.
+    from jobledger.workers.metrics import measured  # noqa: PLC0415
+
+    async with measured(ledger, made) as collector:
+        with exposure.server(collector, collector.health) as server:
+            output.note(f"metrics of process {os.getpid()} at {server.url}")
+            yield
+
+
+async def _run(
+    output: Output,
+    ledger: Ledger,
+    made: Worker,
+    parent: Parent | None,
+    stopping: Stopping,
+    *,
+    until_eof: bool,
+) -> None:
+    asked = False
+
+    def on_signal() -> None:
+        output.note("stopping: running attempts get their grace; once more to stop at once")
+        made.stop()
+
+    def once() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            made.stop()
+
+    def at_once() -> None:
+        made.stop()
+        made.stop()
+
+    async with anyio.create_task_group() as group:
+        stopping.act = on_signal if parent is None else once
+        if parent is not None:
+            group.start_soon(parent.watch, once, at_once)
+        group.start_soon(until_closed, ledger)
+        group.start_soon(_say_ready, output, made, parent)
+        if until_eof:
+            group.start_soon(when_stdin_ends, at_once)
+        await made.run()
+        group.cancel_scope.cancel()
+
+
+async def _say_ready(output: Output, made: Worker, parent: Parent | None) -> None:
+    """Say so once the worker takes work, for those who wait for it."""
+    await made.taking.wait()
+    if parent is not None:
+        parent.ready()
+    if output.as_json:
+        output.object({"worker": made.identity, "queues": made.queues, "pid": os.getpid()})
+    else:
+        stop = "" if parent is not None else "; stop it with Ctrl-C"
+        output.say(f"worker {made.identity} takes jobs of {', '.join(made.queues)}{stop}")

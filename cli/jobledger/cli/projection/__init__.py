@@ -1,0 +1,1 @@
+"""Commands on projections and on the past that they hold."""

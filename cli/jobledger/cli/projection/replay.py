@@ -1,0 +1,235 @@
+"""`jobledger replay` and `jobledger audit restore`: events once more, into a database or into an empty ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+import tempfile
+from collections.abc import AsyncGenerator, Generator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from jobledger.audit.archive.chain import with_past
+from jobledger.audit.export import ExportLog, JoinedLog, Manifest, import_export, read_manifest
+from jobledger.cli import options
+from jobledger.cli.audit_options import Archives
+from jobledger.cli.errors import UsageError
+from jobledger.cli.events.events import parse_time
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, run
+from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.payloads import Stores
+from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
+
+_DIGITS_MAX: Final = 19  # what SQLite and the server count to
+Folders = list[Path] | None
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="SEQ|TIME", help="The last event that counts. (default: the newest)"),
+]
+
+
+def replay(
+    *,
+    into: Annotated[
+        Path,
+        typer.Option("--into", metavar="FILE", help="SQLite file to write; one that exists is left alone."),
+    ],
+    to: To = None,
+    exports: Annotated[
+        Folders,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Read this export and no server; repeat it for exports that follow each other, the oldest first.",
+        ),
+    ] = None,
+    archives: Archives = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Write the tables of a past moment into a file of their own, to look into at leisure."""
+    if exports and archives:
+        raise UsageError(
+            "--from reads no ledger: name every export with --from, or every archive with --archive"
+        )
+    if into.exists():
+        raise UsageError(f"--into {into}: there is such a file; name another")
+    if not into.absolute().parent.is_dir():
+        raise UsageError(f"--into {into}: there is no folder {into.absolute().parent}")
+    end = _moment(to) if to is not None else None
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _replay(output, target, into, end, exports or (), archives or ()))
+
+
+def _moment(text: str) -> int | datetime:
+    """Read a stream sequence or a time. Raises: UsageError."""
+    if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX:
+        return int(text)
+    return parse_time("--to", text, "a stream sequence or ")
+
+
+async def _replay(  # noqa: PLR0917 - what the command was told
+    output: Output,
+    target: Target,
+    into: Path,
+    end: int | datetime | None,
+    exports: Sequence[Path],
+    archives: Sequence[Path],
+) -> None:
+    async with _source(target, exports, archives) as log:
+        until = await _sequence(log, end)
+        if until is not None:
+            await refuse_archived(log, until)
+        with _made_beside(into) as draft:
+            with output.progress("replaying") as progress:
+                position = await rebuild(log, draft, until=until, progress=progress)
+            with Store.open(draft) as store:
+                counts = store.counts_by_state()
+    if output.as_json:
+        output.object({"file": str(into), "position": position.stream_sequence, "jobs": counts})
+        return
+    jobs = ", ".join(f"{state} {count:,}" for state, count in sorted(counts.items()) if count) or "none"
+    output.facts([("file", str(into)), ("position", f"{position.stream_sequence:,}"), ("jobs", jobs)])
+
+
+@contextlib.contextmanager
+def _made_beside(into: Path) -> Generator[Path, None, None]:
+    """Give a file in a folder that is gone afterwards; at the end of the block it alone becomes `into`, and is plain.
+
+    A projection is a file that others read while it is written: with a lock and a log beside it. This one is for any
+    tool, also where that may not write.
+
+    Raises: UsageError when such a file came meanwhile; ProjectionStorageError.
+    """
+    with tempfile.TemporaryDirectory(dir=into.absolute().parent, prefix=f".{into.name}.") as folder:
+        draft = Path(folder) / into.name
+        yield draft
+        with files.translated(into, 0.0):
+            connection = sqlite3.connect(draft, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                connection.close()
+            files.sync(draft)
+            if into.exists():
+                raise UsageError(f"--into {into}: somebody else made such a file meanwhile; name another")
+            draft.rename(into)
+            files.sync(into.absolute().parent)
+
+
+@contextlib.asynccontextmanager
+async def _source(
+    target: Target, exports: Sequence[Path], archives: Sequence[Path]
+) -> AsyncGenerator[Log, None]:
+    if exports:
+        logs = [ExportLog(folder, Names(read_manifest(folder).environment)) for folder in exports]
+        _refuse_parts(logs)
+        joined = JoinedLog(logs[:-1], logs[-1])
+        await _refuse_middle(joined)
+        yield joined
+        return
+    async with opened(target) as ledger:
+        log: Log = ledger.log
+        if archives:
+            log = await with_past(log, archives)
+        yield log
+
+
+def _refuse_parts(logs: Sequence[ExportLog]) -> None:
+    """Refuse exports that lack events which the tables need.
+
+    Raises: UsageError.
+    """
+    for log in logs:
+        if not log.manifest.complete:
+            raise UsageError(
+                f"--from {log.folder}: it holds a selection of the events, and the tables need all"
+            )
+    for before, after in itertools.pairwise(logs):
+        end, begin = before.manifest.last_sequence, after.manifest.first_sequence
+        if begin != end + 1:
+            raise UsageError(
+                f"--from {after.folder}: it begins at stream sequence {begin}, and the one before it ends at {end}: "
+                "name exports that follow each other, the oldest first"
+            )
+
+
+async def _refuse_middle(log: Log) -> None:
+    """Refuse events that begin in the middle of jobs, as an export of a range does; an archive carries over what lives.
+
+    Raises: UsageError.
+    """
+    first = (await log.head()).first_sequence
+    if first == 1:
+        return
+    async with contextlib.aclosing(log.read_messages(subject=log.names.reactor_chain(ARCHIVE))) as batches:
+        async for batch in batches:
+            for message in batch:
+                event = decode_reactor_event(message)
+                if isinstance(event, Archived) and event.through_sequence == first - 1:
+                    return
+    raise UsageError(
+        f"--from: the first export begins at stream sequence {first}, in the middle of jobs: "
+        "name those before it too, the oldest first"
+    )
+
+
+async def _sequence(log: Log, end: int | datetime | None) -> int | None:
+    if end is None:
+        return None
+    if isinstance(end, datetime):
+        return (await moment_of(log, at=end)).stream_sequence
+    return (await moment_of(log, stream_sequence=end)).stream_sequence
+
+
+def restore(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The export, as `audit export` wrote it.")],
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=1, metavar="SEQ", help="The last event to bring back. (default: all)"),
+    ] = None,
+    url: options.Url = DEFAULT_URL,
+    environment: options.Environment = "",
+    as_json: options.Json = False,
+) -> None:
+    """Bring an export back into an empty ledger, byte for byte, at the same sequences; begun anew it goes on."""
+    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
+    run(lambda: _restore(output, target, folder, to))
+
+
+async def _restore(output: Output, target: Target, folder: Path, to: int | None) -> None:
+    async with opened(target) as ledger:
+        with output.progress("restoring") as progress:
+            payloads = Stores(ledger.inputs, ledger.results)
+            count = await import_export(
+                folder, ledger.log, through=to, payloads=payloads, on_progress=progress
+            )
+        head = (await ledger.log.head()).last_sequence
+    if output.as_json:
+        output.object({"appended": count, "head": head})
+    else:
+        output.say(f"{count:,} events were brought back; the ledger ends at {head:,}")
+        _tell_payloads(output, read_manifest(folder))
+        output.note("prove it with `jobledger audit verify`")
+
+
+def _tell_payloads(output: Output, manifest: Manifest) -> None:
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
+        return
+    lacking = payloads.missing if payloads.included else payloads.count
+    if lacking:
+        output.note(
+            f"{lacking:,} large inputs or results are not in the export: their jobs cannot be run again"
+        )

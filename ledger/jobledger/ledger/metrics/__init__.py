@@ -1,0 +1,1 @@
+"""Metrics as text for Prometheus, and the small server that hands them out."""

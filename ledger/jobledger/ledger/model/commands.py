@@ -1,0 +1,246 @@
+"""What may be asked of a job: one class a command. What follows from each is decided in `decisions`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from jobledger.ledger.model.errors import (
+    InvalidInputError,
+)
+from jobledger.ledger.model.events import (
+    NO_VALUE,
+    Cause,
+    DeadReason,
+    ErrorInfo,
+    PayloadRef,
+    Priority,
+)
+from jobledger.ledger.model.inputs import check_finite, keep_utc
+from jobledger.ledger.model.subjects import JobRef
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Who appends, when, and on whose behalf."""
+
+    at: datetime
+    by: str
+    trace: str = ""
+    correlation: str = ""
+    causation: str = ""
+
+
+class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Begin a job: queued at once, `scheduled` with `run_at`, or `held` with limits."""
+
+    ref: JobRef
+    task: str
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    priority: Priority = "normal"
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    run_at: datetime | None = None
+    notify: str = ""
+    tenant: str = ""
+    limits: tuple[str, ...] = ()
+    batch: str = ""
+    tick: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what would make a job that can never run, or an event that can never be read.
+
+        Raises: InvalidInputError.
+        """
+        keep_utc(self, "run_at")
+        check_finite("timeout_s", self.timeout_s)
+        if self.max_attempts < 1:
+            raise InvalidInputError(f"max_attempts is {self.max_attempts}: give at least 1")
+
+
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Make a waiting job available to workers: its time came, its limit admitted it, its event arrived."""
+
+    cause: Cause
+    priority: Priority | None = None  #: None: as before
+    #: `Job.wait_sequence` of the wait that is over; a wait begun since is not cut short. None: whatever it waits for.
+    asked_by: int | None = None
+    reason: str = ""  #: of an operator who does not let it wait any longer
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Start the next attempt of a queued job."""
+
+    worker: str
+    lease_s: float
+
+
+class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
+    """Take a running job from a worker whose lease is over: obey its cancel, start anew, or give it up."""
+
+    worker: str
+    lease_s: float
+    lost_epoch: int  #: the claim that was seen to be over
+
+
+class Rescue(msgspec.Struct, frozen=True, kw_only=True):
+    """Put a running job whose worker's lease is over back into its queue, where nobody else is left to take it over.
+
+    Its dispatch is not delivered any more: obey its cancel, dispatch it anew, or give it up. The attempt is lost.
+    """
+
+    lost_epoch: int  #: the claim that was seen to be over
+
+
+class Complete(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Record that the attempt returned."""
+
+    epoch: int
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+
+
+class Fail(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that the attempt failed; the job is retried while attempts are left."""
+
+    epoch: int
+    error: ErrorInfo
+    retry_at: datetime | None = None  #: None: at once
+    retry_priority: Priority | None = None  #: None: as before
+    give_up: DeadReason | None = None  #: no retry, whatever is left
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "retry_at")
+
+
+class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a running job back unfinished; the attempt does not count."""
+
+    epoch: int
+    reason: str
+
+
+class Snooze(msgspec.Struct, frozen=True, kw_only=True):
+    """Run again at `until`; the attempt does not count."""
+
+    epoch: int
+    until: datetime
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "until")
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Wait for a time or an event without holding a slot."""
+
+    epoch: int
+    until: datetime | None = None
+    event: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "until")
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep a value for the next attempt."""
+
+    epoch: int
+    value: msgspec.Raw = NO_VALUE
+    value_ref: PayloadRef | None = None
+
+
+class ReportProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how far the attempt is."""
+
+    epoch: int
+    done: float
+    total: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the numbers, which come from users' arithmetic."""
+        check_finite("done", self.done)
+        check_finite("total", self.total)
+
+
+class CancelJob(msgspec.Struct, frozen=True, kw_only=True):
+    """End a waiting job at once; ask a running one to end."""
+
+    reason: str = ""
+
+
+class ConfirmCancel(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that the running attempt ended because it was told to, or asked to itself."""
+
+    epoch: int
+    reason: str = ""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a job up that was never brought to a verdict, such as after too many deliveries."""
+
+    reason: DeadReason
+    epoch: int = 0  #: the claim under which it was seen running; 0 when it was seen queued
+    error: ErrorInfo | None = None
+
+
+class Requeue(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a dead letter new attempts, perhaps with another input."""
+
+    attempts: int = 1  #: how many more it may have
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    priority: Priority | None = None
+    reason: str = ""
+
+
+class Discard(msgspec.Struct, frozen=True, kw_only=True):
+    """Close a dead letter for good; everything is kept."""
+
+    reason: str = ""
+
+
+class Fence(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave the receipt of an outcome that was refused."""
+
+    epoch: int
+    attempt: int
+    worker: str
+    outcome: str
+
+
+class Carry(msgspec.Struct, frozen=True, kw_only=True):
+    """Store the whole job once more, before events up to `through` are taken away; it stays as it is."""
+
+    through: int  #: stream sequence
+    tracebacks: bool = True  #: False leaves out those of its attempts, which may make it too large
+
+
+Command = (
+    Enqueue
+    | Dispatch
+    | Claim
+    | TakeOver
+    | Rescue
+    | Complete
+    | Fail
+    | Interrupt
+    | Snooze
+    | Pause
+    | Checkpoint
+    | ReportProgress
+    | CancelJob
+    | ConfirmCancel
+    | DeadLetter
+    | Requeue
+    | Discard
+    | Fence
+    | Carry
+)
+
+Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel
+ClaimHolderCommand = Outcome | Checkpoint | ReportProgress

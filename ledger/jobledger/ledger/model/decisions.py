@@ -1,0 +1,421 @@
+"""`decide`: which facts follow from a command, or which refusal.
+
+Pure and total: for every job and command it returns events or raises one of our refusals; it reads no clock
+and does no I/O. Whether the view it was given was the newest is checked later, by the conditional append.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from jobledger.ledger.model.carried import carried_job
+from jobledger.ledger.model.commands import (
+    CancelJob,
+    Carry,
+    Checkpoint,
+    Claim,
+    ClaimHolderCommand,
+    Command,
+    Complete,
+    ConfirmCancel,
+    DeadLetter,
+    Discard,
+    Dispatch,
+    Enqueue,
+    Fail,
+    Fence,
+    Interrupt,
+    Outcome,
+    Pause,
+    ReportProgress,
+    Requeue,
+    Rescue,
+    Snooze,
+    Stamp,
+    TakeOver,
+)
+from jobledger.ledger.model.errors import (
+    IllegalTransitionError,
+    JobExistsError,
+    JobNotFoundError,
+    StaleClaimError,
+)
+from jobledger.ledger.model.events import (
+    NO_VALUE,
+    Cancelled,
+    CancelRequested,
+    Carried,
+    Cause,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    Discarded,
+    ErrorInfo,
+    Failed,
+    Fenced,
+    Held,
+    Interrupted,
+    JobEvent,
+    Paused,
+    Progressed,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.transitions import CAUSES
+
+Events = tuple[JobEvent, ...]
+
+#: Looked up once: of an enumeration's class each look is a search of its metaclass.
+_QUEUED = JobState.QUEUED
+_RUNNING = JobState.RUNNING
+
+
+def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
+    """Return the events that `command` adds to `job`, to be appended as one; at least one.
+
+    Raises: JobExistsError, JobNotFoundError, IllegalTransitionError, StaleClaimError; nothing else.
+    """
+    if job is None:
+        if isinstance(command, Enqueue):
+            return (_first(command, stamp),)
+        raise JobNotFoundError("?")
+    # What every job asks comes first, for each case that does not fit costs a tenth of a microsecond.
+    match command:
+        case Claim():
+            return _claim(job, command, stamp)
+        case Complete():
+            return _complete(job, command, stamp)
+        case Enqueue():
+            raise JobExistsError(job.id)
+        case Dispatch():
+            return _dispatch(job, command, stamp)
+        case TakeOver():
+            return _take_over(job, command, stamp)
+        case Rescue():
+            _require(job, "be rescued", JobState.RUNNING)
+            _check_epoch(job, command.lost_epoch)
+            return _end_lost(job, stamp) or (_queued(job, stamp, "redispatched"),)
+        case CancelJob():
+            return _cancel(job, command, stamp)
+        case DeadLetter():
+            _require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
+            _check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
+            return (DeadLettered(**_envelope(job, stamp), reason=command.reason, error=command.error),)
+        case Requeue():
+            return _requeue(job, command, stamp)
+        case Discard():
+            _require(job, "be discarded", JobState.DEAD_LETTERED)
+            return (Discarded(**_envelope(job, stamp), reason=command.reason),)
+        case Fence():
+            return _fence(job, command, stamp)
+        case Carry():
+            return _carry(job, command, stamp)
+        case _:
+            return _claimed(job, command, stamp)
+
+
+def retry_command(job: Job | None, job_id: str, reason: str) -> Dispatch | Requeue:
+    """Return the command that makes a waiting job or a dead letter available now, as an operator wishes.
+
+    Raises: JobNotFoundError, IllegalTransitionError for a job that waits for nothing.
+    """
+    if job is None:
+        raise JobNotFoundError(job_id)
+    if job.state is JobState.DEAD_LETTERED:
+        return Requeue(reason=reason)
+    cause = _ENDS_WAIT.get(job.state)
+    if cause is None:
+        raise IllegalTransitionError(job.id, job.state.value, "be retried")
+    # A reason tells a person's wish from a timer that came early.
+    return Dispatch(cause=cause, asked_by=job.wait_sequence, reason=reason or "retried by hand")
+
+
+_ENDS_WAIT: dict[JobState, Cause] = {
+    JobState.SCHEDULED: "due",
+    JobState.RETRY_WAIT: "retried",
+    JobState.PAUSED: "resumed",
+}
+
+
+def outcome_type(outcome: Outcome) -> str:
+    """Return the type of the event that an outcome appends first: `completed`, `failed`, ..."""
+    return _OUTCOME_TYPES[type(outcome)]
+
+
+_OUTCOME_TYPES: dict[type[Outcome], str] = {
+    Complete: "completed",
+    Fail: "failed",
+    Interrupt: "interrupted",
+    Snooze: "snoozed",
+    Pause: "paused",
+    ConfirmCancel: "cancelled",
+}
+
+
+def _envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
+    return {
+        "v": 1,  # given, though they are the defaults: a default factory is a call per event
+        "prev": "",
+        "job": job.id,
+        "queue": job.queue,
+        "task": job.task,
+        "at": stamp.at,
+        "by": stamp.by,
+        "trace": stamp.trace or job.trace,
+        "correlation": stamp.correlation or job.correlation,
+        "causation": stamp.causation,
+    }
+
+
+def _require(job: Job, what: str, *states: JobState) -> None:
+    if job.state not in states:
+        raise IllegalTransitionError(job.id, job.state.value, what)
+
+
+def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
+    order: dict[str, Any] = {
+        "v": 1,
+        "prev": "",
+        "job": command.ref.job_id,
+        "queue": command.ref.queue,
+        "task": command.task,
+        "at": stamp.at,
+        "by": stamp.by,
+        "trace": stamp.trace,
+        "correlation": stamp.correlation,
+        "causation": stamp.causation,
+        "priority": command.priority,
+        "input": command.input,
+        "input_ref": command.input_ref,
+        "max_attempts": command.max_attempts,
+        "timeout_s": command.timeout_s,
+        "notify": command.notify,
+        "tenant": command.tenant,
+        "limits": command.limits,
+        "batch": command.batch,
+        "tick": command.tick,
+    }
+    if command.run_at is not None and command.run_at > stamp.at:
+        return Scheduled(**order, run_at=command.run_at)
+    if command.limits:
+        return Held(**order)
+    return Queued(**order)
+
+
+def _queued(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued:
+    """Dispatch a job that exists: the order stays in the chain, only changes are written again."""
+    fields: dict[str, Any] = {
+        **_envelope(job, stamp),
+        "cause": cause,
+        "attempt": len(job.attempts) + 1,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+        "timeout_s": job.timeout_s,
+    }
+    return Queued(**fields | changes)
+
+
+def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
+    _require(job, "be queued", *WAITING_STATES)
+    if (
+        command.cause not in CAUSES[job.state] or command.cause == "carried"
+    ):  # a late timer or a redispatch must not cut another wait short
+        raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
+    if command.asked_by is not None and command.asked_by != job.wait_sequence:
+        raise IllegalTransitionError(
+            job.id, f"waiting since sequence {job.wait_sequence}", f"be queued for {command.asked_by}"
+        )
+    priority = command.priority or job.priority
+    return (_queued(job, stamp, command.cause, priority=priority, reason=command.reason),)
+
+
+def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:
+    if job.state is not _QUEUED:
+        raise IllegalTransitionError(job.id, job.state.value, "be started")
+    if not job.attempts_left:
+        raise IllegalTransitionError(job.id, "out of attempts", "be started")
+    return (_start(job, stamp, command.worker, command.lease_s),)
+
+
+def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
+    return Started(  # its envelope written out, as `_complete` has it: each job has one of both
+        v=1,
+        prev="",
+        job=job.id,
+        queue=job.queue,
+        task=job.task,
+        at=stamp.at,
+        by=stamp.by,
+        trace=stamp.trace or job.trace,
+        correlation=stamp.correlation or job.correlation,
+        causation=stamp.causation,
+        attempt=len(job.attempts) + 1,
+        worker=worker,
+        lease_s=lease_s,
+    )
+
+
+def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
+    _require(job, "be taken over", JobState.RUNNING)
+    _check_epoch(job, command.lost_epoch)
+    return _end_lost(job, stamp) or (_start(job, stamp, command.worker, command.lease_s),)
+
+
+def _end_lost(job: Job, stamp: Stamp) -> Events:
+    """What ends a job whose newest attempt is lost; nothing where it may be tried again."""
+    if job.cancel_requested:
+        return (Cancelled(**_envelope(job, stamp), reason=job.cancel_reason),)
+    if not job.attempts_left:
+        lost = job.attempts[-1]
+        error = ErrorInfo(
+            kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt"
+        )
+        return (DeadLettered(**_envelope(job, stamp), reason="exhausted", error=error),)
+    return ()
+
+
+def _cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
+    if job.state is JobState.RUNNING:
+        if job.cancel_requested:
+            raise IllegalTransitionError(job.id, "already asked to end", "be cancelled again")
+        return (CancelRequested(**_envelope(job, stamp), reason=command.reason),)
+    _require(job, "be cancelled", *WAITING_STATES)
+    return (Cancelled(**_envelope(job, stamp), reason=command.reason),)
+
+
+def _requeue(job: Job, command: Requeue, stamp: Stamp) -> Events:
+    _require(job, "be requeued", JobState.DEAD_LETTERED)
+    granted = len(job.attempts) - job.attempts_given_back + max(1, command.attempts)
+    priority = command.priority or job.priority
+    changes: dict[str, Any] = {"max_attempts": granted, "priority": priority, "reason": command.reason}
+    if command.input is not NO_VALUE or command.input_ref is not None:
+        changes |= {"input": command.input, "input_ref": command.input_ref}
+    return (_queued(job, stamp, "requeued", **changes),)
+
+
+def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
+    if command.epoch == job.claim_epoch:
+        raise IllegalTransitionError(job.id, "held by this claim", "be fenced")
+    if not any(held.epoch == command.epoch and held.number == command.attempt for held in job.attempts):
+        raise IllegalTransitionError(job.id, job.state.value, "be fenced for a claim it never had")
+    return (
+        Fenced(
+            **_envelope(job, stamp),
+            attempt=command.attempt,
+            worker=command.worker,
+            held_epoch=command.epoch,
+            current_epoch=job.claim_epoch,
+            outcome=command.outcome,
+        ),
+    )
+
+
+def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
+    """The whole job, and a fresh work item where the one that its worker or its next one needs goes away."""
+    in_use = job.state in (JobState.QUEUED, JobState.RUNNING)
+    needs_work_item = in_use and job.dispatch_sequence <= command.through
+    # A run that went less far carried it, and left the work item where it was: then it is carried once more.
+    if job.carried_sequence > command.through and not needs_work_item:
+        raise IllegalTransitionError(job.id, f"carried at {job.carried_sequence} already", "be carried again")
+    if job.state in CLOSED_STATES and job.last_sequence <= command.through:
+        raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
+    state = carried_job(job, tracebacks=command.tracebacks)
+    carried = Carried(**_envelope(job, stamp), through=command.through, job_state=state)
+    if needs_work_item:
+        return (carried, _queued(job, stamp, "carried"))
+    return (carried,)
+
+
+def _check_epoch(job: Job, epoch: int) -> None:
+    if job.claim_epoch != epoch:
+        raise StaleClaimError(job.id, epoch, job.claim_epoch)
+
+
+def _check_claim(job: Job, epoch: int) -> None:
+    _check_epoch(job, epoch)
+    if job.state is not _RUNNING:  # a claim epoch of 0 from nowhere
+        raise IllegalTransitionError(job.id, job.state.value, "report an outcome")
+
+
+def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
+    _check_claim(job, command.epoch)
+    completed = Completed(
+        v=1,
+        prev="",
+        job=job.id,
+        queue=job.queue,
+        task=job.task,
+        at=stamp.at,
+        by=stamp.by,
+        trace=stamp.trace or job.trace,
+        correlation=stamp.correlation or job.correlation,
+        causation=stamp.causation,
+        attempt=len(job.attempts),
+        result=command.result,
+        result_ref=command.result_ref,
+    )
+    return (completed,)
+
+
+def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
+    """What only the holder of the claim may say."""
+    _check_claim(job, command.epoch)
+    envelope = _envelope(job, stamp)
+    attempt = len(job.attempts)
+    if job.cancel_requested and isinstance(command, Interrupt | Snooze | Pause):  # it will not run again
+        return (Cancelled(**envelope, reason=job.cancel_reason),)
+    match command:
+        case Complete():
+            return _complete(job, command, stamp)
+        case Fail():
+            return _failed(job, command, stamp)
+        case Interrupt():
+            interrupted = Interrupted(**envelope, attempt=attempt, reason=command.reason)
+            return (interrupted, _queued(job, stamp, "interrupted"))
+        case Snooze():
+            return (Snoozed(**envelope, attempt=attempt, until=command.until),)
+        case Pause():
+            return (Paused(**envelope, attempt=attempt, until=command.until, event=command.event),)
+        case ConfirmCancel():
+            return (Cancelled(**envelope, reason=command.reason or job.cancel_reason),)
+        case Checkpoint():
+            return (
+                Checkpointed(**envelope, attempt=attempt, value=command.value, value_ref=command.value_ref),
+            )
+        case ReportProgress():
+            return (
+                Progressed(
+                    **envelope, attempt=attempt, done=command.done, total=command.total, note=command.note
+                ),
+            )
+        case _:
+            assert_never(command)
+
+
+def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
+    """A failure, and in the same atomic batch what becomes of the job, so that no reader sees it in between."""
+    envelope = _envelope(job, stamp)
+    attempt = len(job.attempts)
+    if job.cancel_requested:
+        failed = Failed(**envelope, attempt=attempt, error=command.error)
+        return (failed, Cancelled(**envelope, reason=job.cancel_reason))
+    if command.give_up is not None or not job.attempts_left:
+        failed = Failed(**envelope, attempt=attempt, error=command.error)
+        reason = command.give_up or "exhausted"
+        return (failed, DeadLettered(**envelope, reason=reason, error=command.error))
+    if command.retry_at is not None and command.retry_at > stamp.at:
+        return (
+            Failed(
+                **envelope,
+                attempt=attempt,
+                error=command.error,
+                retry_at=command.retry_at,
+                retry_priority=command.retry_priority,
+            ),
+        )
+    priority = command.retry_priority or job.priority
+    failed = Failed(**envelope, attempt=attempt, error=command.error, retry_at=stamp.at)
+    return (failed, _queued(job, stamp, "retried", priority=priority))

@@ -1,0 +1,400 @@
+"""The lifecycle of a job: its states, and `evolve`, the one fold that computes them.
+
+Pure: worker, projection, client and CLI all call this `evolve`; there is no second way to compute a state.
+It never refuses (that is `commands.decide`'s work), so it gives an answer for any sequence of events.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+from typing import Literal, assert_never
+
+import msgspec
+
+from jobledger.ledger.model.events import (
+    NO_VALUE,
+    Cancelled,
+    CancelRequested,
+    Carried,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    DeadReason,
+    Discarded,
+    ErrorInfo,
+    Event,
+    Failed,
+    Fenced,
+    Held,
+    Interrupted,
+    JobEvent,
+    Paused,
+    PayloadRef,
+    Priority,
+    Progressed,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+
+
+class JobState(enum.StrEnum):
+    """Where a job is; the comments say who moves it in, who moves it out and how long it may stay."""
+
+    SCHEDULED = "scheduled"  #: in: enqueue with a delay; out: its timer, cancel; stays until due
+    HELD = "held"  #: in: enqueue to a limited task; out: the limits reactor, cancel; stays until admitted
+    QUEUED = (
+        "queued"  #: in: enqueue, timers, requeue; out: a worker's claim, cancel; stays until a worker is free
+    )
+    RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
+    RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
+    PAUSED = "paused"  #: in: the task itself; out: its time or event, cancel
+    COMPLETED = "completed"  #: in: the attempt returned; final
+    CANCELLED = "cancelled"  #: in: a request; final
+    DEAD_LETTERED = (
+        "dead_lettered"  #: in: attempts or deliveries used up; out: requeue, discard; waits for a person
+    )
+    DISCARDED = "discarded"  #: in: a person gave a dead letter up; final
+
+
+FINAL_STATES = frozenset(
+    {JobState.COMPLETED, JobState.CANCELLED, JobState.DEAD_LETTERED, JobState.DISCARDED},
+)
+#: Nothing but the receipt of a late worker may follow: such a job goes away whole with an archived prefix.
+CLOSED_STATES = FINAL_STATES - {JobState.DEAD_LETTERED}
+WAITING_STATES = frozenset(
+    {JobState.SCHEDULED, JobState.HELD, JobState.QUEUED, JobState.RETRY_WAIT, JobState.PAUSED},
+)
+
+AttemptState = Literal[
+    "running", "completed", "failed", "lost", "interrupted", "snoozed", "paused", "cancelled", "dead_lettered"
+]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One run of a job."""
+
+    number: int  #: from 1
+    worker: str
+    epoch: int  #: stream sequence of its `started`: the claim's fencing number
+    started_at: datetime
+    state: AttemptState = "running"
+    finished_at: datetime | None = None
+    error: ErrorInfo | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What the running attempt last said of itself."""
+
+    done: float
+    total: float | None
+    note: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A job as its events add up, up to and including `last_sequence`."""
+
+    id: str
+    queue: str
+    task: str
+    state: JobState
+    created_at: datetime
+    updated_at: datetime
+    last_sequence: int  #: stream sequence of the newest event folded
+    priority: Priority = "normal"
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    notify: str = ""
+    tenant: str = ""
+    limits: tuple[str, ...] = ()
+    batch: str = ""
+    tick: str = ""
+    trace: str = ""
+    correlation: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
+    claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
+    dispatches: int = 0  #: `queued` events since the last `started`
+    dispatch_sequence: int = (
+        0  #: stream sequence of the newest `queued`: the only work item that still counts
+    )
+    wait_sequence: int = (
+        0  #: stream sequence of the event that began the present wait; 0 when it does not wait
+    )
+    due_at: datetime | None = None  #: when a waiting job moves on by itself
+    finished_at: datetime | None = None  #: when the present final state was entered
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+    error: ErrorInfo | None = None  #: of the newest failed attempt or of the dead letter
+    dead_reason: DeadReason | None = None
+    cancel_requested: bool = False
+    cancel_reason: str = ""
+    checkpoint: msgspec.Raw = NO_VALUE
+    checkpoint_ref: PayloadRef | None = None
+    progress: Progress | None = None
+    fenced_count: int = 0  #: outcomes of stale claims that were refused
+    carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0 when no archive run came by
+
+    @property
+    def attempts_left(self) -> int:
+        """How many more attempts may start; never negative."""
+        left = self.max_attempts + self.attempts_given_back - len(self.attempts)
+        return left if left > 0 else 0  # noqa: FURB136 - without a call, since every claim asks twice
+
+    @property
+    def running_attempt(self) -> Attempt | None:
+        """The attempt that holds the claim, if one does."""
+        return self.attempts[-1] if self.state is JobState.RUNNING and self.attempts else None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job stays as it is unless a person acts."""
+        return self.state in FINAL_STATES
+
+
+_replace = msgspec.structs.replace
+# Of an enumeration's class each look is a search of its metaclass.
+_RUNNING = JobState.RUNNING
+_COMPLETED = JobState.COMPLETED
+
+
+def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
+    """Return the job after `event`, stored at `stream_sequence`; `job` is None before the first one."""
+    if job is None:
+        if isinstance(event, _ORDERS) and not (isinstance(event, Queued) and event.cause == "carried"):
+            return _ordered(event, stream_sequence)
+        job = _begin(event, stream_sequence)
+    match event:
+        case Started():  # first, since every job has one and what does not fit costs
+            return _started(job, event, stream_sequence)
+        case Queued(cause="carried"):  # a fresh work item for the job as it is, waiting or running
+            return _dispatched_anew(job, event, stream_sequence)
+        case Queued() | Scheduled() | Held():
+            return _waiting(job, event, stream_sequence)
+        case Completed():
+            return _completed(job, event, stream_sequence)
+        case Failed():
+            ended = _end_attempt(
+                job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error
+            )
+            priority = event.retry_priority or job.priority
+            return _replace(ended, due_at=event.retry_at, wait_sequence=stream_sequence, priority=priority)
+        case Interrupted():
+            ended = _end_attempt(job, event, "interrupted", JobState.RETRY_WAIT, stream_sequence)
+            return _given_back(ended, None, stream_sequence)
+        case Snoozed():
+            ended = _end_attempt(job, event, "snoozed", JobState.RETRY_WAIT, stream_sequence)
+            return _given_back(ended, event.until, stream_sequence)
+        case Paused():
+            ended = _end_attempt(job, event, "paused", JobState.PAUSED, stream_sequence)
+            return _given_back(ended, event.until, stream_sequence)
+        case Cancelled():
+            ended = _end_attempt(job, event, "cancelled", JobState.CANCELLED, stream_sequence)
+            return _replace(ended, finished_at=event.at, cancel_reason=event.reason or job.cancel_reason)
+        case DeadLettered():
+            ended = _end_attempt(job, event, "lost", JobState.DEAD_LETTERED, stream_sequence)
+            return _replace(
+                ended, finished_at=event.at, dead_reason=event.reason, error=event.error or ended.error
+            )
+        case Discarded():
+            ended = _end_attempt(job, event, "lost", JobState.DISCARDED, stream_sequence)
+            return _replace(ended, finished_at=event.at)
+        case Checkpointed():
+            noted = _note(job, event, stream_sequence)
+            return _replace(noted, checkpoint=event.value, checkpoint_ref=event.value_ref)
+        case Progressed():
+            progress = Progress(done=event.done, total=event.total, note=event.note)
+            return _replace(_note(job, event, stream_sequence), progress=progress)
+        case CancelRequested():
+            noted = _note(job, event, stream_sequence)
+            return _replace(noted, cancel_requested=True, cancel_reason=event.reason)
+        case Fenced():
+            return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
+        case Carried():  # it says everything, whatever is known of what came before
+            return _carried(event, stream_sequence)
+        case _:
+            assert_never(event)
+
+
+def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
+    """Take the order from a first event."""
+    is_queued = isinstance(event, Queued)
+    return Job(
+        id=event.job,
+        queue=event.queue,
+        task=event.task,
+        state=_WAITING_STATE_OF[type(event)],
+        created_at=event.at,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        trace=event.trace,
+        correlation=event.correlation,
+        priority=event.priority,
+        input=event.input,
+        input_ref=event.input_ref,
+        max_attempts=event.max_attempts,
+        timeout_s=event.timeout_s,
+        notify=event.notify,
+        tenant=event.tenant,
+        limits=event.limits,
+        batch=event.batch,
+        tick=event.tick,
+        dispatches=1 if is_queued else 0,
+        dispatch_sequence=stream_sequence if is_queued else 0,
+        wait_sequence=stream_sequence,
+        due_at=event.run_at if isinstance(event, Scheduled) else None,
+    )
+
+
+def _begin(event: Event, stream_sequence: int) -> Job:
+    """Make what can be known of a job whose beginning is missing."""
+    return Job(
+        id=event.job,
+        queue=event.queue,
+        task=event.task,
+        state=JobState.QUEUED,
+        created_at=event.at,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        trace=event.trace,
+        correlation=event.correlation,
+    )
+
+
+def _carried(event: Carried, stream_sequence: int) -> Job:
+    fields = msgspec.structs.asdict(event.job_state)
+    fields["state"] = JobState(event.job_state.state)
+    fields["attempts"] = tuple(Attempt(**msgspec.structs.asdict(each)) for each in event.job_state.attempts)
+    progress = event.job_state.progress
+    fields["progress"] = None if progress is None else Progress(**msgspec.structs.asdict(progress))
+    fields["last_sequence"] = fields["carried_sequence"] = stream_sequence
+    return Job(id=event.job, queue=event.queue, task=event.task, **fields)
+
+
+def _note(job: Job, event: Event, stream_sequence: int) -> Job:
+    """Record that something happened which leaves the state as it is."""
+    return _replace(job, updated_at=event.at, last_sequence=stream_sequence)
+
+
+_ORDERS = (Queued, Scheduled, Held)
+_WAITING_STATE_OF: dict[type[Event], JobState] = {
+    Queued: JobState.QUEUED,
+    Scheduled: JobState.SCHEDULED,
+    Held: JobState.HELD,
+}
+
+
+def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
+    """Let a job wait that exists: the event changes only what it names."""
+    # A person who requeues a dead letter gives it new dispatches, as well as attempts.
+    dispatches = 0 if job.is_final else job.dispatches
+    if isinstance(event, Queued):
+        dispatches += 1
+    dispatch_sequence = stream_sequence if isinstance(event, Queued) else job.dispatch_sequence
+    due_at = event.run_at if isinstance(event, Scheduled) else None
+    edited = event.input is not NO_VALUE or event.input_ref is not None
+    return _replace(
+        job,
+        attempts=_closed(job, event, "lost"),
+        state=_WAITING_STATE_OF[type(event)],
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        priority=event.priority,
+        input=event.input if edited else job.input,
+        input_ref=event.input_ref if edited else job.input_ref,
+        max_attempts=event.max_attempts,
+        timeout_s=event.timeout_s,
+        dispatches=dispatches,
+        dispatch_sequence=dispatch_sequence,
+        wait_sequence=stream_sequence,
+        due_at=due_at,
+        claim_epoch=0,
+        finished_at=None,
+        dead_reason=None,
+        # A person who requeues a dead letter overrules an earlier wish to cancel it.
+        cancel_requested=job.cancel_requested and not job.is_final,
+        cancel_reason="" if job.is_final else job.cancel_reason,
+    )
+
+
+def _dispatched_anew(job: Job, event: Queued, stream_sequence: int) -> Job:
+    return _replace(
+        job, priority=event.priority, last_sequence=stream_sequence, dispatch_sequence=stream_sequence
+    )
+
+
+def _started(job: Job, event: Started, stream_sequence: int) -> Job:
+    attempt = Attempt(number=event.attempt, worker=event.worker, epoch=stream_sequence, started_at=event.at)
+    before = _closed(job, event, "lost")  # a takeover: the older attempt is lost
+    return _replace(
+        job,
+        state=_RUNNING,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        attempts=(*before, attempt),
+        claim_epoch=stream_sequence,
+        dispatches=0,
+        wait_sequence=0,
+        due_at=None,
+        progress=None,
+    )
+
+
+def _given_back(ended: Job, due_at: datetime | None, stream_sequence: int) -> Job:
+    """The attempt that ended does not count, and the job waits."""
+    given_back = ended.attempts_given_back + 1
+    return _replace(ended, attempts_given_back=given_back, due_at=due_at, wait_sequence=stream_sequence)
+
+
+def _end_attempt(
+    job: Job,
+    event: Event,
+    attempt_state: AttemptState,
+    state: JobState,
+    stream_sequence: int,
+    *,
+    error: ErrorInfo | None = None,
+) -> Job:
+    return _replace(
+        job,
+        attempts=_closed(job, event, attempt_state, error=error),
+        state=state,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        claim_epoch=0,
+        wait_sequence=0,
+        due_at=None,
+        error=error or job.error,
+    )
+
+
+def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:
+    """End a job well; like `_end_attempt`, but in one step, since nearly every job has it."""
+    return _replace(
+        job,
+        attempts=_closed(job, event, "completed"),
+        state=_COMPLETED,
+        updated_at=event.at,
+        last_sequence=stream_sequence,
+        claim_epoch=0,
+        wait_sequence=0,
+        due_at=None,
+        finished_at=event.at,
+        result=event.result,
+        result_ref=event.result_ref,
+        error=None,
+    )
+
+
+def _closed(
+    job: Job, event: Event, attempt_state: AttemptState, *, error: ErrorInfo | None = None
+) -> tuple[Attempt, ...]:
+    """Return the attempts, of which none is open any more."""
+    attempts = job.attempts
+    if not attempts or attempts[-1].state != "running":
+        return attempts
+    return (*attempts[:-1], _replace(attempts[-1], state=attempt_state, finished_at=event.at, error=error))

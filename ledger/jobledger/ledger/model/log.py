@@ -1,0 +1,224 @@
+"""The Log protocol: what the ledger needs of a store of events, and the nouns it is spoken in.
+
+Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memory.MemoryLog`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import CorruptLedgerError, SequenceGapError
+from jobledger.ledger.model.subjects import Names
+
+#: The server's limit on the messages of one atomic batch.
+BATCH_MESSAGES_MAX = 1_000
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One event on its way into the log."""
+
+    subject: str
+    data: bytes
+    chain: str  #: the filter of its chain, `...<job_id>.>`
+    expected: (
+        int | None
+    )  #: the chain's last stream sequence, 0 for none; None when an earlier entry of the batch says it
+    headers: str = (
+        ""  #: further header lines for the server, each with its line end; the ledger's events have none
+    )
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The two ends of the log."""
+
+    first_sequence: int  #: of the oldest event held, or of the next one; 1 unless a prefix was archived
+    last_sequence: int  #: 0 when nothing was ever stored
+    stored_bytes: int
+    is_part: bool = (
+        False  #: begins later by intent, as an export of a range does: nothing is missing before it
+    )
+
+
+def start_of(head: Head, from_sequence: int) -> int:
+    """Return where a reader begins: 1 or less is the beginning, wherever the ledger begins by now.
+
+    Raises: SequenceGapError for a place behind the end, or before the beginning.
+    """
+    if from_sequence > head.last_sequence + 1:
+        message = (
+            f"the ledger ends at stream sequence {head.last_sequence}, before {from_sequence}: "
+            "it was rewound or replaced"
+        )
+        raise SequenceGapError(message)
+    if 1 < from_sequence < head.first_sequence:
+        message = (
+            f"the ledger begins at stream sequence {head.first_sequence}: {from_sequence} was moved into an archive; "
+            "read it there, or begin later"
+        )
+        raise SequenceGapError(message, stream_sequence=from_sequence, next_sequence=head.first_sequence)
+    return max(from_sequence, head.first_sequence)
+
+
+_Found = TypeVar("_Found")
+_Read = TypeVar("_Read")
+
+
+def readable(
+    found: Iterable[_Found], read: Callable[[_Found], _Read]
+) -> tuple[list[_Read], CorruptLedgerError | None]:
+    """Read what was found up to the first that cannot be read; return what was read and what is wrong with that."""
+    events: list[_Read] = []
+    for each in found:
+        try:
+            events.append(read(each))
+        except CorruptLedgerError as error:
+            return events, error
+    return events, None
+
+
+def jobs_among(messages: Iterable[Message]) -> list[StoredEvent]:
+    """Return the job events, and leave out what is about something else."""
+    return [message for message in messages if isinstance(message, StoredEvent)]
+
+
+async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenerator[list[StoredEvent], None]:
+    """Hand on the job events of each batch that has some."""
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            jobs = jobs_among(batch)
+            if jobs:
+                yield jobs
+
+
+class JobReading(abc.ABC):
+    """The part of a `Log` that follows from the rest: job events are what is read, without what is about others."""
+
+    @abc.abstractmethod
+    def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything; see `Log.read_messages`."""
+
+    def read(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[StoredEvent], None]:
+        """Yield batches of job events in stream order; see `Log.read`."""
+        return only_jobs(
+            self.read_messages(
+                from_sequence=from_sequence, from_time=from_time, subject=subject, follow=follow
+            )
+        )
+
+
+class Log(Protocol):
+    """An append-only store of events with a dense stream sequence from 1.
+
+    Guarantees: an append that returned is stored; a refused one changed nothing; several entries are
+    stored all or none, at consecutive sequences; whoever reads sees events in stream order.
+    """
+
+    names: Names
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store the entries as one, each chain's first entry on its condition; return the first one's sequence.
+
+        Raises:
+            WrongSequenceError: a chain has moved; read it again and decide again.
+            LedgerFullError: the log's byte limit is reached.
+            AppendOutcomeUnknownError: no answer within the limit, and no way to find out.
+            PayloadTooLargeError: an entry is larger than the server takes.
+        """
+        ...
+
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
+        """Start an append without waiting; the future gets what `append` returns or raises.
+
+        Appends of one chain submitted one after the other reach the log in that order. Who submits many keeps
+        count: nothing here bounds what is in flight.
+        """
+        ...
+
+    async def read_chain(self, chain: str) -> list[StoredEvent]:
+        """Return every job event that fits the filter `chain`, oldest first; [] when there is none."""
+        ...
+
+    async def last(self, chain: str) -> Message | None:
+        """Return the newest message that fits the filter `chain`, None when there is none."""
+        ...
+
+    async def get(self, stream_sequence: int) -> Message | None:
+        """Return the message at one sequence, None where there is none."""
+        ...
+
+    async def present(self, subjects: Sequence[str]) -> set[str]:
+        """Return those of up to 1,000 whole subjects under which something is stored, in one look.
+
+        A replica may answer that lags behind: what is missing may be there, what is there is.
+        """
+        ...
+
+    async def head(self) -> Head:
+        """Return both ends of the log as they are now."""
+        ...
+
+    async def purge(self, through: int) -> None:
+        """Take away everything up to the sequence `through`, for good; harmless where it is gone already.
+
+        Only an archive run does this, after it made sure that nothing is lost by it.
+
+        Raises: RefusedError where that is not allowed, UnreachableError when it is not known to be done.
+        """
+        ...
+
+    def read(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[StoredEvent], None]:
+        """Yield batches of job events (never empty, at most a few hundred) in stream order.
+
+        Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the
+        call, or never with `follow`. Without `subject` the sequences are checked to be dense, other
+        aggregates' included. What precedes an event that cannot be read is yielded before the error is
+        raised. Close the iterator (`contextlib.aclosing`) when leaving early.
+
+        Raises:
+            SequenceGapError: a sequence is missing or in an archive, or the log ends before `from_sequence - 1`.
+            UnknownEventError, MalformedEventError: what is stored cannot be read.
+        """
+        ...
+
+    def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything in the log, as `read` does: job events as `StoredEvent`, others as plain messages.
+
+        For who keeps a position in the log, or reads another aggregate.
+        """
+        ...

@@ -1,0 +1,281 @@
+"""Names on the wire: streams, subjects, consumers; built from validated tokens, and parsed back.
+
+A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>[.<priority>]`. The
+filter of a chain, `ledger.job.<queue>.<job_id>.>`, is what every conditional append of that chain names.
+Source: ADR 001.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
+from jobledger.ledger.model.events import PRIORITIES, JobEvent, Priority, Queued, event_type
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
+
+#: The types of event that may name a moment at which the job goes on by itself.
+TIMED_WAITS: Final = ("scheduled", "failed", "snoozed", "paused", "carried")
+TIMERS_CONSUMER_PREFIX: Final = "timers_"
+SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
+
+#: What this version knows chains of; the second token of a ledger subject.
+AGGREGATES: Final = frozenset({"job", "lock", "reactor"})
+
+_AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and all the rest
+
+
+def check_token(field: str, value: object) -> str:
+    """Return `value` if it can be one token of a subject.
+
+    Raises: InvalidTokenError, naming `field`, for anything but 1 to 64 of A-Z a-z 0-9 _ and -.
+    """
+    if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
+        raise InvalidTokenError(field, value)
+    return value
+
+
+def aggregate_of(subject: str) -> str:
+    """Return what a ledger subject is about, "job", "lock" or "reactor"; "" for what has not the form of one."""
+    tokens = subject.split(".", 2)
+    return tokens[1] if len(tokens) == _AGGREGATE_TOKENS else ""
+
+
+def is_token(value: str) -> bool:
+    """Return whether `value` can be one token of a subject."""
+    return _TOKEN.fullmatch(value) is not None
+
+
+def filter_pattern(subject: str) -> re.Pattern[str]:
+    """Return what fits a subject filter: `*` is one token, a last `>` one or more."""
+    patterns = {"*": r"[^.]+", ">": r".+"}
+    return re.compile(r"\.".join(patterns.get(part) or re.escape(part) for part in subject.split(".")))
+
+
+class JobRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The name of one job's chain."""
+
+    queue: str
+    job_id: str
+
+
+class LockRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of one lock's chain."""
+
+    scope: str  #: what kind of thing is locked: "account", "document", "global"
+    lock_id: str
+
+
+class ParsedSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job event's subject says; the event's body must agree."""
+
+    queue: str
+    job_id: str
+    event: str
+    priority: str | None
+
+
+class Names(msgspec.Struct, frozen=True):
+    """Every name one environment uses, so that several can share an account."""
+
+    environment: str = ""  #: "" is the plain form; "staging" gives `staging_ledger.>` and `STAGING_LEDGER`
+    jobs_root: str = ""  #: what every job event's subject begins with; follows from the environment
+
+    def __post_init__(self) -> None:
+        """Check the environment's name.
+
+        Raises: InvalidTokenError, ConfigurationError for upper case.
+        """
+        if self.environment:
+            check_token("environment", self.environment)
+            if self.environment != self.environment.lower():  # stream names are its upper case
+                raise ConfigurationError(f"environment must be lower case, got {self.environment!r}")
+        force_setattr(self, "jobs_root", f"{self.ledger_root}.job.")
+
+    def _subject(self, root: str) -> str:
+        return f"{self.environment}_{root}" if self.environment else root
+
+    def _stream(self, name: str) -> str:
+        return f"{self.environment.upper()}_{name}" if self.environment else name
+
+    @property
+    def ledger_root(self) -> str:
+        """The first token of every ledger subject."""
+        return self._subject("ledger")
+
+    @property
+    def ledger_stream(self) -> str:
+        """The stream that is the truth."""
+        return self._stream("LEDGER")
+
+    @property
+    def workers_bucket(self) -> str:
+        """The key-value bucket of worker leases."""
+        return self._stream("WORKERS")
+
+    @property
+    def payloads_bucket(self) -> str:
+        """The object store of inputs above the inline limit; kept as long as the ledger."""
+        return self._stream("PAYLOADS")
+
+    @property
+    def results_bucket(self) -> str:
+        """The object store of results above the inline limit; they expire."""
+        return self._stream("RESULTS")
+
+    @property
+    def advisories_stream(self) -> str:
+        """The stream that keeps what the server says of dispatches whose deliveries are used up."""
+        return self._stream("ADVISORIES")
+
+    @property
+    def advisories(self) -> tuple[str, ...]:
+        """The server's own subjects of such words about this environment's ledger."""
+        root = "$JS.EVENT.ADVISORY.CONSUMER"
+        return tuple(f"{root}.{kind}.{self.ledger_stream}.>" for kind in ("MAX_DELIVERIES", "MSG_TERMINATED"))
+
+    @property
+    def dlq_stream(self) -> str:
+        """The stream of copies of dead letters, for alerting."""
+        return self._stream("DLQ")
+
+    @property
+    def all_events(self) -> str:
+        """The filter that fits every event of the ledger."""
+        return f"{self.ledger_root}.>"
+
+    def chain(self, ref: JobRef) -> str:
+        """Return the filter of one job's chain, always this same string for every append to it."""
+        return f"{self.jobs_root}{ref.queue}.{ref.job_id}.>"
+
+    def chain_of(self, event: JobEvent) -> str:
+        """Return the filter of the chain that `event` belongs to: `chain`, without the making of a reference."""
+        return f"{self.jobs_root}{event.queue}.{event.job}.>"
+
+    def of_type(self, ref: JobRef, event: str) -> str:
+        """Return the subject of one job's events of one type; `queued` has a priority more."""
+        return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.{event}"
+
+    def all_of_type(self, event: str) -> str:
+        """Return the filter of every job's events of one type; `queued` has a priority more."""
+        return f"{self.ledger_root}.job.*.*.{event}"
+
+    @property
+    def all_dispatches(self) -> str:
+        """The filter of every work item of every queue."""
+        return f"{self.ledger_root}.job.*.*.queued.*"
+
+    def chains_of_id(self, job_id: str) -> str:
+        """Return the filter of every chain with this job id, whatever its queue."""
+        return f"{self.ledger_root}.job.*.{job_id}.>"
+
+    def lock_chain(self, ref: LockRef) -> str:
+        """Return the filter of one lock's chain."""
+        return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.>"
+
+    def lock_event(self, ref: LockRef, event: str) -> str:
+        """Return the subject under which a lock's event of this type is stored."""
+        return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.{event}"
+
+    def reactor_chain(self, name: str) -> str:
+        """Return the filter of one reactor's chain."""
+        return f"{self.ledger_root}.reactor.{name}.>"
+
+    def reactor_event(self, name: str, event: str) -> str:
+        """Return the subject under which a reactor's event of this type is stored."""
+        return f"{self.ledger_root}.reactor.{name}.{event}"
+
+    def lock_hint(self, ref: LockRef) -> str:
+        """Return the core subject of "look at this lock now"."""
+        return f"{self._subject('hint')}.lock.{ref.scope}.{ref.lock_id}"
+
+    def event(self, event: JobEvent) -> str:
+        """Return the subject under which `event` is stored."""
+        kind = event_type(event)
+        if kind == "queued":
+            assert isinstance(event, Queued)
+            kind = f"queued.{event.priority}"
+        return f"{self.jobs_root}{event.queue}.{event.job}.{kind}"
+
+    def dispatches(self, queue: str, priority: Priority) -> str:
+        """Return the filter of a queue's work items of one priority."""
+        return f"{self.ledger_root}.job.{queue}.*.queued.{priority}"
+
+    def consumer(self, queue: str, priority: Priority) -> str:
+        """Return the durable consumer that hands out a queue's work items of one priority."""
+        return f"work_{queue}_{priority}"
+
+    @property
+    def timers_stream(self) -> str:
+        """The stream that holds a message for each moment to come; made anew from the ledger when it is lost."""
+        return self._stream("TIMERS")
+
+    @property
+    def all_timers(self) -> str:
+        """The filter that fits every subject of the timers' stream."""
+        return f"{self._subject('timer')}.>"
+
+    @property
+    def timers_set(self) -> str:
+        """The filter of the timers that are set and have not fired."""
+        return f"{self._subject('timer')}.at.>"
+
+    @property
+    def timers_due(self) -> str:
+        """The filter of the timers that have fired."""
+        return f"{self._subject('timer')}.due.>"
+
+    def timer_at(self, ref: JobRef, wait_sequence: int) -> str:
+        """Return the subject of one wait's timer: a job that waits anew gets another, and no late copy replaces it."""
+        return f"{self._subject('timer')}.at.{ref.queue}.{ref.job_id}.{wait_sequence}"
+
+    def timer_due(self, ref: JobRef, wait_sequence: int) -> str:
+        """Return the subject under which one wait's timer fires."""
+        return f"{self._subject('timer')}.due.{ref.queue}.{ref.job_id}.{wait_sequence}"
+
+    @property
+    def timed_waits(self) -> tuple[str, ...]:
+        """The filters of the events that may name a moment at which the job goes on."""
+        return tuple(f"{self.ledger_root}.job.*.*.{event}" for event in TIMED_WAITS)
+
+    def timers_consumer(self, timers_id: str) -> str:
+        """Return the durable consumer that sets timers; another TIMERS stream has another one."""
+        return f"{TIMERS_CONSUMER_PREFIX}{timers_id}"
+
+    def subscription_consumer(self, name: str) -> str:
+        """Return the durable consumer of a named subscription to events."""
+        return f"{SUBSCRIPTION_CONSUMER_PREFIX}{name}"
+
+    def ended_hint(self, inbox: str) -> str:
+        """Return the core subject of "this job ended" for one client's inbox token."""
+        return f"{self._subject('hint')}.ended.{inbox}"
+
+    def cancel_hint(self, queue: str, job_id: str = "*") -> str:
+        """Return the core subject of "somebody wants this running job to end"; of any job of the queue by default."""
+        return f"{self._subject('hint')}.cancel.{queue}.{job_id}"
+
+    def progress_hint(self, ref: JobRef) -> str:
+        """Return the core subject of what a running job says of its progress."""
+        return f"{self._subject('hint')}.progress.{ref.queue}.{ref.job_id}"
+
+    def parse(self, subject: str) -> ParsedSubject:
+        """Take a stored job event's subject apart.
+
+        Raises: MalformedEventError for a subject that no event of this environment can have.
+        """
+        tokens = subject.split(".")
+        parsed: ParsedSubject | None = None
+        match tokens:
+            case [self.ledger_root, "job", queue, job_id, "queued", priority] if priority in PRIORITIES:
+                parsed = ParsedSubject(queue=queue, job_id=job_id, event="queued", priority=priority)
+            case [self.ledger_root, "job", queue, job_id, event] if event != "queued":
+                parsed = ParsedSubject(queue=queue, job_id=job_id, event=event, priority=None)
+            case _:
+                pass
+        if parsed is None or not all(map(_TOKEN.fullmatch, tokens[2:])):
+            raise MalformedEventError(f"{subject!r} is not the subject of a job event")
+        return parsed

@@ -1,0 +1,207 @@
+"""Which event may follow in which state: the transition table of a job, and what breaks it.
+
+`decide` never produces a violation, and the tests look for one in whatever it makes; `evolve` takes any event.
+Pure; the state is `job.evolve`'s, and there is no second way to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Protocol, get_args
+
+from jobledger.ledger.model.events import (
+    EVENT_CLASSES,
+    CancelRequested,
+    Carried,
+    Cause,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    Failed,
+    Fenced,
+    Interrupted,
+    JobEvent,
+    Paused,
+    Progressed,
+    Queued,
+    Snoozed,
+    Started,
+    event_type,
+)
+from jobledger.ledger.model.job import Job, JobState
+
+#: The types of event that may follow in each state; None is the state before the first event held. `fenced` is a
+#: receipt and may come late; `carried` says the state once more; `retry_wait` is also where a job is between
+#: the two events of one atomic batch.
+LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
+    {
+        None: frozenset({"scheduled", "held", "queued", "carried"}),
+        JobState.SCHEDULED: frozenset({"queued", "cancelled", "fenced", "carried"}),
+        JobState.HELD: frozenset({"queued", "cancelled", "fenced", "carried"}),
+        JobState.QUEUED: frozenset(
+            {"started", "cancelled", "held", "queued", "dead_lettered", "fenced", "carried"}
+        ),
+        JobState.RUNNING: frozenset(
+            {
+                "completed",
+                "failed",
+                "cancelled",
+                "interrupted",
+                "paused",
+                "snoozed",
+                "started",
+                "queued",
+                "dead_lettered",
+                "checkpointed",
+                "progressed",
+                "cancel_requested",
+                "fenced",
+                "carried",
+            },
+        ),
+        JobState.RETRY_WAIT: frozenset({"queued", "cancelled", "dead_lettered", "fenced", "carried"}),
+        JobState.PAUSED: frozenset({"queued", "cancelled", "fenced", "carried"}),
+        JobState.COMPLETED: frozenset({"fenced", "carried"}),
+        JobState.CANCELLED: frozenset({"fenced", "carried"}),
+        JobState.DEAD_LETTERED: frozenset({"queued", "discarded", "fenced", "carried"}),
+        JobState.DISCARDED: frozenset({"fenced", "carried"}),
+    },
+)
+
+_LEGAL_CLASSES: Final = {
+    state: frozenset(cls for cls in EVENT_CLASSES if cls.__struct_config__.tag in types)
+    for state, types in LEGAL.items()
+}
+
+#: Why a job may be queued in each state from which it may be.
+CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
+    {
+        None: frozenset[Cause]({"new"}),
+        JobState.SCHEDULED: frozenset[Cause]({"due", "admitted"}),
+        JobState.HELD: frozenset[Cause]({"admitted"}),
+        JobState.QUEUED: frozenset[Cause]({"redispatched", "carried"}),
+        JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
+        JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
+        JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),
+        JobState.DEAD_LETTERED: frozenset[Cause]({"requeued"}),
+    },
+)
+
+_OfAttempt = Completed | Failed | Interrupted | Snoozed | Paused | Checkpointed | Progressed
+
+
+class _Rule(Protocol):
+    def __call__(self, job: Job | None, event: JobEvent) -> str | None: ...
+
+
+def violation(job: Job | None, event: JobEvent) -> str | None:
+    """Return one sentence when `event` may not follow on `job` as it is, None when it may; None is no job yet."""
+    for rule in _RULES_OF[type(event)]:
+        found = rule(job, event)
+        if found is not None:
+            return f"job {event.job}: {found}"
+    return None
+
+
+def _type_fits_state(job: Job | None, event: JobEvent) -> str | None:
+    state = None if job is None else job.state
+    if type(event) in _LEGAL_CLASSES[state]:
+        return None
+    kind = event_type(event)
+    return f"`{kind}` is its first event" if state is None else f"`{kind}` follows while it is {state.value}"
+
+
+def _names_agree(job: Job | None, event: JobEvent) -> str | None:
+    if job is not None and (event.job != job.id or event.queue != job.queue or event.task != job.task):
+        named = f"{event.queue}/{event.job} ({event.task})"
+        return f"`{event_type(event)}` names {named}, its chain is of {job.queue}/{job.id} ({job.task})"
+    return None
+
+
+def _may_be_queued(job: Job | None, event: JobEvent) -> str | None:
+    if not isinstance(event, Queued):
+        return None
+    state = None if job is None else job.state
+    if event.cause not in CAUSES[state]:
+        return (
+            f"`queued` with cause {event.cause!r} while it is {'not there' if state is None else state.value}"
+        )
+    number = 1 if job is None else len(job.attempts) + 1
+    if event.attempt != number:
+        return f"`queued` for attempt {event.attempt}, the next one is {number}"
+    given_back = 0 if job is None else job.attempts_given_back
+    if event.max_attempts + given_back < number and event.cause != "carried":  # nothing is to start anew
+        return f"`queued` for attempt {number} of {event.max_attempts} (given back: {given_back})"
+    return None
+
+
+def _may_start(job: Job | None, event: JobEvent) -> str | None:
+    if job is None or not isinstance(event, Started):
+        return None
+    number = len(job.attempts) + 1
+    if event.attempt != number:
+        return f"`started` as attempt {event.attempt}, the next one is {number}"
+    if not job.attempts_left:
+        return f"`started` as attempt {number} of {job.max_attempts} (given back: {job.attempts_given_back})"
+    if job.cancel_requested:
+        return "`started` although it was asked to end"
+    return None
+
+
+def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
+    if job is None or not isinstance(event, _OfAttempt):
+        return None
+    running = job.running_attempt
+    if running is None or event.attempt != running.number:
+        return f"`{event_type(event)}` of attempt {event.attempt}, running is {running.number if running else 'none'}"
+    return None
+
+
+def _gives_up_an_undecided_job(job: Job | None, event: JobEvent) -> str | None:
+    """In retry_wait only the failure of the same batch may be followed by a dead letter; it names no time."""
+    if job is None or not isinstance(event, DeadLettered) or job.state is not JobState.RETRY_WAIT:
+        return None
+    if job.due_at is None and job.attempts and job.attempts[-1].state == "failed":
+        return None
+    return "`dead_lettered` while it waits to run again"
+
+
+def _follows_something(job: Job | None, event: JobEvent) -> str | None:
+    if job is None and not event.prev:
+        return "`carried` carries a job of which there was no event"
+    return None
+
+
+def _asks_once(job: Job | None, event: JobEvent) -> str | None:
+    if job is not None and job.cancel_requested and isinstance(event, CancelRequested):
+        return "`cancel_requested` a second time"
+    return None
+
+
+def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
+    if job is None or not isinstance(event, Fenced):
+        return None
+    if event.current_epoch != job.claim_epoch:
+        return f"`fenced` by claim {event.current_epoch}, the current one is {job.claim_epoch}"
+    if event.held_epoch == job.claim_epoch:
+        return f"`fenced` claim {event.held_epoch}, which holds it"
+    if not any(held.epoch == event.held_epoch and held.number == event.attempt for held in job.attempts):
+        return f"`fenced` claim {event.held_epoch} as attempt {event.attempt}, which it never had"
+    return None
+
+
+_OF_EVERY_EVENT: Final[tuple[_Rule, ...]] = (_type_fits_state, _names_agree)
+_OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
+    Queued: (_may_be_queued,),
+    Started: (_may_start,),
+    **dict.fromkeys(get_args(_OfAttempt), (_is_of_the_running_attempt,)),
+    DeadLettered: (_gives_up_an_undecided_job,),
+    CancelRequested: (_asks_once,),
+    Fenced: (_fences_a_stale_claim,),
+    Carried: (_follows_something,),
+}
+#: By type, because most rules have nothing to say about most events, and an audit asks them about every one.
+_RULES_OF: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
+    cls: (*_OF_EVERY_EVENT, *_OF_TYPE.get(cls, ())) for cls in EVENT_CLASSES
+}

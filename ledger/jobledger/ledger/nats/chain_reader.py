@@ -1,0 +1,138 @@
+"""Reading jobs' chains from JetStream: those that are asked for at the same moment go out as one request.
+
+The server finds the newest message of each subject at once, while looking for the next one that fits a wildcard makes
+it read whole blocks. So a chain is put together subject by subject, and the hash that each event has of the one
+before says whether it is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import operator
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
+from jobledger.ledger.model.log import jobs_among
+from jobledger.ledger.nats.inbox import header, settle
+
+#: Data and header block of a message as the server sent it.
+Raw = tuple[bytes, bytes]
+ReadRaw = Callable[[dict[str, Any]], Awaitable[list[Raw]]]
+
+_PAGE: Final = 256
+#: The server refuses an answer of more than 1,024 messages; a chain has at most 19 subjects.
+_CHAINS_AT_ONCE: Final = 48
+_BYTES_AT_ONCE: Final = 4 << 20
+_CHAIN_TOKENS: Final = 5
+
+
+class ChainReader:
+    """Reads chains by the direct gets of one log."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, read_raw: ReadRaw, parse: Callable[[bytes, bytes], Message]
+    ) -> None:
+        self._loop = loop
+        self._read_raw = read_raw  #: asks for a batch, patiently
+        self._parse = parse
+        self._waiting: dict[str, list[asyncio.Future[list[Raw]]]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def read(self, chain: str) -> list[StoredEvent]:
+        """Return the events that fit a filter; see `Log.read_chain`."""
+        if _is_one_jobs(chain):
+            events = jobs_among(self._messages(await self._newest(chain)))
+            if _is_whole(events):
+                return events
+            pages = [self._pages(subject) for subject in {event.subject for event in events}]
+            events = jobs_among(itertools.chain.from_iterable(await asyncio.gather(*pages)))
+            events.sort(key=_stream_sequence)
+            if _is_whole(events) or _is_what_is_held(events):
+                return events
+        return jobs_among(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
+
+    def _messages(self, raws: Iterable[Raw]) -> list[Message]:
+        return [self._parse(data, headers) for data, headers in raws]
+
+    async def _pages(self, subject: str) -> list[Message]:
+        """Return every message that fits `subject`, in stream order, as one replica has them."""
+        found: list[Message] = []
+        while True:
+            start = found[-1].stream_sequence + 1 if found else 1
+            request = {"seq": start, "next_by_subj": subject, "batch": _PAGE}
+            page = self._messages(await self._read_raw(request))
+            found.extend(page)
+            if len(page) < _PAGE:
+                return found
+
+    def _newest(self, chain: str) -> asyncio.Future[list[Raw]]:
+        """Ask for the newest message of each subject of a chain, together with who else asks at this moment."""
+        answer: asyncio.Future[list[Raw]] = self._loop.create_future()
+        if not self._waiting:
+            self._loop.call_soon(self._ask)
+        self._waiting.setdefault(chain, []).append(answer)
+        return answer
+
+    def _ask(self) -> None:
+        waiting, self._waiting = list(self._waiting.items()), {}
+        for start in range(0, len(waiting), _CHAINS_AT_ONCE):
+            task = self._loop.create_task(self._ask_for(dict(waiting[start : start + _CHAINS_AT_ONCE])))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _ask_for(self, waiting: dict[str, list[asyncio.Future[list[Raw]]]]) -> None:
+        """Answer everybody who waits for one of these chains, with an error if need be."""
+        request: dict[str, Any] = {"multi_last": list(waiting)}
+        if len(waiting) > 1:
+            request["max_bytes"] = _BYTES_AT_ONCE
+        try:
+            raws = await self._read_raw(request)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            for answer in itertools.chain.from_iterable(waiting.values()):
+                settle(answer, error)
+            return
+        if len(waiting) > 1 and sum(len(data) + len(headers) for data, headers in raws) >= _BYTES_AT_ONCE:
+            for chain, answers in waiting.items():  # it was cut: one by one they fit
+                await self._ask_for({chain: answers})
+            return
+        found: dict[str, list[Raw]] = {}
+        for raw in raws:
+            found.setdefault(_chain_of(header(raw[1], b"Nats-Subject").decode()), []).append(raw)
+        for chain, answers in waiting.items():
+            for answer in answers:
+                settle(answer, found.get(chain, []))
+
+
+def _chain_of(subject: str) -> str:
+    """Return the filter of the chain that a job event's subject belongs to."""
+    return ".".join(subject.split(".", _CHAIN_TOKENS - 1)[: _CHAIN_TOKENS - 1]) + ".>"
+
+
+def _is_one_jobs(chain: str) -> bool:
+    """Return whether a filter is that of one job's chain: `<ledger>.job.<queue>.<job_id>.>`."""
+    tokens = chain.split(".")
+    return len(tokens) == _CHAIN_TOKENS and tokens[1] == "job" and tokens[-1] == ">" and "*" not in tokens
+
+
+def _is_whole(events: list[StoredEvent]) -> bool:
+    """Return whether these are all events of a job's chain up to the last of them, in order."""
+    return not events or (_begins(events[0].event) and not events[0].event.prev and _are_linked(events))
+
+
+def _is_what_is_held(events: list[StoredEvent]) -> bool:
+    """Return whether every event of every subject is in order, and those before them are in an archive."""
+    return any(isinstance(each.event, Carried) for each in events) and _are_linked(events)
+
+
+def _are_linked(events: list[StoredEvent]) -> bool:
+    return all(event.event.prev == before.hash for before, event in itertools.pairwise(events))
+
+
+def _begins(event: JobEvent) -> bool:
+    return isinstance(event, Scheduled | Held) or (isinstance(event, Queued) and event.cause == "new")
+
+
+_stream_sequence = operator.attrgetter("stream_sequence")

@@ -1,0 +1,394 @@
+"""The Log on JetStream: conditional appends whose outcome is always found out, chains, and reading in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+import time
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.errors import (
+    AppendOutcomeUnknownError,
+    LedgerError,
+    LedgerFullError,
+    MalformedEventError,
+    PayloadTooLargeError,
+    RefusedError,
+    ServerUnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Entry, Head, JobReading, start_of
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats.append_stats import AppendMeter
+from jobledger.ledger.nats.chain_reader import ChainReader
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
+from jobledger.ledger.nats.ordered_reader import OrderedReader
+from jobledger.ledger.nats.publisher import (
+    REPLY_TIMEOUT_S,
+    WRONG_SEQUENCE_CODES,
+    AppendRefusedError,
+    Publisher,
+)
+from jobledger.ledger.nats.streams import api
+from jobledger.ledger.nats.writer import Commit, Writer
+
+_FULL: Final = frozenset({10023, 10047, 10077})
+_LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
+_TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
+_HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
+_PRESENT_BYTES_MAX: Final = 4 << 20
+_READ_TIMEOUT_S: Final = 5.0
+_RETRY_S: Final = 0.05
+
+
+class _Submitted(msgspec.Struct, eq=False):
+    """An append whose caller waits: told at once when it was plainly accepted, else after another look."""
+
+    log: JetStreamLog
+    entries: Sequence[Entry]
+    outcome: asyncio.Future[int]
+
+    def __call__(self, result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            self.log.look_again(self.entries, result, self.outcome)
+        elif not self.outcome.done():  # else its waiter was cancelled
+            self.outcome.set_result(result)
+
+    def __repr__(self) -> str:
+        """Show no entries: an event loop writes callbacks that fail into the log."""
+        return f"<{type(self).__name__}>"
+
+
+class _Metered(_Submitted, eq=False):
+    """An append whose end is counted."""
+
+    meter: AppendMeter
+    began: float  #: by time.monotonic: the loop's own clock may count in milliseconds
+
+    def __call__(self, result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            self.outcome.add_done_callback(self.ended)
+        else:
+            self.meter.latency_s.observe(time.monotonic() - self.began)
+        super().__call__(result)
+
+    def ended(self, outcome: asyncio.Future[int]) -> None:
+        """Count what was found out by another look."""
+        if outcome.cancelled():
+            return
+        error = outcome.exception()
+        if error is None:
+            self.meter.latency_s.observe(time.monotonic() - self.began)
+        elif isinstance(error, WrongSequenceError):
+            self.meter.conflicts += 1
+        else:
+            self.meter.failures += 1
+
+
+class JetStreamLog(JobReading):
+    """The ledger's stream behind the Log protocol."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        publisher: Publisher,
+        *,
+        names: Names,
+        commit: Commit = "auto",
+        append_timeout_s: float = 30.0,
+    ) -> None:
+        self.names = names
+        self._connection = connection
+        self._inbox = inbox
+        self._loop = connection.loop
+        self._stream = names.ledger_stream
+        self._append_timeout_s = append_timeout_s
+        self._looking: set[asyncio.Task[None]] = set()
+        self._meter: AppendMeter | None = None
+        self.writer = Writer(publisher, commit=commit)
+        connection.lost_listeners.append(self.writer.forget_observations)
+        self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), _message)
+
+    async def append(self, entries: Sequence[Entry]) -> int:
+        """Store the entries as one; see `Log.append`.
+
+        An answer that did not come is never guessed at: the chain is read, and what it says is the outcome.
+        Resending meanwhile is safe, since the condition lets only one copy in.
+        """
+        assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"
+        return await self.submit(entries)
+
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
+        """Start an append and return its outcome to come; see `Log.submit`."""
+        limit = self._connection.max_payload - _HEADROOM_BYTES
+        for entry in entries:
+            if len(entry.data) > limit:
+                raise PayloadTooLargeError("event", len(entry.data), limit)
+        outcome: asyncio.Future[int] = self._loop.create_future()
+        if self._meter is None:
+            submitted = _Submitted(self, entries, outcome)
+        else:
+            submitted = _Metered(self, entries, outcome, self._meter, time.monotonic())
+        self.writer.append(entries, submitted)
+        return outcome
+
+    def count_appends(self, meter: AppendMeter) -> None:
+        """Count every append from now on, and every group commit, in `meter`."""
+        self._meter = self.writer.meter = meter
+
+    def look_again(self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]) -> None:
+        """Find an append's outcome in a task of its own: only lost races and lost answers pay for one."""
+
+        async def find_out() -> None:
+            try:
+                settle(outcome, await self._find_out(entries, error))
+            except Exception as final:  # noqa: BLE001 - handed to whoever awaits the append
+                settle(outcome, final)
+
+        task = self._loop.create_task(find_out())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _send(self, entries: Sequence[Entry]) -> int:
+        """Send once more and wait for the plain answer."""
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self.writer.append(entries, functools.partial(settle, answer))
+        return await answer
+
+    async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:
+        """Bring an append that was not plainly accepted to a definite end."""
+        loop = self._loop
+        # An answer that did not come has taken its part of the time already.
+        spent_s = REPLY_TIMEOUT_S if isinstance(error, ReplyTimeoutError) else 0.0
+        deadline = loop.time() + self._append_timeout_s - spent_s
+        while True:
+            if isinstance(error, AppendRefusedError):
+                _raise_final(error)
+            try:
+                sequence = await self._stored_as(entries, deadline - loop.time())
+                if sequence is not None:
+                    return sequence
+                if isinstance(error, AppendRefusedError):
+                    _raise_if_ahead(error, entries)
+                    await asyncio.sleep(_RETRY_S)  # another append of this chain is still being stored
+                if loop.time() >= deadline:
+                    break
+                return await self._send(entries)
+            except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
+                error = again
+                if loop.time() >= deadline or self._connection.is_closed:
+                    break
+                if not isinstance(again, AppendRefusedError):
+                    await asyncio.sleep(_RETRY_S)
+        limit = "before the connection was closed" if self._connection.is_closed else self._limit
+        message = (
+            f"no answer to an append {limit}, so it is not known whether it was stored: "
+            "look the job up when the server is back; doing the same again is safe"
+        )
+        raise AppendOutcomeUnknownError(message) from error
+
+    async def _stored_as(self, entries: Sequence[Entry], limit_s: float) -> int | None:
+        """Return the first entry's sequence if the entries are stored, None if nothing stands in their place.
+
+        Raises: WrongSequenceError when one of their chains went on without them.
+        """
+        await self._connection.wait_connected(max(limit_s, _RETRY_S))
+        first: int | None = None
+        for offset, entry in enumerate(entries):
+            if entry.expected is None:
+                continue
+            request = {"seq": entry.expected + 1, "next_by_subj": entry.chain, "batch": 1}
+            found = [_message(*each) for each in await self._direct_get(request, batch=True)]
+            if not found:
+                continue
+            if found[0].data != entry.data:  # our own event is told from another's by its bytes
+                raise WrongSequenceError(entry.chain, entry.expected)
+            first = found[0].stream_sequence - offset
+        return first
+
+    @property
+    def _limit(self) -> str:
+        return f"within {self._append_timeout_s:g} s"
+
+    async def read_chain(self, chain: str) -> list[StoredEvent]:
+        """Return the events of a chain; see `Log.read_chain`."""
+        return await self._chains.read(chain)
+
+    async def last(self, chain: str) -> Message | None:
+        """Return the newest message of a chain; see `Log.last`."""
+        found = await self._read({"last_by_subj": chain}, batch=False)
+        return found[0] if found else None
+
+    async def get(self, stream_sequence: int) -> Message | None:
+        """Return one event; see `Log.get`."""
+        if stream_sequence < 1:
+            return None
+        found = await self._read({"seq": stream_sequence}, batch=False)
+        return found[0] if found else None
+
+    async def present(self, subjects: Sequence[str]) -> set[str]:
+        """Return the subjects that are in use; see `Log.present`."""
+        assert len(subjects) <= BATCH_MESSAGES_MAX, "a look is for up to 1,000 subjects"
+        found: set[str] = set()
+        missing = list(subjects)
+        while missing:
+            # Only whole messages can be asked for: not more of them at once than a connection can take.
+            request = {"multi_last": missing, "max_bytes": _PRESENT_BYTES_MAX}
+            page = await self._read_raw(request, batch=True)
+            found.update(header(headers, b"Nats-Subject").decode() for _, headers in page)
+            missing = [subject for subject in missing if subject not in found]
+            if sum(len(data) + len(headers) for data, headers in page) < _PRESENT_BYTES_MAX:
+                break
+        return found
+
+    async def _read(self, request: dict[str, Any], *, batch: bool) -> list[Message]:
+        """Read messages; see `_read_raw`."""
+        return [_message(data, headers) for data, headers in await self._read_raw(request, batch=batch)]
+
+    async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> list[tuple[bytes, bytes]]:
+        """Read with patience for a reconnect; return data and headers.
+
+        Raises: ServerUnreachableError when the limit is over.
+        """
+        loop = self._loop
+        deadline = loop.time() + self._append_timeout_s
+        while True:
+            try:
+                await self._connection.wait_connected(max(deadline - loop.time(), _RETRY_S))
+                return await self._direct_get(request, batch=batch)
+            except (ConnectionLostError, ReplyTimeoutError) as error:
+                if self._connection.is_closed:
+                    message = "the connection to the server is closed: connect again"
+                    raise ServerUnreachableError(message) from error
+                if loop.time() >= deadline:
+                    message = f"the server gave no answer {self._limit}: is it running?"
+                    raise ServerUnreachableError(message) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[tuple[bytes, bytes]]:
+        """Ask the stream for messages directly; the answer to a batch is ended by a status."""
+        found: list[tuple[bytes, bytes]] = []
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def on_reply(data: bytes | Exception, headers: bytes) -> None:
+            if isinstance(data, Exception):
+                settle(done, data)
+                return
+            status = status_of(headers)
+            if not status:
+                found.append((data, headers))
+            if status == "503":  # the stream is not there yet, or moving: the caller asks again
+                settle(done, ConnectionLostError())
+            elif status or not batch:  # 204 ends a batch, 404 says that there is nothing
+                settle(done, None)
+
+        subject = f"$JS.API.DIRECT.GET.{self._stream}"
+        reply = self._inbox.expect(subject, on_reply)
+        try:
+            self._connection.send(subject, reply, b"", msgspec.json.encode(request))
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                await done
+        except TimeoutError as error:
+            message = f"no answer to a read within {_READ_TIMEOUT_S:g} s"
+            raise ReplyTimeoutError(message) from error
+        finally:
+            self._inbox.forget(reply)
+        return found
+
+    async def head(self) -> Head:
+        """Return both ends; see `Log.head`."""
+        try:
+            answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
+        except (NoRespondersError, ReplyTimeoutError) as error:
+            message = "the server gave no answer about the ledger: is it running?"
+            raise ServerUnreachableError(message) from error
+        if "error" in answer:
+            message = f"the ledger cannot be asked for its head: {answer['error'].get('description', '?')}"
+            raise LedgerError(message)
+        state = answer["state"]
+        return Head(
+            first_sequence=max(1, int(state["first_seq"])),
+            last_sequence=int(state["last_seq"]),
+            stored_bytes=int(state["bytes"]),
+        )
+
+    async def purge(self, through: int) -> None:
+        """Take a prefix away; see `Log.purge`."""
+        try:
+            answer = await api(self._inbox, f"STREAM.PURGE.{self._stream}", {"seq": through + 1})
+        except (NoRespondersError, ReplyTimeoutError) as error:
+            message = "the server gave no answer to the purge: run it again, what is gone is gone"
+            raise ServerUnreachableError(message) from error
+        if "error" in answer:
+            message = f"the server refused to purge the ledger: {answer['error'].get('description', '?')}"
+            raise RefusedError(message)
+
+    async def read_messages(
+        self,
+        *,
+        from_sequence: int = 1,
+        from_time: datetime | None = None,
+        subject: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield everything in stream order; see `Log.read_messages`."""
+        head = await self.head()
+        begin = start_of(head, from_sequence)
+        feed = OrderedReader(
+            self._connection,
+            self._inbox,
+            self._stream,
+            from_sequence=begin,
+            from_time=from_time,
+            subject=subject,
+            dense=subject is None,
+        )
+        if not follow and head.last_sequence < begin:
+            return
+        until = None if follow else head.last_sequence
+        async with contextlib.aclosing(feed.batches(until=until)) as batches:
+            async for batch in batches:
+                yield batch
+
+
+def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None:
+    """Refuse a condition on a sequence that the chain has not reached: no waiting makes it true."""
+    last = _LAST_SEQUENCE.search(str(error))
+    for entry in entries:
+        if last is not None and entry.expected is not None and int(last[1]) < entry.expected:
+            raise WrongSequenceError(entry.chain, entry.expected) from error
+
+
+def _raise_final(error: AppendRefusedError) -> None:
+    """Translate a refusal that no second look can change; return for those it can."""
+    if error.code in WRONG_SEQUENCE_CODES or error.code in _TRY_AGAIN:
+        return
+    if error.code in _FULL:
+        message = (
+            "the ledger has reached its byte limit and takes no more events: "
+            "raise max_bytes of its stream (and max_file_store of the server)"
+        )
+        raise LedgerFullError(message) from error
+    message = str(error)
+    raise LedgerError(message) from error
+
+
+def _message(data: bytes, headers: bytes) -> Message:
+    try:
+        sequence = int(header(headers, b"Nats-Sequence"))
+        stored_at = server_time(header(headers, b"Nats-Time-Stamp").decode())
+    except ValueError as error:
+        message = "the server answered a direct get without sequence or time"
+        raise MalformedEventError(message) from error
+    subject = header(headers, b"Nats-Subject").decode(errors="replace")
+    return read_message(subject, data, sequence, stored_at)

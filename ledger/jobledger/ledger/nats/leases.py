@@ -1,0 +1,220 @@
+"""Leases: one key per process, worker or lock-holding client, that expires unless renewed.
+
+Each renewal is conditional on the revision the last one got, so a worker that was away finds out. The key is
+judged by the server's clock alone: it is there, or the lease is over. Source: ADR 006.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+from datetime import datetime
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from jobledger.ledger.model.errors import LedgerError, RefusedError, ServerUnreachableError
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
+from jobledger.ledger.nats.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
+from jobledger.ledger.nats.streams import api
+
+_READ_TIMEOUT_S: Final = 2.0
+_NANOSECONDS: Final = 1_000_000_000
+_LISTED_MAX: Final = 1_000
+_END_TRIES_MAX: Final = 3
+#: How many of a worker's jobs its lease names.
+JOBS_MAX: Final = 100
+_MESSAGE_NOT_FOUND: Final = 10037
+
+#: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
+LeaseKind = Literal["worker", "client"]
+
+
+class LeaseLostError(RefusedError):
+    """A lease could not be renewed on its own last revision: it expired, and may have been judged over."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker, or a client that holds locks, says of itself with each renewal."""
+
+    worker: str  #: `<host>-<pid>-<random>`
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    started_at: datetime
+    renewed_at: datetime  #: the worker's own clock
+    running: int = 0  #: jobs at the last renewal
+    jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
+    version: str = ""
+    supervisor: str = ""  #: identity of the process that looks after this one; "" without
+    stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
+    kind: LeaseKind = "worker"
+
+
+_decode = msgspec.json.Decoder(WorkerInfo).decode
+
+
+class Leases(Protocol):
+    """What claims and workers need of a lease store."""
+
+    async def duration_s(self) -> float:
+        """Return how long a lease is good for after a renewal."""
+        ...
+
+    async def renew(self, info: WorkerInfo, revision: int) -> int:
+        """Take (revision 0) or renew a lease; return its new revision.
+
+        Raises: LeaseLostError when the revision is not the key's, ServerUnreachableError.
+        """
+        ...
+
+    async def find(self, worker: str) -> WorkerInfo | None:
+        """Return a worker whose lease lives, None when it is over. Raises: ServerUnreachableError."""
+        ...
+
+
+class JetStreamLeases:
+    """Leases in the WORKERS bucket."""
+
+    def __init__(self, inbox: Inbox, publisher: Publisher, names: Names) -> None:
+        self._inbox = inbox
+        self._publisher = publisher
+        self._stream = f"KV_{names.workers_bucket}"
+        self._prefix = f"$KV.{names.workers_bucket}."
+
+    async def duration_s(self) -> float:
+        """Return the bucket's time to live, in seconds: the length of every lease in it.
+
+        Raises: LedgerError when there is no such bucket, and what asking the server raises.
+        """
+        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
+        if "error" in answer:
+            message = f"the workers' bucket cannot be asked: {answer['error'].get('description', '?')}"
+            raise LedgerError(message)
+        return int(answer["config"]["max_age"]) / _NANOSECONDS
+
+    async def renew(self, info: WorkerInfo, revision: int) -> int:
+        """Write the key on condition of its revision; see `Leases.renew`."""
+        subject = self._prefix + info.worker
+        entry = Entry(subject, msgspec.json.encode(info), subject, revision)
+        try:
+            return await self._put(entry)
+        except AppendRefusedError as error:
+            if error.code not in WRONG_SEQUENCE_CODES:
+                raise
+            own_revision = await self._own_newer(entry)
+            if own_revision is not None:
+                with contextlib.suppress(AppendRefusedError):
+                    return await self._put(msgspec.structs.replace(entry, expected=own_revision))
+            message = f"lease of {info.worker} is lost"
+            raise LeaseLostError(message) from error
+
+    async def _put(self, entry: Entry) -> int:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._publisher.send((entry,), functools.partial(settle, answer))
+        try:
+            return await answer
+        except (ConnectionLostError, ReplyTimeoutError) as error:
+            message = "the lease could not be renewed: no answer"
+            raise ServerUnreachableError(message) from error
+
+    async def _own_newer(self, entry: Entry) -> int | None:
+        """Return the revision of our own renewal whose answer was lost, None when the lease is over.
+
+        While it lives only this worker writes this key, so a newer revision is its own, unless it says that the
+        worker is gone: then the lease is over. It counts from when it was stored, so the key has to be written
+        once more to be good for the whole time again.
+        """
+        found = await self._last(entry.subject)
+        if found is None or _decode(found[0]).stopped:
+            return None
+        return found[1] if 0 < (entry.expected or 0) < found[1] else None
+
+    async def end(self, worker: str) -> bool:
+        """Mark a worker as gone, so that nobody waits for its lease to be over; return whether that was needed.
+
+        Only for whoever knows that its process has ended, as a parent does that reaped its child: jobs are taken
+        over from then on. What the dead one had sent may still arrive; a renewal is then refused. Source: ADR 006.
+
+        Raises: ServerUnreachableError, LeaseLostError, AppendRefusedError; all harmless, the key expires.
+        """
+        subject = self._prefix + worker
+        for _ in range(_END_TRIES_MAX):
+            found = await self._last(subject)
+            if found is None or (info := _decode(found[0])).stopped:
+                return False
+            gone = msgspec.structs.replace(info, running=0, jobs=(), stopped=True)
+            try:
+                await self._put(Entry(subject, msgspec.json.encode(gone), subject, found[1]))
+            except AppendRefusedError as error:
+                if error.code not in WRONG_SEQUENCE_CODES:
+                    raise  # else a renewal was still on its way, or the read came from a replica that lags
+            else:
+                return True
+        message = f"lease of {worker} could not be ended: it is renewed all the time"
+        raise LeaseLostError(message)
+
+    async def find(self, worker: str) -> WorkerInfo | None:
+        """Read the key; see `Leases.find`."""
+        found = await self._last(self._prefix + worker)
+        if found is None:
+            # A replica may answer that has not got the key yet: only the leader can say that there is none.
+            data = await self._last_at_leader(self._prefix + worker)
+            if data is None:
+                return None
+            found = data, 0
+        info = _decode(found[0])
+        return None if info.stopped else info
+
+    async def _last(self, subject: str) -> tuple[bytes, int] | None:
+        request = {"last_by_subj": subject}
+        try:
+            data, headers = await self._inbox.ask(
+                f"$JS.API.DIRECT.GET.{self._stream}", request, timeout_s=_READ_TIMEOUT_S
+            )
+        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
+            # That says nothing about the lease.
+            raise ServerUnreachableError("the workers' bucket gave no answer") from error
+        status = status_of(headers)
+        if status == "404":
+            return None
+        if status:  # nobody answers, or something else: that says nothing about the lease
+            message = f"the workers' bucket gave no answer but status {status}"
+            raise ServerUnreachableError(message)
+        return data, _sequence(headers)
+
+    async def _last_at_leader(self, subject: str) -> bytes | None:
+        call, request = f"$JS.API.STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}
+        try:
+            answer = await self._inbox.api(call, request, timeout_s=_READ_TIMEOUT_S)
+        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
+            raise ServerUnreachableError("the workers' bucket gave no answer") from error
+        refused = answer.get("error")
+        if refused is None:
+            return base64.b64decode(answer["message"]["data"])
+        if refused.get("err_code") == _MESSAGE_NOT_FOUND:
+            return None
+        message = f"the workers' bucket gave no answer but {refused.get('description', '?')!r}"
+        raise ServerUnreachableError(message)
+
+    async def all(self) -> list[WorkerInfo]:
+        """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
+
+        Raises: ServerUnreachableError.
+        """
+        answer = await api(
+            self._inbox, f"STREAM.INFO.{self._stream}", {"subjects_filter": f"{self._prefix}>"}
+        )
+        subjects: dict[str, Any] = answer.get("state", {}).get("subjects") or {}
+        found = [await self._last(subject) for subject in sorted(subjects)[:_LISTED_MAX]]
+        infos = [_decode(each[0]) for each in found if each is not None]
+        return [info for info in infos if info.kind == "worker"]
+
+
+def _sequence(headers: bytes) -> int:
+    return int(header(headers, b"Nats-Sequence"))

@@ -1,0 +1,239 @@
+"""Reading the stream in order through a consumer of one's own, for as long as it takes.
+
+The consumer is thrown away with its reader; when it is lost (server restart, leader change, silence) another one
+goes on after the last sequence handed out, so the reader sees every event once and in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Any, Final
+
+from jobledger.ledger.model.codec import Message, read_message
+from jobledger.ledger.model.errors import (
+    CorruptLedgerError,
+    JetStreamDisabledError,
+    LedgerError,
+    SequenceGapError,
+    ServerUnreachableError,
+    UnreachableError,
+)
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.parser import Raw
+from jobledger.ledger.nats.pull import ack_numbers_at, time_of
+from jobledger.ledger.nats.pull_window import PullWindow
+from jobledger.ledger.nats.streams import api
+
+logger = logging.getLogger("jobledger.feed")
+
+_INACTIVE_S: Final = 60.0
+_RETRY_S: Final = 0.25
+_FINITE_PATIENCE_S: Final = 30.0
+_NANOSECONDS: Final = 1_000_000_000
+_MESSAGE_NOT_FOUND: Final = 10037
+
+
+class OrderedReader:
+    """One reader's way through the stream."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        stream: str,
+        *,
+        from_sequence: int,
+        from_time: datetime | None,
+        subject: str | tuple[str, ...] | None,
+        dense: bool,
+    ) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._stream = stream
+        self._next = from_sequence
+        self._from_time = from_time
+        self._subject = subject
+        self._dense = dense
+        self._begun = False  # a consumer was made before: the one to come goes on where it ended
+        self._exhausted = False  # nothing was pending when the consumer was made
+        self._in_cluster = False  # so the consumer's server need not be the stream's leader
+
+    async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
+        """Yield batches up to the stream sequence `until`, for ever when it is None.
+
+        No batch is empty; all come in stream order. A lost consumer or connection is replaced without a gap.
+
+        Raises: SequenceGapError where the sequences must be dense and one is missing; ServerUnreachableError when the
+            connection is closed, or the server hands out nothing for 30 s while something is still to be read.
+        """
+        failing_since: float | None = None
+        while until is None or self._next <= until:
+            try:
+                async for batch in self._one_consumer(until):
+                    failing_since = None
+                    yield batch
+                if self._exhausted and until is not None:
+                    return
+            except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+                # JetStream may still be starting after a restart of its server.
+                now = asyncio.get_running_loop().time()
+                failing_since = failing_since or now
+                if until is not None and now - failing_since > _FINITE_PATIENCE_S:
+                    message = f"the server handed out nothing for {_FINITE_PATIENCE_S:g} s while the ledger was read"
+                    why = f": {error}" if str(error) else ""  # such as a right that is missing
+                    raise ServerUnreachableError(
+                        f"{message}{why}; see `jobledger doctor`, then try again"
+                    ) from error
+                if self._connection.is_closed:
+                    message = "the connection was closed while the ledger was read"
+                    raise ServerUnreachableError(message) from error
+                logger.info("reading goes on from stream sequence %d with a new consumer", self._next)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Message], None]:
+        await self._connection.wait_connected(_FINITE_PATIENCE_S)
+        if self._begun:
+            await self._check_not_rewound()
+        made = await self._create()
+        name = str(made["name"])
+        self._begun = True
+        self._in_cluster = made.get("cluster") is not None
+        if until is not None and made["num_pending"] == 0:
+            try:
+                await self._end(until)
+            finally:
+                await self._delete(name)
+            return
+        # What the consumer takes in one request is the operator's to limit; 0 is no limit.
+        messages_max = int(made.get("config", {}).get("max_batch", 0))
+        window = PullWindow(
+            self._connection, self._stream, name, messages_max=messages_max, is_finite=until is not None
+        )
+        await window.open()
+        try:
+            while until is None or self._next <= until:
+                taken = await window.take()
+                if not taken:
+                    raise ConnectionLostError
+                batch, problem = self._read(taken)
+                if until is not None and self._next > until + 1:
+                    batch = [message for message in batch if message.stream_sequence <= until]
+                if batch:
+                    yield batch
+                if problem is not None and (until is None or problem.stream_sequence <= until):
+                    raise problem
+                if until is not None and _pending_after(taken[-1]) == 0:
+                    await self._end(until)
+                    return
+        finally:
+            await window.close()
+            await self._delete(name)
+
+    async def _end(self, until: int) -> None:
+        """Take a consumer's word that nothing is left, unless it is a cluster's and the stream's leader has more.
+
+        Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError when it cannot
+            tell, which a cluster answers while it elects the leader.
+        """
+        if self._in_cluster and self._next <= until and self._from_time is None:
+            filters = self._subject if isinstance(self._subject, tuple) else (self._subject or ">",)
+            for subject in filters:
+                # Answered by the leader alone, unlike a direct get.
+                request = {"seq": self._next, "next_by_subj": subject}
+                answer = await api(self._inbox, f"STREAM.MSG.GET.{self._stream}", request)
+                if "error" in answer and answer["error"].get("err_code") != _MESSAGE_NOT_FOUND:
+                    raise UnreachableError(
+                        f"the ledger's end is not known: {answer['error'].get('description', '?')}"
+                    )
+                if "message" in answer and answer["message"]["seq"] <= until:
+                    logger.info("a consumer at %d lags behind the stream", self._next)
+                    raise ConnectionLostError
+        self._exhausted = True
+
+    def _read(self, taken: list[Raw]) -> tuple[list[Message], CorruptLedgerError | None]:
+        """Read what came up to the first that cannot be read; in a dense feed each sequence must be the next."""
+        messages: list[Message] = []
+        numbers_at, following = ack_numbers_at(taken[0].reply.split(b".")), self._next
+        try:
+            for raw in taken:
+                tokens = raw.reply.split(b".")
+                sequence = int(tokens[numbers_at + 1])
+                if sequence != following and self._dense and self._from_time is None:
+                    raise _gap(following, sequence)
+                self._from_time = None  # only the first event is found by time
+                following = sequence + 1
+                subject, stored_at = (
+                    raw.subject.decode(errors="replace"),
+                    time_of(int(tokens[numbers_at + 3])),
+                )
+                messages.append(read_message(subject, raw.data, sequence, stored_at))
+        except CorruptLedgerError as error:
+            return messages, error
+        finally:
+            self._next = following
+        return messages, None
+
+    async def _check_not_rewound(self) -> None:
+        """Notice a ledger that was rewound, made anew or purged meanwhile: its consumer would only wait, or have nothing.
+
+        Raises: SequenceGapError.
+        """
+        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
+        state = answer.get("state", {})  # an error is `_create`'s to tell
+        if self._dense and self._from_time is None and state.get("first_seq", 0) > self._next:
+            raise _gap(self._next, state["first_seq"])
+        last_sequence = state.get("last_seq", self._next)
+        if last_sequence < self._next - 1:
+            message = (
+                f"the ledger ends at stream sequence {last_sequence}, and {self._next - 1} was read before: "
+                "it was rewound or replaced"
+            )
+            raise SequenceGapError(message)
+
+    async def _create(self) -> dict[str, Any]:
+        """Make the consumer; return what the server says of it."""
+        config: dict[str, Any] = {
+            "ack_policy": "none",
+            "inactive_threshold": int(_INACTIVE_S * _NANOSECONDS),
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        if self._from_time is not None:
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": self._from_time.isoformat()}
+        else:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._next}
+        if isinstance(self._subject, str):
+            config["filter_subject"] = self._subject
+        elif self._subject is not None:
+            config["filter_subjects"] = list(self._subject)
+        request = {"stream_name": self._stream, "config": config}
+        answer = await api(self._inbox, f"CONSUMER.CREATE.{self._stream}", request)
+        if "error" in answer:
+            message = f"the ledger cannot be read: {answer['error'].get('description', '?')}"
+            raise (UnreachableError if answer["error"].get("code") == 503 else LedgerError)(message)  # noqa: PLR2004
+        return answer
+
+    async def _delete(self, name: str) -> None:
+        """Tidy up; the server forgets it by itself after a minute when this does not get through."""
+        try:
+            self._connection.send(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", "", b"", b"")
+        except ConnectionLostError:
+            return
+
+
+def _pending_after(raw: Raw) -> int:
+    """Return how many messages its consumer had yet to deliver when it delivered this one."""
+    tokens = raw.reply.split(b".")
+    return int(tokens[ack_numbers_at(tokens) + 4])
+
+
+def _gap(missing: int, found: int) -> SequenceGapError:
+    message = (
+        f"stream sequence {missing} is missing: the ledger goes on with {found} (unless it was moved into an archive "
+        "just now, an event is lost)"
+    )
+    return SequenceGapError(message, stream_sequence=missing, next_sequence=found)

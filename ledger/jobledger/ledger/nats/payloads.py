@@ -1,0 +1,207 @@
+"""Inputs and results above the inline limit: kept in an object store by the sha256 of their JSON text."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Final, cast
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.js.object_store import ObjectStore
+
+from jobledger.ledger.model.codec import digest
+from jobledger.ledger.model.errors import (
+    LedgerFullError,
+    PayloadMissingError,
+    PayloadTooLargeError,
+    ServerUnreachableError,
+)
+from jobledger.ledger.model.events import NO_VALUE, PayloadRef
+from jobledger.ledger.nats.connection import Connection
+
+if TYPE_CHECKING:
+    import io
+
+    from jobledger.ledger.model.payload_refs import StoreName
+
+_TRANSFER_S: Final = 60.0
+
+
+class _Hashing:
+    """A file to be written that hashes what goes into it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class Payloads:
+    """Puts values where they fit, and gets them back checked.
+
+    Writing a value again is harmless: equal values have one name.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        bucket: str,
+        *,
+        inline_bytes_max: int,
+        payload_bytes_max: int,
+        life_s: float | None = None,
+    ) -> None:
+        self._connection = connection
+        self._bucket = bucket
+        self._inline_bytes_max = inline_bytes_max
+        self._payload_bytes_max = payload_bytes_max
+        self._life_s = life_s  #: how long the bucket keeps a value; None: as long as the ledger
+        self._store: ObjectStore | None = None
+
+    def fits_inline(self, text: bytes, *, what: str) -> bool:
+        """Return whether `text` can be part of an event.
+
+        Raises: PayloadTooLargeError beyond the limit of both.
+        """
+        if len(text) <= self._inline_bytes_max:
+            return True
+        if len(text) > self._payload_bytes_max:
+            raise PayloadTooLargeError(what, len(text), self._payload_bytes_max)
+        return False
+
+    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """Return what an event is to carry: the value itself, or a reference to where it now lies.
+
+        Raises: PayloadTooLargeError, LedgerFullError, ServerUnreachableError.
+        """
+        if self.fits_inline(text, what=what):
+            return msgspec.Raw(text), None
+        name = digest(text)
+        await self._keep(name, text, what=what)
+        return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
+
+    async def _keep(self, name: str, text: bytes, *, what: str) -> None:
+        try:
+            async with asyncio.timeout(_TRANSFER_S):
+                store = await self._open()
+                if not await self._holds(store, name):
+                    await store.put(name, text)
+        except nats.js.errors.ServerError as error:
+            message = f"the server has no room for the {what}: raise max_file_store in its configuration"
+            raise LedgerFullError(message) from error
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
+            raise ServerUnreachableError(message) from error
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        """Return the JSON text that an event carries or refers to.
+
+        Raises: PayloadMissingError when it is gone or damaged, ServerUnreachableError.
+        """
+        if reference is None:
+            return bytes(value)
+        try:
+            async with asyncio.timeout(_TRANSFER_S):
+                found = await (await self._open()).get(reference.sha256)
+        except nats.js.errors.NotFoundError as error:
+            raise self._gone(reference) from error
+        except nats.js.errors.DigestMismatchError as error:
+            raise self._damaged(reference) from error
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise self._unreadable(reference, error) from error
+        text = found.data or b""
+        if digest(text) != reference.sha256:
+            raise self._damaged(reference)
+        return text
+
+    async def copy(self, reference: PayloadRef, file: IO[bytes]) -> None:
+        """Write a value to a file, chunk by chunk.
+
+        Raises: as `get`; what is in the file is then worth nothing.
+        """
+        hashing = _Hashing(file)
+        try:
+            async with asyncio.timeout(_TRANSFER_S):
+                # nats-py only calls `write`, in a thread.
+                await (await self._open()).get(reference.sha256, writeinto=cast("io.BufferedIOBase", hashing))
+        except nats.js.errors.NotFoundError as error:
+            raise self._gone(reference) from error
+        except nats.js.errors.DigestMismatchError as error:
+            raise self._damaged(reference) from error
+        except OSError as error:
+            if hashing.error is not None:
+                raise hashing.error from error  # the file's, not the server's
+            raise self._unreadable(reference, error) from error
+        except (TimeoutError, nats.errors.Error) as error:
+            raise self._unreadable(reference, error) from error
+        if hashing.hexdigest() != reference.sha256:
+            raise self._damaged(reference)
+
+    async def keep(self, reference: PayloadRef, text: bytes) -> None:
+        """Store what an event refers to under its digest, whatever the limits are by now.
+
+        Raises: LedgerFullError, ServerUnreachableError.
+        """
+        assert digest(text) == reference.sha256, "a value is kept by the digest of its text"
+        await self._keep(reference.sha256, text, what="payload")
+
+    def _gone(self, reference: PayloadRef) -> PayloadMissingError:
+        why = "somebody deleted it" if self._life_s is None else "results expire after a week"
+        return PayloadMissingError(
+            f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: {why}"
+        )
+
+    def _damaged(self, reference: PayloadRef) -> PayloadMissingError:
+        return PayloadMissingError(
+            f"payload {reference.sha256[:12]}... in {self._bucket} is damaged: its hash differs"
+        )
+
+    def _unreadable(self, reference: PayloadRef, error: Exception) -> ServerUnreachableError:
+        said = str(error) or type(error).__name__
+        return ServerUnreachableError(f"payload {reference.sha256[:12]}... could not be read: {said}")
+
+    async def _open(self) -> ObjectStore:
+        if self._store is None:
+            self._store = await self._connection.jetstream().object_store(self._bucket)
+        return self._store
+
+    async def _holds(self, store: ObjectStore, name: str) -> bool:
+        """Return whether the value is there and will be for a while: an old one is written again for its new owner."""
+        try:
+            info = await store.get_info(name)
+        except nats.js.errors.NotFoundError:
+            return False
+        written_at: str | None = info.mtime
+        if self._life_s is None or written_at is None:
+            return True
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(written_at)).total_seconds()
+        return age_s < self._life_s / 2
+
+
+class Stores:
+    """Both object stores of a ledger, for whoever copies what events refer to."""
+
+    def __init__(self, inputs: Payloads, results: Payloads) -> None:
+        self._stores: dict[StoreName, Payloads] = {"inputs": inputs, "results": results}
+
+    async def copy(self, store: StoreName, reference: PayloadRef, file: IO[bytes]) -> None:
+        """Write a value to a file; see `Payloads.copy`."""
+        await self._stores[store].copy(reference, file)
+
+    async def keep(self, store: StoreName, reference: PayloadRef, text: bytes) -> None:
+        """Store a value again; see `Payloads.keep`."""
+        await self._stores[store].keep(reference, text)

@@ -1,0 +1,180 @@
+"""Reading a consumer in windows: one request at a time, bounded in messages and in bytes.
+
+For readers that only ever want the next messages, in order, and acknowledge nothing. While they work on what they
+took, the server fills the next window. Who has to settle each message uses `pull.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import status_of
+from jobledger.ledger.nats.parser import Collector, Raw
+from jobledger.ledger.nats.pull import header_text
+
+_MESSAGES: Final = 2_048  # of a request; 1.2 MB of usual events
+_BYTES: Final = 8 << 20  # of a request: what is read ahead of the reader at the most, if no message is larger
+_TAKEN_MAX: Final = 512
+_EXPIRES_S: Final = 30.0
+_HEARTBEAT_S: Final = 2.0
+_QUIET_WAITS_MAX: Final = 3  # of a heartbeat each; a server that is there sends one in each
+_NANOSECONDS: Final = 1_000_000_000
+_TOO_LARGE: Final = "message size exceeds maxbytes"
+_COMPLETE: Final = "batch completed"
+
+
+class PullWindow(Collector):
+    """Asks one consumer for messages, and holds what came until it is taken.
+
+    There is never more than one request, so what it is still owed can be counted exactly, as the server does it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        consumer: str,
+        *,
+        messages_max: int = 0,
+        is_finite: bool = False,
+    ) -> None:
+        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some."""
+        super().__init__()
+        self._is_finite = is_finite
+        self._connection = connection
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._prefix = f"{connection.new_inbox()}."
+        self._batch = min(_MESSAGES, messages_max) if messages_max > 0 else _MESSAGES
+        self._unlisten: Callable[[], Awaitable[None]] | None = None
+        self._woken = asyncio.Event()
+        self._held: list[Raw] = []  # counted, and not yet taken
+        self._token = 0  # of the newest request
+        self._asked = 0  # messages it asked for
+        self._owed = 0  # and those of them that have not come
+        self._owed_bytes = 0
+        self._is_too_small = False  # the next message is larger than a whole window
+        self._quiet_waits = 0
+        self.is_lost = False  #: the consumer is gone, or unreachable
+
+    async def open(self) -> None:
+        """Subscribe to the inbox of this consumer."""
+        subscription = await self._connection.listen(f"{self._prefix}*", self)
+        self._unlisten = functools.partial(self._connection.unlisten, subscription)
+        self._connection.lost_listeners.append(self._lose)
+
+    async def close(self) -> None:
+        """Unsubscribe; what is on its way is dropped."""
+        if self._lose in self._connection.lost_listeners:
+            self._connection.lost_listeners.remove(self._lose)
+        if self._unlisten is not None:
+            await self._unlisten()
+            self._unlisten = None
+
+    async def take(self) -> list[Raw]:
+        """Wait for messages; return the oldest ones held, up to some hundred, and [] when no more will come.
+
+        Raises: ConnectionLostError.
+        """
+        while not self._held and not self._count():
+            if self.is_lost:
+                return []
+            self._ask()
+            self._woken.clear()
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                self._quiet_waits += 1
+                if self._quiet_waits >= _QUIET_WAITS_MAX:
+                    return []
+        taken, self._held = self._held[:_TAKEN_MAX], self._held[_TAKEN_MAX:]
+        if not self._held and not self.is_lost:
+            await self._ask_ahead()
+        return taken
+
+    async def _ask_ahead(self) -> None:
+        """Let a request that is due leave before the reader is busy with what it takes, perhaps for long."""
+        try:
+            is_sent = self._ask()
+        except ConnectionLostError:
+            self._lose()
+            return
+        if is_sent:  # the connection's writer needs two turns of the loop: to wake, and to write
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def _count(self) -> bool:
+        """Move what came to what is held; return whether there is something."""
+        if not self.messages or self.is_lost:
+            return False
+        self._held, self.messages = self.messages, []
+        self._quiet_waits = 0
+        self._owed -= len(self._held)
+        # So does the server. One that says nothing when the last byte is used up is only found by counting.
+        self._owed_bytes -= sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self._held)
+        return True
+
+    def _ask(self) -> bool:
+        """Ask for more if nothing is owed any more; return whether a request was sent.
+
+        Raises: ConnectionLostError.
+        """
+        if self._owed > 0 and self._owed_bytes > 0:
+            return False
+        body: dict[str, int] = {
+            "batch": 1 if self._is_too_small else self._batch,
+            "expires": int(_EXPIRES_S * _NANOSECONDS),
+            "idle_heartbeat": int(_HEARTBEAT_S * _NANOSECONDS),
+        }
+        if not self._is_too_small:
+            body["max_bytes"] = _BYTES
+        self._token += 1
+        self._connection.send(self._subject, f"{self._prefix}{self._token}", b"", msgspec.json.encode(body))
+        self._asked = self._owed = body["batch"]
+        self._owed_bytes = _BYTES
+        self._is_too_small = False
+        self._quiet_waits = 0
+        return True
+
+    def arrived(self) -> None:
+        """Wake who waits for the first message."""
+        self._woken.set()
+
+    def heard(self, subject: bytes, data: bytes, headers: bytes) -> None:  # noqa: ARG002 - the collector's
+        """Take what the server says of a request: that it lives, or why it has ended."""
+        status = status_of(headers)
+        self._quiet_waits = 0
+        if not status:
+            return
+        if status == "100":
+            if self._is_finite and not (self._held or self.messages):
+                self._lose()  # what it counted was purged since, or its replica lags: only a new one knows
+            return
+        text = header_text(headers) if status == "409" else ""
+        if status in {"404", "408"} or _TOO_LARGE in text or _COMPLETE in text:
+            self._end_request(subject, is_too_large=_TOO_LARGE in text)
+        else:
+            self._lose()
+
+    def _end_request(self, subject: bytes, *, is_too_large: bool) -> None:
+        if subject != f"{self._prefix}{self._token}".encode():
+            return  # of an earlier one, which was counted to its end
+        self._is_too_small = is_too_large and self._owed == self._asked and not self.messages
+        # What came of it and is not counted yet must not be missing from the next request.
+        self._owed = len(self.messages)
+        self._owed_bytes = sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self.messages)
+        self._woken.set()
+
+    def _lose(self) -> None:
+        """End with what has come: after it something may be missing, though later messages still arrive."""
+        if not self.is_lost:
+            self.is_lost = True
+            self._held += self.messages
+            self.messages = []
+            self._woken.set()

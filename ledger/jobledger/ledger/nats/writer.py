@@ -1,0 +1,225 @@
+"""Group commit: appends that arrive while two batches are in flight go out together as the next one.
+
+Where the server fsyncs each write, a batch costs one fsync, so grouping multiplies the rate; where it does not,
+a batch costs more than its parts, so the writer pipelines. It does what it was told, or what it observes. No
+timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Entry
+from jobledger.ledger.nats.append_stats import AppendMeter
+from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
+
+Commit = Literal["auto", "group", "pipeline"]
+
+#: One batch: the server's limit is 1,000 messages; the bytes keep a batch from delaying everybody else.
+_GROUP_MESSAGES_MAX: Final = min(500, BATCH_MESSAGES_MAX)
+_GROUP_BYTES_MAX: Final = 4 << 20
+#: Two batches in flight keep the server busy while an answer travels; it allows 50 for a whole stream.
+_GROUPS_IN_FLIGHT_MAX: Final = 2
+#: Observing: a window counts only while so many are in flight, and needs so many answers and so much time.
+_OBSERVED_DEPTH_MIN: Final = 8
+_OBSERVED_COUNT: Final = 256
+_OBSERVED_S: Final = 0.05
+#: Plain appends faster than this do not wait for a disk: between what fsync allows, 2,000 to 7,000/s, and what a slow
+#: machine does without, 15,000/s and more; where groups are tried in vain a client loses a tenth of its rate for a moment.
+_FAST_RATE: Final = 12_000.0
+_GROUPS_WIN_BY: Final = 1.5
+_LOOK_AGAIN_S: Final = 20.0
+#: After a look that changed nothing so many appends go by unobserved: looking at each is a twentieth of a worker's time.
+_UNOBSERVED: Final = 2_048
+
+
+class _Unit(msgspec.Struct, frozen=True):
+    """Entries that are stored all or none, and who waits for them."""
+
+    entries: Sequence[Entry]
+    answered: Answered
+
+
+class _Alone:
+    """The answer of a unit that was sent by itself."""
+
+    __slots__ = ("answered", "count", "writer")
+
+    def __init__(self, writer: Writer, count: int, answered: Answered) -> None:
+        self.writer = writer
+        self.count = count
+        self.answered = answered
+
+    def __call__(self, result: int | Exception) -> None:
+        self.writer.observe(self.count, result)
+        self.answered(result if isinstance(result, Exception) else result - self.count + 1)
+
+
+class Writer:
+    """Orders appends into plain messages or groups; every append gets its own answer."""
+
+    def __init__(self, publisher: Publisher, *, commit: Commit = "auto") -> None:
+        self._publisher = publisher
+        self._loop = asyncio.get_running_loop()
+        self._told = commit
+        self._grouping = commit == "group"
+        self._waiting: deque[_Unit] = deque()
+        self._groups_in_flight = 0
+        self._grouped_in_flight = 0  # messages in groups
+        self._draining: asyncio.Handle | None = None
+        self._observed = _Observation()
+        self._unobserved = 0 if commit == "auto" else sys.maxsize  # how many appends nobody looks at
+        self.meter: AppendMeter | None = None  #: counts group commits, where somebody wants to know
+
+    @property
+    def grouping(self) -> bool:
+        """Whether appends are grouped at present."""
+        return self._grouping
+
+    def append(self, entries: Sequence[Entry], answered: Answered) -> None:
+        """Send `entries` as one; `answered` gets the first one's stream sequence or the error, never from here."""
+        if not self._grouping:
+            if self._unobserved and len(entries) == 1:
+                self._unobserved -= 1
+                self._publisher.send(entries, answered)
+            else:
+                self._send_alone(entries, answered)
+            return
+        self._waiting.append(_Unit(entries, answered))
+        if self._draining is None and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
+            # At the end of this turn of the loop, so that what the same turn appends goes along.
+            self._draining = self._loop.call_soon(self._drain)
+
+    def forget_observations(self) -> None:
+        """Observe anew, after a reconnect: it may be another server."""
+        if self._told == "auto":
+            self._grouping = False
+            self._observed = _Observation()
+            self._unobserved = 0
+
+    def _send_alone(self, entries: Sequence[Entry], answered: Answered) -> None:
+        self._publisher.send(entries, _Alone(self, len(entries), answered))
+
+    def observe(self, messages: int, result: int | Exception) -> None:
+        """Learn from an answer which way of sending is faster here."""
+        if self._told != "auto" or self._unobserved or isinstance(result, Exception):
+            return
+        in_flight = self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
+        grouping = self._observed.answered(messages, in_flight, self._loop.time(), grouping=self._grouping)
+        if grouping is None:
+            return
+        if not (grouping or self._grouping):
+            # Those in flight are counted too: their answers belong to this look, and would begin the next one early.
+            self._unobserved = _UNOBSERVED + in_flight
+        self._grouping = grouping
+
+    def _drain(self) -> None:
+        self._draining = None
+        while self._waiting and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
+            self._send_group(self._take_group())
+
+    def _take_group(self) -> list[_Unit]:
+        """Take what fits one batch, at most one unit of a chain.
+
+        The server checks a batch's conditions against the stream before the batch, so two appends of one
+        chain would both be accepted; the second one waits for the next batch and loses there, as it must.
+        """
+        group: list[_Unit] = []
+        later: deque[_Unit] = deque()
+        chains: set[str] = set()
+        messages = size = 0
+        while self._waiting and messages < _GROUP_MESSAGES_MAX:
+            unit = self._waiting.popleft()
+            its_chains = {entry.chain for entry in unit.entries}
+            unit_bytes = sum(len(entry.data) for entry in unit.entries)
+            too_much = (
+                messages + len(unit.entries) > BATCH_MESSAGES_MAX or size + unit_bytes > _GROUP_BYTES_MAX
+            )
+            if its_chains & chains or (group and too_much):
+                later.append(unit)
+                chains |= its_chains  # order within a chain is kept
+                if too_much:
+                    break
+                continue
+            group.append(unit)
+            chains |= its_chains
+            messages += len(unit.entries)
+            size += unit_bytes
+        later.extend(self._waiting)
+        self._waiting = later
+        return group
+
+    def _send_group(self, group: list[_Unit]) -> None:
+        entries = [entry for unit in group for entry in unit.entries]
+        self._groups_in_flight += 1
+        self._grouped_in_flight += len(entries)
+        if self.meter is not None:
+            self.meter.group_messages.observe(len(entries))
+
+        def answered(result: int | Exception) -> None:
+            self._groups_in_flight -= 1
+            self._grouped_in_flight -= len(entries)
+            self.observe(len(entries), result)
+            if isinstance(result, int):
+                first = result - len(entries) + 1
+                for unit in group:
+                    unit.answered(first)
+                    first += len(unit.entries)
+            elif isinstance(result, AppendRefusedError) and len(group) > 1:
+                for unit in group:  # one of them lost its race or is too large: each gets its own answer
+                    self._send_alone(unit.entries, unit.answered)
+            else:
+                for unit in group:
+                    unit.answered(result)
+            self._drain()
+
+        self._publisher.send(entries, answered)
+
+
+class _Observation:
+    """Counts answers per second while enough appends are in flight, alone and in groups, and says which way to go.
+
+    What is compared is what it is for: appends stored per second, whoever limits them. Grouping is tried only
+    where plain appends are slow enough for a disk to be in the way, and kept only where it clearly wins.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._answers = 0
+        self._alone_rate = 0.0
+        self._look_again_at = 0.0
+
+    def answered(self, messages: int, in_flight: int, now: float, *, grouping: bool) -> bool | None:
+        """Count answered messages; return whether to group from here on, None while there is nothing to say."""
+        rate = self._rate(messages, in_flight, now)
+        if rate is None:
+            return None
+        if grouping:
+            wins = rate > _GROUPS_WIN_BY * self._alone_rate
+            if wins and now < self._look_again_at:
+                return True
+            self._look_again_at = now if wins else now + _LOOK_AGAIN_S
+            return False
+        if rate > _FAST_RATE or now < self._look_again_at:
+            return False
+        self._alone_rate = rate
+        self._look_again_at = now + _LOOK_AGAIN_S
+        return True
+
+    def _rate(self, messages: int, in_flight: int, now: float) -> float | None:
+        """Return answers per second when a window is full; a window that ran dry says nothing and begins anew."""
+        if in_flight < _OBSERVED_DEPTH_MIN or self._since is None:
+            self._since, self._answers = now, 0
+            return None
+        self._answers += messages
+        took = now - self._since
+        if self._answers < _OBSERVED_COUNT or took < _OBSERVED_S:
+            return None
+        self._since = None  # the first answer of the next window may still belong to this way of sending
+        return self._answers / took

@@ -1,0 +1,1 @@
+"""The ledger's events described for other languages: JSON Schema and AsyncAPI."""

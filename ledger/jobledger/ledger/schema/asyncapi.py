@@ -1,0 +1,106 @@
+"""The events as an AsyncAPI 3.0 document: subjects as channels, schemas as messages. Pure.
+
+For tools that make documentation or code from such documents. Its addresses come from `Names`, its schemas from the
+classes, so that it cannot say anything else than what is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.subjects import JobRef, LockRef, Names
+from jobledger.ledger.schema.events import SchemaBuilder, described
+
+#: Of what this document says, by the rules of semantic versioning; the distribution has another.
+CONTRACT_VERSION: Final = "1.0.0"
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_DESCRIPTION: Final = (
+    "Every transition of every job is one message in the JetStream stream LEDGER, whose sequence is dense from 1. "
+    "Read it with a consumer of that stream, filtered by these subjects; a core NATS subscription would also see "
+    "messages that the stream then refuses. Only jobledger may append. Messages of one chain (a job, a lock, a reactor: "
+    "the subject without its last words) are linked: `prev` is the hex sha256 of the previous one's bytes as stored. "
+    "New fields and new events may be added: ignore fields that you do not know, and stop at events that you do not "
+    "know. In an environment with a name, subjects begin with `<environment>_ledger` and the stream is "
+    "`<ENVIRONMENT>_LEDGER`."
+)
+_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
+    "queue": {"description": "The job's queue: 1 to 64 of A-Z a-z 0-9 _ and -."},
+    "job": {"description": "The job's id: 1 to 64 of A-Z a-z 0-9 _ and -; a UUIDv7 where nobody chose one."},
+    "priority": {"description": "Which lane of the queue.", "enum": list(PRIORITIES)},
+    "scope": {"description": "What kind of thing is locked."},
+    "lock": {"description": "Which one."},
+    "reactor": {"description": "Whose chain it is."},
+}
+
+
+def asyncapi_document() -> dict[str, Any]:
+    """Return the whole document, ready to be written as JSON."""
+    builder = SchemaBuilder("#/components/schemas/")
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for aggregate, tag, cls in described():
+        key = f"{aggregate}_{tag}"
+        schemas[tag] = builder.of_struct(cls)
+        summary = str(schemas[tag]["description"])
+        messages[tag] = {
+            "name": tag,
+            "title": f"{aggregate}: {tag.replace('_', ' ')}",
+            "summary": summary,
+            "contentType": "application/json",
+            "payload": {"$ref": f"#/components/schemas/{tag}"},
+        }
+        channels[key] = _channel(address_of(aggregate, tag), tag, summary)
+        operations[f"append_{key}"] = {
+            "action": "send",
+            "channel": {"$ref": f"#/channels/{key}"},
+            "summary": f"The ledger stores {tag} here.",
+            "messages": [{"$ref": f"#/channels/{key}/messages/{tag}"}],
+        }
+    return {
+        "asyncapi": "3.0.0",
+        "id": "urn:jobledger:events",
+        "info": {
+            "title": "jobledger events",
+            "version": CONTRACT_VERSION,
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "local": {
+                "host": "127.0.0.1:4222",
+                "protocol": "nats",
+                "description": "What `jobledger up` starts.",
+            }
+        },
+        "channels": channels,
+        "operations": operations,
+        "components": {"messages": messages, "schemas": {**schemas, **builder.definitions}},
+    }
+
+
+def address_of(aggregate: str, tag: str) -> str:
+    """Return the subject of a type of event in the plain environment, with names in braces where tokens stand."""
+    names = Names()
+    match aggregate:
+        case "job":
+            subject = names.of_type(JobRef(queue="{queue}", job_id="{job}"), tag)
+            return f"{subject}.{{priority}}" if tag == "queued" else subject
+        case "lock":
+            return names.lock_event(LockRef(scope="{scope}", lock_id="{lock}"), tag)
+        case _:
+            assert aggregate == "reactor", "each aggregate has a form of its own"
+            return names.reactor_event("{reactor}", tag)
+
+
+def _channel(address: str, tag: str, summary: str) -> dict[str, Any]:
+    return {
+        "address": address,
+        "summary": summary,
+        "parameters": {name: _PARAMETERS[name] for name in _PARAMETER.findall(address)},
+        "messages": {tag: {"$ref": f"#/components/messages/{tag}"}},
+    }

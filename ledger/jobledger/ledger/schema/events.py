@@ -1,0 +1,203 @@
+"""The stored form of every event as JSON Schema (2020-12), for readers in other languages. Pure.
+
+Made from the classes themselves: types, defaults, docstrings and the comments on their fields. What a schema promises
+holds for ever: fields may be added, so readers ignore those that they do not know.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect as types
+
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import EVENT_CLASSES, NO_VALUE
+from jobledger.ledger.model.lock import LOCK_EVENT_CLASSES
+from jobledger.ledger.model.reactor import REACTOR_EVENT_CLASSES
+
+Schema = dict[str, Any]
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
+#: Fields that are words of a subject as well.
+_TOKENS: Final = frozenset({"job", "queue", "task", "scope", "lock", "reactor"})
+_HEXADECIMAL: Final = frozenset({"prev", "sha256", "merkle_root", "head_hash", "previous_root", "digest"})
+_WRITTEN_WHEN_EMPTY: Final = (msgspec.NODEFAULT, list, dict, set)  # made by these, an empty value is left out
+
+#: What may be stored under `ledger.>`, by aggregate: the classes of its events.
+AGGREGATE_EVENTS: Final[Mapping[str, tuple[type[msgspec.Struct], ...]]] = {
+    "job": EVENT_CLASSES,
+    "lock": LOCK_EVENT_CLASSES,
+    "reactor": REACTOR_EVENT_CLASSES,
+}
+
+
+def tag_of(cls: type[msgspec.Struct]) -> str:
+    """Return what an event of this class has as `type`."""
+    return str(cls.__struct_config__.tag)
+
+
+def described() -> Iterator[tuple[str, str, type[msgspec.Struct]]]:
+    """Yield aggregate, type and class of every event there is."""
+    for aggregate, classes in AGGREGATE_EVENTS.items():
+        for cls in classes:
+            yield aggregate, tag_of(cls), cls
+
+
+def event_schema(event_type: str) -> Schema:
+    """Return the schema of one type of event, whole: with `$schema`, `$id` and what it refers to.
+
+    Raises: InvalidInputError for a type that there is not.
+    """
+    for aggregate, tag, cls in described():
+        if tag == event_type:
+            builder = SchemaBuilder("#/$defs/")
+            found = builder.of_struct(cls)
+            head: Schema = {"$schema": DIALECT, "$id": _identity(f"{aggregate}:{tag}")}
+            return {**head, **found, **({"$defs": builder.definitions} if builder.definitions else {})}
+    known = ", ".join(tag for _, tag, _ in described())
+    raise InvalidInputError(f"there is no event type {event_type[:60]!r}; the types: {known}")
+
+
+def all_events_schema() -> Schema:
+    """Return one schema that every event fits, each type under `$defs`."""
+    builder = SchemaBuilder("#/$defs/")
+    events = {tag: builder.of_struct(cls) for _, tag, cls in described()}
+    return {
+        "$schema": DIALECT,
+        "$id": _identity("any"),
+        "title": "event",
+        "description": "Any event of the ledger; `type` says which one.",
+        "oneOf": [{"$ref": f"#/$defs/{tag}"} for tag in events],
+        "$defs": {**events, **builder.definitions},
+    }
+
+
+def _identity(name: str) -> str:
+    return f"urn:jobledger:event:{name}:v1"  # the form's version, as in every event's `v`
+
+
+class SchemaBuilder:
+    """Makes schemas of classes; what they have in common is referred to, and collected in `definitions`."""
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference  #: what precedes a definition's name, such as "#/$defs/"
+        self.definitions: dict[str, Schema] = {}
+
+    def of_struct(self, cls: type[msgspec.Struct]) -> Schema:
+        """Return the schema of one class, without `$id`."""
+        info = types.type_info(cls)
+        assert isinstance(info, types.StructType), "events are structs, written as objects"
+        notes = field_notes(cls)
+        properties: dict[str, Schema] = {}
+        required: list[str] = []
+        if info.tag_field is not None:
+            properties[info.tag_field] = {"const": info.tag, "description": "Which event it is."}
+            required.append(info.tag_field)
+        for field in info.fields:
+            properties[field.encode_name] = self._of_field(field, notes.get(field.name, ""))
+            if field.required or field.default_factory not in _WRITTEN_WHEN_EMPTY:
+                required.append(field.encode_name)
+        return {
+            "title": cls.__name__ if info.tag is None else str(info.tag),
+            "description": _first_paragraph(cls),
+            "type": "object",
+            "properties": properties,
+            "required": required,
+        }
+
+    def _of_field(self, field: types.Field, note: str) -> Schema:
+        found = self.of(field.type)
+        if found.get("type") == "string" and "enum" not in found:
+            if field.name in _TOKENS:
+                found = {**found, "pattern": _TOKEN}
+            elif field.name in _HEXADECIMAL:
+                found = {**found, "pattern": "^[0-9a-f]*$"}
+        if note:
+            found = {**found, "description": note}
+        if field.default is not msgspec.NODEFAULT and field.default is not NO_VALUE:
+            found = {**found, "default": msgspec.json.decode(msgspec.json.encode(field.default))}
+        return found
+
+    def of(self, info: types.Type) -> Schema:  # noqa: PLR0911 - one flat match over the types that events use
+        """Return the schema of a value."""
+        match info:
+            case types.StructType():
+                return self._refer(info.cls)
+            case types.UnionType():
+                return {"anyOf": [self.of(each) for each in info.types]}
+            case types.LiteralType():
+                return {"type": "string", "enum": list(info.values)}
+            case types.EnumType():
+                return {"type": "string", "enum": [each.value for each in info.cls]}
+            case types.ListType() | types.VarTupleType() | types.SetType() | types.FrozenSetType():
+                return {"type": "array", "items": self.of(info.item_type)}
+            case types.DictType():
+                return {"type": "object", "additionalProperties": self.of(info.value_type)}
+            case types.DateTimeType():
+                return {"type": "string", "format": "date-time"}
+            case types.RawType() | types.AnyType():
+                return {}
+            case _:
+                return {"type": _PLAIN[type(info)]}
+
+    def _refer(self, cls: type[msgspec.Struct]) -> Schema:
+        if cls.__name__ not in self.definitions:
+            self.definitions[cls.__name__] = {}  # known from here on, also to itself
+            self.definitions[cls.__name__] = self.of_struct(cls)
+        return {"$ref": self._reference + cls.__name__}
+
+
+_PLAIN: Final[Mapping[type[types.Type], str]] = {
+    types.StrType: "string",
+    types.IntType: "integer",
+    types.FloatType: "number",
+    types.BoolType: "boolean",
+    types.NoneType: "null",
+    types.BytesType: "string",  # base64
+}
+
+
+_LINE_BEGINS: Final = frozenset({tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
+
+
+def _first_paragraph(cls: type) -> str:
+    return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+
+
+@functools.cache
+def field_notes(cls: type) -> Mapping[str, str]:
+    """Return what the comments `#:` in the source of a class, and of those it builds on, say about its fields."""
+    notes: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if each.__module__.startswith("jobledger."):
+            try:
+                source = textwrap.dedent(inspect.getsource(each))
+            except OSError:  # run from where there are no sources: schemas without these descriptions
+                continue
+            notes |= _notes_in(source)
+    return notes
+
+
+def _notes_in(source: str) -> dict[str, str]:
+    """Find `name: type ...  #: note`, also where the formatter broke the line."""
+    notes: dict[str, str] = {}
+    name = ""
+    begins = True  # a logical line begins
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.string.startswith("#:") and name:
+                notes[name] = token.string.removeprefix("#:").strip()
+        elif token.type in _LINE_BEGINS:
+            begins = True
+        elif begins and token.type != tokenize.NL:
+            name = token.string if token.type == tokenize.NAME else ""
+            begins = False
+    return notes

@@ -1,0 +1,240 @@
+"""The exporter of a whole ledger's metrics: keeps a projection up to date and answers scrapes from it.
+
+`run` belongs to the event loop; `collect` and `health` are for the threads of a `MetricsServer`. Several exporters may
+run: they count nothing themselves, so their answers are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+from prometheus_client.core import Metric
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.metrics.exposition import info, value
+from jobledger.ledger.model.errors import ConfigurationError, LedgerError
+from jobledger.ledger.model.version import version
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionError
+from jobledger.projections.metrics import names
+from jobledger.projections.metrics.facts import FACTS_S, ServerFacts, server_facts
+from jobledger.projections.metrics.figures import Figures, read_figures
+from jobledger.projections.metrics.metrics import (
+    LABEL_VALUES_MAX,
+    Labels,
+    figures_metrics,
+    lane_metrics,
+    ledger_metrics,
+    place_metrics,
+)
+from jobledger.projections.projector import Position, Projector
+from jobledger.projections.queries import Store
+from jobledger.projections.snapshots import Snapshots
+
+logger = logging.getLogger("jobledger.exporter")
+
+_RESTART_S_FIRST: Final = 0.5
+_RESTART_S_MAX: Final = 30.0
+_GRACE_S: Final = 1.0  #: on top of the limit of the questions themselves
+_CATCH_UP_ROUNDS_MAX: Final = 20
+_BUSY_S: Final = 2.0
+_VALUES_MAX: Final = 10_000
+
+T = TypeVar("T")
+
+
+class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is shown, and when it is too late."""
+
+    label_values_max: int = (
+        LABEL_VALUES_MAX  #: queues, tasks and types of error with series of their own, each
+    )
+    lag_s_max: float = 30.0  #: a projection further behind makes /healthz red
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises: ConfigurationError.
+        """
+        if type(self.label_values_max) is not int or not 1 <= self.label_values_max <= _VALUES_MAX:
+            message = f"label_values_max must be a whole number from 1 to {_VALUES_MAX}, got {self.label_values_max!r}"
+            raise ConfigurationError(message)
+        if not self.lag_s_max > 0:
+            raise ConfigurationError(f"lag_s_max must be above 0, got {self.lag_s_max!r}")
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What the server said, or why it did not, and when by the monotonic clock."""
+
+    at: float
+    facts: ServerFacts | None
+    reason: str = ""
+
+
+class Exporter:
+    """Follows one ledger into one projection file, and collects."""
+
+    def __init__(self, ledger: Ledger, path: Path, config: ExporterConfig | None = None) -> None:
+        self._ledger = ledger
+        self._path = path
+        self._config = config or ExporterConfig()
+        self._projector: Projector | None = None
+        self._position = 0  # that was read last
+        self._stopped = "the projection is not followed yet"  # "" while it is
+        self._agrees = True  # no projector has found another past than the file's
+        self._is_whole = False  # it had reached the ledger's head once
+        self._told_up_to = 0  # stream sequence
+        self._asking = threading.Lock()
+        self._asked = _Asked(float("-inf"), None)
+        self._answered_at = time.monotonic()
+
+    # On the event loop.
+
+    async def run(self) -> NoReturn:
+        """Follow the ledger until cancelled; what stops the projector is told by `health`, and tried again."""
+        pause_s = _RESTART_S_FIRST
+        while True:
+            began = time.monotonic()
+            try:
+                await self.follow()
+            except (ProjectionError, LedgerError, ConnectionLostError, OSError) as error:
+                self._agrees = self._agrees and not isinstance(error, PositionMismatchError | EventGapError)
+                self._stopped = f"the projection is not followed: {str(error) or 'the connection was lost'}"
+                logger.warning("%s", self._stopped)
+            if time.monotonic() - began > _RESTART_S_MAX:
+                pause_s = _RESTART_S_FIRST
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RESTART_S_MAX, 2 * pause_s)
+
+    async def follow(self) -> NoReturn:
+        """Follow the ledger until cancelled; what stops the projector is raised.
+
+        Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
+        """
+        with Projector(self._ledger.log, self._path, snapshots=Snapshots(self._path)) as projector:
+            self._projector = projector
+            try:
+                await self._catch_up(projector)
+                self._stopped, self._agrees = "", True
+                await projector.run()
+            finally:
+                self._projector = None
+
+    async def _catch_up(self, projector: Projector) -> None:
+        """Reach the ledger's head before anything is told: counters that catch up would look like a sudden rush."""
+        if not self._is_whole:
+            self._stopped = "the projection catches up with the ledger"
+        position = await projector.prepare()
+        for _ in range(_CATCH_UP_ROUNDS_MAX):
+            position = await projector.catch_up()
+            behind = (await self._ledger.log.head()).last_sequence - position.stream_sequence
+            if behind < projector.config.batch_events_max:  # what comes meanwhile is as good as followed
+                break
+        if position.missing and not self._is_whole:
+            logger.warning("%s", position.missing)
+        self._is_whole = True
+
+    async def _facts(self) -> ServerFacts:
+        known = self._projector.position if self._projector is not None else None
+        reached = self._position if known is None else known.stream_sequence
+        return await server_facts(self._ledger, max(reached, self._position))
+
+    # In a scrape's thread.
+
+    def health(self) -> str:
+        """Return "" when what `collect` returns is up to date, else why it is not, in a sentence."""
+        place = self._read(Store.position)
+        return self._judge(self._ask(place), place)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every family; those that nobody can know at this moment have no sample."""
+        began = time.monotonic()
+        figures = self._read(lambda store: read_figures(store, self._config.label_values_max))
+        place = figures.position if isinstance(figures, Figures) else figures
+        asked = self._ask(
+            place
+        )  # after the rows were read, so that the head it tells is no older than they are
+        yield info(names.BUILD, {"version": version(), "ledger_environment": self._ledger.names.environment})
+        yield value(names.UP, float(not self._judge(asked, place)))
+        yield value(names.FOLLOWING, float(not self._stopped))
+        yield value(names.SILENCE, 0.0 if asked.facts is not None else time.monotonic() - self._answered_at)
+        if isinstance(figures, Figures):
+            yield from self._told(figures, asked.facts)
+        yield value(names.COLLECT, time.monotonic() - began)
+
+    def _told(self, figures: Figures, facts: ServerFacts | None) -> Iterator[Metric]:
+        yield from place_metrics(figures.position)
+        if facts is not None:
+            is_ahead = figures.position.stream_sequence > facts.head_sequence
+            yield value(names.AGREES, float(self._agrees and not is_ahead))
+            yield from ledger_metrics(facts, None if is_ahead else figures.position.stream_sequence)
+        if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
+            return  # a file that is made anew, and not yet as far as what was told before
+        self._told_up_to = figures.position.stream_sequence
+        yield from figures_metrics(figures, self._ledger.clock.now())
+        if facts is not None:
+            yield from lane_metrics(facts, Labels(figures.shown, self._config.label_values_max))
+
+    def _ask(self, place: Position | str) -> _Asked:
+        """Ask the server through the event loop, once for all who wait for an answer at this moment."""
+        began = time.monotonic()
+        if isinstance(place, Position):
+            self._position = place.stream_sequence
+        if not self._asking.acquire(timeout=FACTS_S + _GRACE_S):
+            return _Asked(time.monotonic(), None, "the exporter is busy")
+        try:
+            if self._asked.at < began:  # when the question was put, so it is an answer to ours too
+                self._asked = self._answer()
+            return self._asked
+        finally:
+            self._asking.release()
+
+    def _answer(self) -> _Asked:
+        at, question = time.monotonic(), self._facts()
+        try:
+            future = asyncio.run_coroutine_threadsafe(question, self._ledger.connection.loop)
+        except RuntimeError:  # the loop is closed
+            question.close()
+            return _Asked(at, None, "the exporter is stopping")
+        try:
+            facts = future.result(FACTS_S + _GRACE_S)
+        except LedgerError as error:
+            return _Asked(at, None, f"the server does not answer: {error}")
+        except (TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            future.cancel()
+            return _Asked(at, None, "the exporter is busy")
+        self._answered_at = time.monotonic()
+        return _Asked(at, facts)
+
+    def _read(self, what: Callable[[Store], T]) -> T | str:
+        """Read the file that is there now, which a rebuild may just have put there; return a reason if it cannot be."""
+        try:
+            with Store.open(self._path, busy_timeout_s=_BUSY_S) as store:
+                return what(store)
+        except ProjectionError as error:
+            return str(error)
+
+    def _judge(self, asked: _Asked, place: Position | str) -> str:
+        if asked.facts is None:
+            return asked.reason
+        if self._stopped:
+            return self._stopped
+        if isinstance(place, str):
+            return f"the projection cannot be read: {place}"
+        behind = asked.facts.head_sequence - place.stream_sequence
+        if behind < 0:
+            head = asked.facts.head_sequence
+            return f"the ledger ends at stream sequence {head}, and {place.stream_sequence} was counted: it lost its end"
+        lag_s = asked.facts.lag_s
+        if behind > 0 and (lag_s is None or lag_s > self._config.lag_s_max):
+            since = "" if lag_s is None else f", {lag_s:,.0f} s"
+            return f"the projection is {behind:,} events{since} behind the ledger"
+        return ""

@@ -1,0 +1,140 @@
+"""What only the server can tell the exporter: the ledger's size and head, timers, consumers, leases, the lag."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, ServerUnreachableError
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import ReplyTimeoutError
+from jobledger.ledger.nats.streams import api
+
+#: For all questions together; a scrape waits no longer.
+FACTS_S: Final = 4.0
+_CONSUMER_PAGES_MAX: Final = 8  # of 256, above the server's own limit of 1,000 consumers a stream
+_WORK: Final = "work_"
+
+
+class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue at one priority, as its consumer tells."""
+
+    queue: str
+    priority: str
+    undelivered: int
+    unsettled: int
+    redelivered: int
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server said at one moment."""
+
+    first_sequence: int
+    head_sequence: int
+    events: int
+    ledger_bytes: int
+    limit_bytes: int | None  #: None without a limit
+    timers_messages: int
+    lanes: tuple[LaneFacts, ...]
+    workers: int
+    queue_workers: dict[str, int]
+    lag_s: float | None  #: age of the first event after the position that was asked about; 0 without one
+
+
+async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
+    """Ask the server; `position` is the stream sequence that the projection has reached.
+
+    Raises: UnreachableError, LedgerError.
+    """
+    try:
+        with anyio.fail_after(FACTS_S):
+            return await _ask(ledger, position)
+    except (TimeoutError, ReplyTimeoutError) as error:
+        raise ServerUnreachableError(f"the server did not answer within {FACTS_S:g} s") from error
+    except ConnectionLostError as error:
+        raise ServerUnreachableError("there is no connection to the server") from error
+
+
+async def _ask(ledger: Ledger, position: int) -> ServerFacts:
+    stream = await _stream(ledger, ledger.names.ledger_stream)
+    state, limit = stream["state"], int(stream["config"].get("max_bytes", -1))
+    timers = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.timers_stream}", {})
+    workers = [info for info in await ledger.leases.all() if not info.stopped]
+    queue_workers: dict[str, int] = {}
+    for info in workers:
+        for queue in info.queues:
+            queue_workers[queue] = queue_workers.get(queue, 0) + 1
+    return ServerFacts(
+        first_sequence=max(1, int(state["first_seq"])),
+        head_sequence=int(state["last_seq"]),
+        events=int(state["messages"]),
+        ledger_bytes=int(state["bytes"]),
+        limit_bytes=limit if limit > 0 else None,
+        timers_messages=int(timers.get("state", {}).get("messages", 0)),
+        lanes=tuple([lane async for lane in _lanes(ledger)]),
+        workers=len(workers),
+        queue_workers=queue_workers,
+        lag_s=await _lag_s(ledger, position, int(state["last_seq"]), str(stream.get("ts", ""))),
+    )
+
+
+async def _stream(ledger: Ledger, name: str) -> dict[str, Any]:
+    answer = await api(ledger.inbox, f"STREAM.INFO.{name}", {})
+    if "error" in answer:
+        raise LedgerError(f"the server does not tell of {name}: {answer['error'].get('description', '?')}")
+    return answer
+
+
+async def _lanes(ledger: Ledger) -> AsyncGenerator[LaneFacts, None]:
+    offset = 0
+    for _ in range(_CONSUMER_PAGES_MAX):
+        call = f"CONSUMER.LIST.{ledger.names.ledger_stream}"
+        answer = await api(ledger.inbox, call, {"offset": offset})
+        page: list[dict[str, Any]] = answer.get("consumers") or []
+        for lane in _read_lanes(page):
+            yield lane
+        offset += len(page)
+        if not page or offset >= int(answer.get("total", 0)):
+            return
+
+
+def _read_lanes(page: list[dict[str, Any]]) -> Iterator[LaneFacts]:
+    for info in page:
+        queue, _, priority = str(info["name"]).removeprefix(_WORK).rpartition("_")
+        if str(info["name"]).startswith(_WORK) and queue and priority in PRIORITIES:
+            yield LaneFacts(
+                queue=queue,
+                priority=priority,
+                undelivered=int(info["num_pending"]),
+                unsettled=int(info["num_ack_pending"]),
+                redelivered=int(info["num_redelivered"]),
+            )
+
+
+async def _lag_s(ledger: Ledger, position: int, head: int, now: str) -> float | None:
+    """Return how long the first event after `position` has been stored, by the server's own clock; None: unknown."""
+    if position >= head:
+        return 0.0
+    try:
+        stored = await ledger.log.get(position + 1)
+    except CorruptLedgerError:
+        stored = None
+    if stored is None:  # purged meanwhile, or damaged: the projector will say so
+        return None
+    there = _time(now) or ledger.clock.now()
+    return max(0.0, (there - stored.stored_at).total_seconds())
+
+
+def _time(text: str) -> datetime | None:
+    """Read the server's time; None where it tells none."""
+    try:
+        return server_time(text)
+    except ValueError:
+        return None

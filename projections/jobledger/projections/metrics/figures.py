@@ -1,0 +1,135 @@
+"""What a scrape shows of a projection: so many rows under their own names, the rest in sums that are kept anyway.
+
+A scrape reads as many rows as it shows, however many there are. Only so many queues, pairs of queue and task, and types
+of error have rows of their own: the first ones in the ledger, so that a series never changes hands and a counter never
+goes back. The rest is summed up as `(other)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import sub
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.metrics.exposition import OTHER
+from jobledger.projections import schema
+from jobledger.projections.position import Position
+from jobledger.projections.queries import Store
+from jobledger.projections.stats_rows import (
+    QUEUES_OTHER_SQL,
+    QUEUES_SHOWN_SQL,
+    FailureRow,
+    QueueRow,
+    TotalsRow,
+    queue_row,
+    totals_row,
+)
+
+_COLUMNS: Final = ", ".join(schema.STATISTICS)
+#: The first row is the one of all queues.
+_SUMS: Final = f"SELECT queue, {_COLUMNS} FROM sums ORDER BY rowid LIMIT ?"  # noqa: S608 - constants, here and below
+_TOTALS: Final = f"SELECT queue, task, {_COLUMNS} FROM totals ORDER BY rowid LIMIT ?"  # noqa: S608
+_FAILURES: Final = (
+    f"SELECT {', '.join(FailureRow.__struct_fields__)} FROM failures "  # noqa: S608
+    f"WHERE error_type != '{OTHER}' ORDER BY rowid LIMIT ?"
+)
+_MORE_QUEUES: Final = "SELECT DISTINCT queue FROM queues WHERE queue NOT IN (SELECT value FROM json_each(?)) ORDER BY queue LIMIT ?"
+_HOW_MANY: Final = (
+    "SELECT max((SELECT count(*) - 1 FROM sums), (SELECT count(DISTINCT queue) FROM queues)), "
+    "(SELECT count(*) FROM totals), (SELECT count(*) FROM failures)"
+)
+_WHOLE: Final = ""  # the key of the sum of all queues
+_FAILED: Final = schema.STATISTICS.index("failed")
+_DEAD: Final = schema.STATISTICS.index("dead_lettered")
+
+_Numbers = Sequence[int]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the collector needs of a projection, as of one position; every row is named as it is shown."""
+
+    position: Position
+    timers_pending: int
+    shown: tuple[str, ...]  #: queues under their own names
+    folded: dict[str, int]  #: by label, how many values have no name of their own
+    queues: list[QueueRow]
+    totals: list[TotalsRow]
+    failures: list[FailureRow]
+
+
+def read_figures(store: Store, values_max: int) -> Figures:
+    """Read everything in one transaction.
+
+    Raises: the errors of the projection's file.
+    """
+    with store.one_moment():
+        sums = {row[0]: row[1:] for row in store.select(_SUMS, (values_max + 1,))}
+        tasks = {(row[0], row[1]): row[2:] for row in store.select(_TOTALS, (values_max,))}
+        totals = tasks | dict(_other_tasks(sums, tasks))
+        failures = [_failure(row) for row in store.select(_FAILURES, (values_max,))]
+        failures = [row for row in failures if (row.queue, row.task) in tasks]
+        queues = _shown_queues(store, [queue for queue in sums if queue != _WHOLE], values_max)
+        (counts,) = store.select(_HOW_MANY)
+        listed = msgspec.json.encode(queues).decode()
+        rows = store.select(QUEUES_SHOWN_SQL, (listed,)) + store.select(QUEUES_OTHER_SQL, (OTHER, listed))
+        return Figures(
+            position=store.position(),
+            timers_pending=store.timers_pending(),
+            shown=queues,
+            folded={
+                label: max(0, found - len(own))
+                for label, found, own in zip(
+                    ("queue", "task", "error_type"), counts, (queues, tasks, failures), strict=True
+                )
+            },
+            queues=[queue_row(row) for row in rows],
+            totals=[totals_row((*key, *values)) for key, values in totals.items()],
+            failures=[*failures, *_other_failures(totals, failures)],
+        )
+
+
+def _failure(row: Sequence[Any]) -> FailureRow:
+    return FailureRow(**dict(zip(FailureRow.__struct_fields__, row, strict=True)))
+
+
+def _shown_queues(store: Store, counted: Sequence[str], values_max: int) -> tuple[str, ...]:
+    """Add queues of which nothing was counted yet, such as those of carried jobs: for gauges, which may change hands."""
+    room = values_max - len(counted)
+    if room <= 0:
+        return tuple(counted)
+    listed = msgspec.json.encode(counted).decode()
+    return (*counted, *(row[0] for row in store.select(_MORE_QUEUES, (listed, room))))
+
+
+def _other_tasks(
+    sums: Mapping[str, _Numbers], tasks: Mapping[tuple[str, str], _Numbers]
+) -> Iterator[tuple[tuple[str, str], _Numbers]]:
+    """Yield what is left of each queue that is shown without its tasks that are, and of all without these queues."""
+    if _WHOLE not in sums:
+        return
+    rest = dict(sums)
+    for (queue, _), values in tasks.items():
+        rest[queue] = tuple(map(sub, rest[queue], values))
+    for queue, values in sums.items():
+        if queue != _WHOLE:
+            rest[_WHOLE] = tuple(map(sub, rest[_WHOLE], values))
+            if any(rest[queue]):
+                yield (queue, OTHER), rest[queue]
+    if any(rest[_WHOLE]):
+        yield (OTHER, OTHER), rest[_WHOLE]
+
+
+def _other_failures(
+    totals: Mapping[tuple[str, str], _Numbers], shown: Iterable[FailureRow]
+) -> Iterator[FailureRow]:
+    """Yield the failures of each row of totals that are of no type that is shown."""
+    rest = {key: [values[_FAILED], values[_DEAD]] for key, values in totals.items()}
+    for row in shown:
+        left = rest[row.queue, row.task]
+        left[0] -= row.failed
+        left[1] -= row.dead_lettered
+    for (queue, task), (failed, dead) in rest.items():
+        if failed or dead:
+            yield FailureRow(queue=queue, task=task, error_type=OTHER, failed=failed, dead_lettered=dead)

@@ -1,0 +1,135 @@
+"""Rows of a projection, and what the server says, as metrics: one moment's truth, with a bounded number of series.
+
+Only so many queues, pairs of queue and task, and types of error have series of their own: the first ones in the
+ledger, so that a series never changes hands and a counter never goes back. The rest is summed up as `(other)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Final, TypeVar
+
+from prometheus_client.core import Metric
+
+from jobledger.ledger.metrics.exposition import OTHER, Distribution, Measure, value, values
+from jobledger.ledger.metrics.exposition import histograms as distributions
+from jobledger.projections.metrics import names
+from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
+from jobledger.projections.metrics.figures import Figures
+from jobledger.projections.position import Position
+from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
+from jobledger.projections.stats_rows import Histogram, QueueRow, TotalsRow
+
+LABEL_VALUES_MAX: Final = 200
+
+K = TypeVar("K", bound=tuple[str, ...])
+
+
+class Labels:
+    """Which queues are shown under their own names."""
+
+    def __init__(self, shown: Iterable[str], values_max: int) -> None:
+        self._values_max = values_max
+        self._queues = set(shown)
+
+    def admit(self, queues: Iterable[str]) -> None:
+        """Give queues that are not in the ledger yet what room is left: for gauges, which may change hands."""
+        room = self._values_max - len(self._queues)
+        self._queues |= set(sorted(set(queues) - self._queues)[: max(0, room)])
+
+    def queue(self, queue: str) -> str:
+        """Return the label of a queue."""
+        return queue if queue in self._queues else OTHER
+
+
+def _added(rows: Iterable[tuple[K, float]]) -> dict[K, float]:
+    found: dict[K, float] = {}
+    for key, number in rows:
+        found[key] = found.get(key, 0) + number
+    return found
+
+
+def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
+    """Return what the projection tells; ages are as of `now`."""
+    yield value(names.TIMERS_PENDING, figures.timers_pending)
+    yield values(names.FOLDED, (((label,), count) for label, count in figures.folded.items()))
+    yield from _queue_metrics(figures.queues, now)
+    yield from _task_metrics(figures.totals)
+    for column, measure in names.FAILURES.items():
+        rows = figures.failures
+        yield values(measure, (((row.queue, row.task, row.error_type), getattr(row, column)) for row in rows))
+
+
+def _queue_metrics(rows: Sequence[QueueRow], now: datetime) -> Iterator[Metric]:
+    jobs = (((row.queue, row.priority, state), count) for row in rows for state, count in row.counts.items())
+    yield values(names.JOBS, jobs)
+    ages: tuple[tuple[Measure, Callable[[QueueRow], str | None]], ...] = (
+        (names.OLDEST_WAITING, lambda row: row.oldest_waiting),
+        (names.OLDEST_RUNNING, lambda row: row.oldest_running),
+    )
+    for measure, since in ages:
+        yield values(measure, [((row.queue, row.priority), _age_s(since(row), now)) for row in rows])
+
+
+def _age_s(since: str | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - datetime.fromisoformat(since)).total_seconds())
+
+
+def _task_metrics(rows: Sequence[TotalsRow]) -> Iterator[Metric]:
+    for column, measure in names.COUNTERS.items():
+        yield values(measure, [((row.queue, row.task), getattr(row, column)) for row in rows])
+    for column, measure in names.HISTOGRAMS.items():
+        yield distributions(measure, [((row.queue, row.task), _distribution(row, column)) for row in rows])
+
+
+def _distribution(row: TotalsRow, column: str) -> Distribution:
+    histogram: Histogram = getattr(row, column)
+    return Distribution(HISTOGRAM_BOUNDS_S, [*histogram.counts, histogram.count], histogram.sum_s)
+
+
+def place_metrics(position: Position) -> Iterator[Metric]:
+    """Return where the projection is."""
+    yield value(names.POSITION, position.stream_sequence)
+    yield value(names.BEGINS, position.begins_at)
+    yield value(names.COUNTS_BEGIN, position.counts_begin_at)
+
+
+def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]:
+    """Return what the server tells of the ledger, beside a projection that has reached `position`.
+
+    None for one that has no lag, since it stands behind the ledger's end: what it counted is no longer there.
+    """
+    behind = None if position is None else max(0, facts.head_sequence - position)
+    for measure, number in (
+        (names.LAG_EVENTS, behind),
+        (names.LAG_SECONDS, facts.lag_s if behind else behind),
+        (names.LEDGER_BYTES, facts.ledger_bytes),
+        (names.LEDGER_LIMIT, facts.limit_bytes),
+        (names.LEDGER_EVENTS, facts.events),
+        (names.LEDGER_FIRST, facts.first_sequence),
+        (names.LEDGER_HEAD, facts.head_sequence),
+        (names.TIMERS_STREAM, facts.timers_messages),
+        (names.WORKERS, facts.workers),
+    ):
+        yield value(measure, number)
+
+
+def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:
+    """Return what the server tells of queues."""
+    labels.admit((*facts.queue_workers, *(lane.queue for lane in facts.lanes)))
+    # Zero also for a queue that nobody serves: an alert cannot see what is not there.
+    serving = {
+        labels.queue(queue): 0.0 for queue in (*facts.queue_workers, *(lane.queue for lane in facts.lanes))
+    }
+    for queue, count in facts.queue_workers.items():
+        serving[labels.queue(queue)] += count
+    yield values(names.QUEUE_WORKERS, (((queue,), count) for queue, count in serving.items()))
+    lanes: tuple[tuple[Measure, Callable[[LaneFacts], int]], ...] = (
+        (names.UNDELIVERED, lambda lane: lane.undelivered),
+        (names.UNSETTLED, lambda lane: lane.unsettled),
+        (names.REDELIVERED, lambda lane: lane.redelivered),
+    )
+    for measure, count_of in lanes:
+        counts = _added(((labels.queue(lane.queue), lane.priority), count_of(lane)) for lane in facts.lanes)
+        yield values(measure, counts.items())

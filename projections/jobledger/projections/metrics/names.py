@@ -1,0 +1,209 @@
+"""The metrics of the exporter: every name, kind and label. docs/metrics.md has the same table, and a test compares.
+
+Counters and histograms come from the ledger through the projection, so they survive restarts and are equal in two
+exporters. Gauges of the server are left out of a scrape that the server did not answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jobledger.ledger.metrics.exposition import Measure
+
+_TASK: Final = ("queue", "task")
+_LANE: Final = ("queue", "priority")
+_ERROR: Final = ("queue", "task", "error_type")
+
+BUILD: Final = Measure(
+    "jobledger_build_info", "info", "Version of the exporter, and the environment it reads."
+)
+UP: Final = Measure(
+    "jobledger_up", "gauge", "1 when /healthz is green: what is told here is up to date. Else 0."
+)
+SILENCE: Final = Measure(
+    "jobledger_server_silence_seconds", "gauge", "Time since nats-server answered the exporter last."
+)
+COLLECT: Final = Measure("jobledger_collect_seconds", "gauge", "Time that this scrape took to collect.")
+FOLDED: Final = Measure(
+    "jobledger_folded_label_values",
+    "gauge",
+    "Values of a label without series of their own: `(other)`.",
+    ("label",),
+)
+
+POSITION: Final = Measure(
+    "jobledger_projection_position_sequence", "gauge", "Stream sequence of the newest event counted here."
+)
+BEGINS: Final = Measure(
+    "jobledger_projection_begins_at_sequence",
+    "gauge",
+    "First stream sequence of the rows; above 1 after an archive.",
+)
+COUNTS_BEGIN: Final = Measure(
+    "jobledger_projection_counts_begin_at_sequence",
+    "gauge",
+    "First stream sequence in the counters; above 1 where some are missing.",
+)
+FOLLOWING: Final = Measure(
+    "jobledger_projection_following", "gauge", "1 while the exporter follows the ledger, 0 while it cannot."
+)
+AGREES: Final = Measure(
+    "jobledger_projection_agrees",
+    "gauge",
+    "0 when the ledger lost or changed what was counted here. Else 1.",
+)
+LAG_EVENTS: Final = Measure(
+    "jobledger_projection_lag_events", "gauge", "Events stored and not counted here yet."
+)
+LAG_SECONDS: Final = Measure(
+    "jobledger_projection_lag_seconds",
+    "gauge",
+    "Age of the oldest of them, by the server's clock; 0 without any.",
+)
+
+LEDGER_BYTES: Final = Measure("jobledger_ledger_bytes", "gauge", "Size of the ledger.")
+LEDGER_LIMIT: Final = Measure(
+    "jobledger_ledger_limit_bytes", "gauge", "Size at which it refuses events; absent without a limit."
+)
+LEDGER_EVENTS: Final = Measure("jobledger_ledger_events", "gauge", "Events in the ledger.")
+LEDGER_FIRST: Final = Measure(
+    "jobledger_ledger_first_sequence", "gauge", "Stream sequence of its oldest event."
+)
+LEDGER_HEAD: Final = Measure(
+    "jobledger_ledger_head_sequence", "gauge", "Stream sequence of its newest event."
+)
+TIMERS_PENDING: Final = Measure("jobledger_timers_pending", "gauge", "Jobs that wait for a moment.")
+TIMERS_STREAM: Final = Measure(
+    "jobledger_timers_stream_messages", "gauge", "Messages in the stream of timers."
+)
+WORKERS: Final = Measure("jobledger_workers", "gauge", "Worker processes whose lease lives.")
+
+JOBS: Final = Measure("jobledger_queue_jobs", "gauge", "Jobs by the state they are in.", (*_LANE, "state"))
+OLDEST_WAITING: Final = Measure(
+    "jobledger_queue_oldest_waiting_seconds",
+    "gauge",
+    "How long the oldest queued job has waited; 0 without.",
+    _LANE,
+)
+OLDEST_RUNNING: Final = Measure(
+    "jobledger_queue_oldest_running_seconds",
+    "gauge",
+    "How long the oldest attempt has run; 0 without.",
+    _LANE,
+)
+QUEUE_WORKERS: Final = Measure(
+    "jobledger_queue_workers",
+    "gauge",
+    "Worker processes with a living lease that serve the queue.",
+    ("queue",),
+)
+UNDELIVERED: Final = Measure(
+    "jobledger_queue_undelivered", "gauge", "Dispatches that no worker has been given yet.", _LANE
+)
+UNSETTLED: Final = Measure(
+    "jobledger_queue_unsettled",
+    "gauge",
+    "Dispatches that workers were given and have not acknowledged.",
+    _LANE,
+)
+REDELIVERED: Final = Measure(
+    "jobledger_queue_redelivered", "gauge", "Of these, dispatches that were delivered more than once.", _LANE
+)
+
+#: Column of `totals` -> its counter.
+COUNTERS: Final = {
+    "enqueued": Measure("jobledger_jobs_enqueued_total", "counter", "Jobs that came in.", _TASK),
+    "started": Measure("jobledger_attempts_started_total", "counter", "Attempts.", _TASK),
+    "completed": Measure("jobledger_jobs_completed_total", "counter", "Jobs that completed.", _TASK),
+    "failed": Measure("jobledger_attempts_failed_total", "counter", "Attempts that failed.", _TASK),
+    "retried": Measure(
+        "jobledger_attempts_retried_total", "counter", "Dispatches after a failed attempt.", _TASK
+    ),
+    "lost": Measure("jobledger_attempts_lost_total", "counter", "Attempts whose worker was lost.", _TASK),
+    "interrupted": Measure(
+        "jobledger_attempts_interrupted_total",
+        "counter",
+        "Attempts given back by a worker that stopped.",
+        _TASK,
+    ),
+    "snoozed": Measure(
+        "jobledger_attempts_snoozed_total", "counter", "Attempts that asked for a later one.", _TASK
+    ),
+    "paused": Measure(
+        "jobledger_attempts_paused_total", "counter", "Attempts that wait for something.", _TASK
+    ),
+    "cancelled": Measure("jobledger_jobs_cancelled_total", "counter", "Jobs that ended by request.", _TASK),
+    "dead_lettered": Measure(
+        "jobledger_jobs_dead_lettered_total", "counter", "Jobs that became dead letters.", _TASK
+    ),
+    "requeued": Measure(
+        "jobledger_jobs_requeued_total", "counter", "Dead letters given new attempts.", _TASK
+    ),
+    "discarded": Measure("jobledger_jobs_discarded_total", "counter", "Dead letters closed for good.", _TASK),
+    "fenced": Measure(
+        "jobledger_outcomes_fenced_total", "counter", "Outcomes refused because their claim was lost.", _TASK
+    ),
+    "redispatched": Measure(
+        "jobledger_jobs_redispatched_total",
+        "counter",
+        "Dispatches of jobs that nobody had taken, or lost.",
+        _TASK,
+    ),
+}
+#: Histogram of `totals` -> its metric.
+HISTOGRAMS: Final = {
+    "wait": Measure("jobledger_job_wait_seconds", "histogram", "From becoming queued to a start.", _TASK),
+    "run": Measure("jobledger_attempt_run_seconds", "histogram", "From a start to its outcome.", _TASK),
+    "total": Measure(
+        "jobledger_job_total_seconds", "histogram", "From a job's first event to its end.", _TASK
+    ),
+}
+#: Column of `failures` -> its counter.
+FAILURES: Final = {
+    "failed": Measure(
+        "jobledger_task_failures_total",
+        "counter",
+        "Attempts that failed, by the type of their error.",
+        _ERROR,
+    ),
+    "dead_lettered": Measure(
+        "jobledger_task_dead_letters_total",
+        "counter",
+        "Jobs that became dead letters, by their last error.",
+        _ERROR,
+    ),
+}
+
+#: Everything that the exporter's `/metrics` has.
+EXPORTER_METRICS: Final = (
+    BUILD,
+    UP,
+    SILENCE,
+    COLLECT,
+    FOLDED,
+    POSITION,
+    BEGINS,
+    COUNTS_BEGIN,
+    FOLLOWING,
+    AGREES,
+    LAG_EVENTS,
+    LAG_SECONDS,
+    LEDGER_BYTES,
+    LEDGER_LIMIT,
+    LEDGER_EVENTS,
+    LEDGER_FIRST,
+    LEDGER_HEAD,
+    TIMERS_PENDING,
+    TIMERS_STREAM,
+    WORKERS,
+    JOBS,
+    OLDEST_WAITING,
+    OLDEST_RUNNING,
+    QUEUE_WORKERS,
+    UNDELIVERED,
+    UNSETTLED,
+    REDELIVERED,
+    *COUNTERS.values(),
+    *HISTOGRAMS.values(),
+    *FAILURES.values(),
+)

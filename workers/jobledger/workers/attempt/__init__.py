@@ -1,0 +1,1 @@
+"""From a delivered work item to a recorded outcome."""

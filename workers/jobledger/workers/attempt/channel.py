@@ -1,0 +1,184 @@
+"""What a running task says through its `Context`, on its way to the ledger and to those who watch.
+
+Progress is rate-limited here: watchers hear of it a few times a second by a hint, the ledger every few seconds.
+Everything of one attempt is appended one after the other, on its claim, so a worker that lost it appends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Generator
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.chain import JobView, transact
+from jobledger.ledger.model.commands import Checkpoint, Command, ReportProgress
+from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError
+from jobledger.ledger.model.inputs import finite
+from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.attempt.retry_store import LIMIT_S, retry_store
+from jobledger.workers.surroundings import Surroundings
+
+_HINT_EVERY_S: Final = 0.25
+_LEDGER_EVERY_S: Final = 5.0
+_NOTE_MAX: Final = 500
+#: A task that keeps its chain moving all the time would let nobody else decide on it, such as who cancels it.
+_CHECKPOINT_EVERY_S: Final = 0.05
+#: How long the end of an attempt waits for checkpoints that its task did not await.
+_LAST_CHECKPOINTS_S: Final = 5.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The newest word of a task on how far it is."""
+
+    done: float
+    total: float | None
+    note: str
+
+    @classmethod
+    def of(cls, done: float, total: float | None, note: str) -> Report:
+        """Make one of what a task gave, whatever types it has, that an event can hold.
+
+        Raises: InvalidInputError for what is no finite number.
+        """
+        text = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
+        return cls(finite("done", done), None if total is None else finite("total", total), text)
+
+
+class AttemptChannel:
+    """One attempt's line to the ledger. Made on the loop; a task in a thread may call the three verbs of a context."""
+
+    def __init__(self, ledger: Surroundings, chain: JobView, identity: str) -> None:
+        job = chain.job
+        assert job is not None, "a claimed chain has a job"
+        self._ledger = ledger
+        self._loop = ledger.connection.loop
+        self._loop_thread = threading.get_ident()
+        self._ref = JobRef(queue=job.queue, job_id=job.id)
+        self._epoch = job.claim_epoch
+        self._identity = identity
+        self._appending = asyncio.Lock()
+        self._report: Report | None = None
+        self._told: Report | None = None  #: what watchers heard last
+        self._stored: Report | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self._keeping: set[asyncio.Task[None]] = set()
+        self._pacing = asyncio.Lock()
+        self._checkpoint_at = 0.0  #: before which the next checkpoint is not appended
+        self._stored_at = -_LEDGER_EVERY_S
+        self.chain = chain  #: the newest view; the outcome is decided on it
+        self.heard_at = ledger.clock.monotonic()  #: of the task's last sign of life
+        self.stop_reason = ""
+
+    # The verbs of a context.
+
+    def heartbeat(self) -> None:
+        """See `Context.heartbeat`."""
+        self.heard_at = self._ledger.clock.monotonic()
+        if self.stop_reason and not self._on_loop():
+            raise AttemptStoppedError(self.stop_reason)
+
+    def progress(self, done: float, total: float | None, note: str) -> None:
+        """See `Context.progress`."""
+        report = Report.of(done, total, note)
+        self.heartbeat()
+        self._report = report
+        if self._telling is None:
+            if self._on_loop():
+                self._tell_soon()
+            else:
+                self._loop.call_soon_threadsafe(self._tell_soon)
+
+    def checkpoint(self, value: Any) -> Awaitable[None]:
+        """See `Context.checkpoint`."""
+        self.heartbeat()
+        return self.checkpoint_text(encode_value(value, what="checkpoint"))
+
+    def checkpoint_text(self, text: bytes) -> Awaitable[None]:
+        """Store a checkpoint that is JSON text already; blocks where it is not called on the loop.
+
+        Raises: InvalidInputError at once for a text that no event can hold; later, where it is awaited or blocks,
+            PayloadTooLargeError, StaleClaimError, UnreachableError.
+        """
+        check_text(text, what="checkpoint")
+        if self._on_loop():
+            keeping = self._loop.create_task(self._keep(text))
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+            return keeping
+        asyncio.run_coroutine_threadsafe(self._keep(text), self._loop).result(timeout=2 * LIMIT_S)
+        return _Done()
+
+    def _on_loop(self) -> bool:
+        return threading.get_ident() == self._loop_thread
+
+    # What follows runs on the loop.
+
+    def _tell_soon(self) -> None:
+        if self._telling is None:
+            self._telling = self._loop.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Pass reports on until there is nothing new; progress is a courtesy, so trouble ends it without a word."""
+        try:
+            while self._report is not self._stored:
+                report = self._report
+                assert report is not None, "only a report starts this"
+                if report is not self._told:
+                    self._told = report
+                    self._ledger.hints.tell_progress(self._ref, msgspec.json.encode(report))
+                now = self._loop.time()
+                if now - self._stored_at >= _LEDGER_EVERY_S:
+                    self._stored_at, self._stored = now, report
+                    await self._append(
+                        ReportProgress(
+                            epoch=self._epoch, done=report.done, total=report.total, note=report.note
+                        )
+                    )
+                await asyncio.sleep(_HINT_EVERY_S)
+        except LedgerError:
+            pass
+        finally:
+            self._telling = None
+
+    async def _keep(self, text: bytes) -> None:
+        async with self._pacing:
+            now = self._loop.time()
+            pause = self._checkpoint_at - now
+            self._checkpoint_at = max(self._checkpoint_at, now) + _CHECKPOINT_EVERY_S
+            if pause > 0:
+                await asyncio.sleep(pause)
+        value, reference = await self._ledger.inputs.put(text, what="checkpoint")
+        command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
+        await retry_store(f"a checkpoint of job {self._ref.job_id}", lambda: self._append(command))
+
+    async def _append(self, command: Command) -> None:
+        async with self._appending:
+            self.chain = await transact(
+                self._ledger.log,
+                self._ref,
+                command,
+                lambda: self._ledger.stamp(self._identity),
+                known=self.chain,
+            )
+
+    async def close(self) -> None:
+        """End what is under way, before the outcome is appended; a checkpoint that was not awaited is still stored."""
+        if self._keeping:
+            await asyncio.wait(self._keeping, timeout=_LAST_CHECKPOINTS_S)
+        for keeping in list(self._keeping):
+            keeping.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+
+
+class _Done:
+    """What a sync task gets: awaiting it is allowed, and does nothing."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield

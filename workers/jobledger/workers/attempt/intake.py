@@ -1,0 +1,297 @@
+"""Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
+
+Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
+could do; only an empty lane is left waiting for one message, which goes back if the slots filled meanwhile.
+Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an eighth of
+the free slots. Queues share the slots of a priority by their weights. What is on hand, waiting or running, is
+kept alive by +WPI every third of the ack wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
+from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
+from jobledger.workers.config import WorkerConfig
+
+logger = logging.getLogger("jobledger.workers.attempt.intake")
+
+_PROBE_MAX: Final = 512  # messages asked for in one probe
+_WAIT_EXPIRES_S: Final = 30.0
+_WAIT_HEARTBEAT_S: Final = 2.0
+_SILENCE_MAX_S: Final = 3 * _WAIT_HEARTBEAT_S
+_FAIR_EVERY: Final = 16
+_CREDIT_MAX: Final = 10_000.0
+_FAIR_SHARE: Final = 8
+_RETRY_S: Final = 0.25
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class Lane:
+    """One queue at one priority: a durable consumer, and what it is asked for at present."""
+
+    def __init__(self, queue: str, priority: Priority, weight: int, consumer: PullConsumer) -> None:
+        self.queue = queue
+        self.priority: Priority = priority
+        self.weight = weight
+        self.credit = 0.0  #: slots it is owed by the other lanes of its priority
+        self.consumer = consumer
+        self.empty = False  # it had nothing when it was last asked
+        self.waiting = False  # a request stands that the server answers when something comes
+        self.lost = True  # the consumer has to be looked for
+        self.ack_wait_s = math.inf  # of the consumer, once it is known
+
+
+def next_lane(tier: list[Lane], wanted: int) -> tuple[Lane, int]:
+    """Return which of the lanes of one priority is asked next, and for how many of `wanted` free slots.
+
+    Deficit round robin: what one lane is asked for is owed to the others by their weights, so the slots given over time
+    are in the proportion of the weights, for one free slot at a time as for a hundred at once.
+    """
+    if len(tier) == 1:
+        return tier[0], wanted
+    total = sum(lane.weight for lane in tier)
+    chosen = max(tier, key=lambda lane: lane.credit)
+    amount = min(wanted, max(1, round(wanted * chosen.weight / total), int(chosen.credit)))
+    for lane in tier:
+        lane.credit = min(lane.credit + amount * lane.weight / total, _CREDIT_MAX)
+    chosen.credit = max(chosen.credit - amount, -_CREDIT_MAX)
+    return chosen, amount
+
+
+class Held(msgspec.Struct, gc=False):
+    """A delivery on hand: not yet settled with the broker."""
+
+    delivery: Delivery
+    alive_at: float  #: loop time when the broker last heard that we have it
+
+
+class Intake:
+    """Asks the consumers of some queues for work and settles what was delivered.
+
+    `on_work` gets each delivery, from the connection's reader: it starts it or gives it back. `free` says how many more
+    could start now.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: WorkerConfig,
+        queues: tuple[str, ...],
+        *,
+        free: Callable[[], int],
+        on_work: Callable[[Delivery], None],
+    ) -> None:
+        self._ledger = ledger
+        self._connection = ledger.connection
+        self._loop = ledger.connection.loop
+        self._config = config
+        self._free = free
+        self._on_work = on_work
+        self._wake = asyncio.Event()
+        self._round = 0
+        self._portion = max(1, config.concurrency // 4)
+        self._held: dict[str, Held] = {}  # ack subject -> delivery
+        self.deliveries = 0  #: messages that came
+        self.redeliveries = 0  #: of them, those that JetStream had handed out before
+        self._ack_wait_s = config.ack_wait_s  # the shortest of the consumers', once they are found
+        self._lanes: list[Lane] = []
+        for priority in PRIORITIES:
+            self._lanes += [self._lane(queue, priority) for queue in queues]
+
+    def _lane(self, queue: str, priority: Priority) -> Lane:
+        names = self._ledger.names
+
+        def on_delivery(delivery: Delivery) -> None:
+            lane.waiting = bool(lane.consumer.asked) and lane.waiting
+            self._held[delivery.reply] = Held(delivery, self._loop.time())
+            self.deliveries += 1
+            if delivery.delivered > 1:
+                self.redeliveries += 1
+            self._on_work(delivery)
+            self._wake.set()
+
+        def on_ended(ended: Ended) -> None:
+            lane.waiting = False
+            lane.empty = ended == "empty"
+            lane.lost = lane.lost or ended == "lost"
+            self._wake.set()
+
+        consumer = PullConsumer(
+            self._connection,
+            names.ledger_stream,
+            names.consumer(queue, priority),
+            on_delivery=on_delivery,
+            on_ended=on_ended,
+        )
+        lane = Lane(queue, priority, self._config.weights.get(queue, 1), consumer)
+        return lane
+
+    async def open(self) -> None:
+        """Make or check the consumers and listen for them.
+
+        Raises: StreamMismatchError, UnreachableError.
+        """
+        for lane in self._lanes:
+            await self._find(lane)
+            await lane.consumer.open()
+
+    async def _find(self, lane: Lane) -> None:
+        names = self._ledger.names
+        found = await ensure_consumer(
+            self._ledger.inbox,
+            names.ledger_stream,
+            names.consumer(lane.queue, lane.priority),
+            consumer_config(
+                names.dispatches(lane.queue, lane.priority),
+                ack_wait_s=self._config.ack_wait_s,
+                ack_pending_max=self._config.ack_pending_max,
+            ),
+        )
+        # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
+        lane.ack_wait_s = int(found.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
+        self._ack_wait_s = min(each.ack_wait_s for each in self._lanes)
+        lane.lost = False
+
+    async def close(self) -> None:
+        """Ask for nothing any more."""
+        for lane in self._lanes:
+            await lane.consumer.close()
+
+    @property
+    def held(self) -> int:
+        """How many deliveries are on hand, running ones included, and not yet settled."""
+        return len(self._held)
+
+    @property
+    def asked(self) -> int:
+        """How many messages are asked for and have not come, one for each empty lane included."""
+        return sum(lane.consumer.asked for lane in self._lanes)
+
+    def wake(self) -> None:
+        """Say that a slot became free."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Ask for work until cancelled; outlives every loss of connection, server and consumer.
+
+        Raises: ConnectionLostError only when the connection is closed for good.
+        """
+        while True:
+            try:
+                await self._connection.wait_connected(_WAIT_EXPIRES_S)
+                if await self._find_lost():
+                    await asyncio.sleep(
+                        _RETRY_S
+                    )  # one that is lost again and again must not be asked in a spin
+                await self._one_round()
+            except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+                if self._connection.is_closed:
+                    raise ConnectionLostError from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _find_lost(self) -> bool:
+        lost = [lane for lane in self._lanes if lane.lost]
+        for lane in lost:
+            lane.consumer.forget()
+            lane.waiting = lane.empty = False
+            await self._find(lane)
+        return bool(lost)
+
+    async def _one_round(self) -> None:
+        self._wake.clear()
+        if not self._ask():
+            await self._sleep()
+            self._notice_silence()
+
+    def _ask(self) -> bool:
+        """Send the next request if one is due; return whether one was.
+
+        Requests overlap: while one is served, slots that became free meanwhile are asked for by the next, in
+        portions worth a message. A lane that had nothing is left waiting at the server, so it need not be asked
+        again to know that it comes first.
+        """
+        on_the_way = sum(lane.consumer.asked for lane in self._lanes if not lane.waiting)
+        wanted = self._free() - on_the_way
+        if wanted <= 0 or (on_the_way and wanted < self._portion):
+            return False
+        candidates = [lane for lane in self._lanes if not lane.waiting and not lane.lost]
+        if not candidates:
+            return False
+        tier = [lane for lane in candidates if lane.priority == candidates[0].priority]
+        empty = next((lane for lane in tier if lane.empty), None)
+        if empty is not None:
+            empty.empty, empty.waiting = False, True
+            empty.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
+            return True
+        self._round += 1
+        if self._round % _FAIR_EVERY == 0:
+            tier = [lane for lane in candidates if lane.priority == candidates[-1].priority]
+            wanted = max(1, wanted // _FAIR_SHARE)
+        lane, amount = next_lane(tier, wanted)
+        lane.consumer.request(min(amount, _PROBE_MAX))
+        return True
+
+    def _notice_silence(self) -> None:
+        """Give up on consumers that owe an answer for too long; they are looked for in the next round."""
+        now = self._loop.time()
+        for lane in self._lanes:
+            if lane.consumer.asked and now - lane.consumer.heard_at > _SILENCE_MAX_S:
+                logger.warning("consumer of %s (%s) is silent: looking for it", lane.queue, lane.priority)
+                lane.lost = True
+
+    async def _sleep(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_HEARTBEAT_S):
+                await self._wake.wait()
+
+    # What follows settles deliveries; none of it is trusted by anybody: the ledger decides.
+
+    async def keep_alive(self) -> None:
+        """Tell the broker, until cancelled, that what is on hand is still on hand."""
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            now = self._loop.time()
+            for held in list(self._held.values()):
+                with contextlib.suppress(ConnectionLostError):
+                    self._connection.send(held.delivery.reply, "", b"", b"+WPI")
+                    held.alive_at = now
+
+    def is_fresh(self, delivery: Delivery) -> bool:
+        """Return whether the broker can still take the delivery to be ours."""
+        held = self._held.get(delivery.reply)
+        if held is None:
+            return False
+        return self._loop.time() - held.alive_at < self._ack_wait_s
+
+    def ack(self, delivery: Delivery) -> None:
+        """Settle a delivery for good: its dispatch has come to an end that is in the ledger."""
+        self._settle(delivery, b"+ACK")
+
+    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None:
+        """Give a delivery back, to be delivered again after `delay_s`."""
+        body = msgspec.json.encode({"delay": int(delay_s * _NANOSECONDS)}) if delay_s > 0 else b""
+        self._settle(delivery, b"-NAK " + body if body else b"-NAK")
+
+    def drop(self, delivery: Delivery) -> None:
+        """Let a delivery go without a word: the broker delivers it again after the ack wait."""
+        self._held.pop(delivery.reply, None)
+
+    def _settle(self, delivery: Delivery, word: bytes) -> None:
+        self._held.pop(delivery.reply, None)
+        try:  # noqa: SIM105 - which costs three calls, and this is done for every job
+            self._connection.send(delivery.reply, "", b"", word)
+        except ConnectionLostError:
+            pass  # it comes again, and the ledger knows better

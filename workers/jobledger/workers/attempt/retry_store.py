@@ -1,0 +1,41 @@
+"""Holding on to what an attempt has done until it can be stored: the work was real, and doing it again costs more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
+
+logger = logging.getLogger("jobledger.workers.attempt")
+
+T = TypeVar("T")
+
+#: How long an outcome is kept for a server that is away or full; after that the job is left for a redelivery.
+LIMIT_S: Final = 300.0
+_PAUSE_FIRST_S: Final = 0.5
+_PAUSE_MAX_S: Final = 5.0
+
+
+async def retry_store(what: str, store: Callable[[], Awaitable[T]], *, limit_s: float = LIMIT_S) -> T:
+    """Call `store` until it succeeds; safe for conditional appends, which cannot be stored twice.
+
+    Raises: LedgerFullError, UnreachableError once `limit_s` is over; everything else at once.
+    """
+    try:
+        return await store()
+    except (LedgerFullError, UnreachableError) as error:
+        logger.warning("%s is held back, for up to %g s: %s", what, limit_s, error)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    pause = _PAUSE_FIRST_S
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            return await store()
+        except (LedgerFullError, UnreachableError):
+            if loop.time() + pause > deadline:
+                raise
+        pause = min(2 * pause, _PAUSE_MAX_S)

@@ -1,0 +1,1 @@
+"""Tasks that run in processes of their own."""

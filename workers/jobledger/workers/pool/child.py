@@ -1,0 +1,434 @@
+"""A process of the pool: `python -m jobledger.workers.pool.child SOCKET LIFELINE FAULTS`, started by the worker only.
+
+The three arguments are file descriptors: the socket carries calls in and messages out, the lifeline is a pipe whose end
+means that the worker is gone, and into the third a crash writes where it was. Standard output and error are the
+worker's own. User code runs in the main thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import io
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Generator
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.context import Context
+from jobledger.ledger.model.errors import (
+    AttemptStoppedError,
+    InvalidError,
+    InvalidInputError,
+    LedgerError,
+    PayloadTooLargeError,
+)
+from jobledger.ledger.model.events import ErrorInfo, ErrorKind
+from jobledger.ledger.model.inputs import finite
+from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.ledger.tracing import within
+from jobledger.workers.pool.messages import (
+    HEADER_BYTES,
+    WISHES,
+    Answer,
+    Call,
+    CheckpointAsked,
+    Failure,
+    FromChild,
+    Heartbeat,
+    Logged,
+    NotReady,
+    Progress,
+    Ready,
+    ReturnedValue,
+    ReturnedWish,
+    Setup,
+    ToChild,
+    read_to_child,
+    to_exception,
+    to_frame,
+)
+from jobledger.workers.process import settle
+from jobledger.workers.retry_policy import describe, error_info
+
+if sys.platform != "win32":
+    import resource
+
+_NOT_READY_CODE: Final = 2
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG: Final = 1
+_PROGRESS_EVERY_S: Final = 0.05
+_HEARTBEAT_EVERY_S: Final = 0.05
+_LOG_TEXT_MAX: Final = 8_000
+_NOTE_MAX: Final = 500
+_NAME_MAX: Final = 200
+_OWN_MODULES: Final = frozenset(
+    {"__main__", "jobledger.workers.pool.child", "asyncio.runners", "asyncio.base_events"}
+)
+
+
+class Link:
+    """The socket to the worker. Any thread may send; only the main thread and a checkpoint's caller receive."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._incoming = self._socket.makefile("rb", buffering=64 * 1024)
+        # Reentrant, because a signal handler or a finalizer may log in the middle of sending; what it says waits
+        # until the frame under way is out.
+        self._lock = threading.RLock()
+        self._outgoing: list[bytes] = []
+        self._sending = False
+        self._owner = os.getpid()
+
+    def send(self, message: FromChild) -> None:
+        """Send a message whole; in a fork of this process, which has no say, do nothing."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._outgoing.append(to_frame(message))
+            if self._sending:
+                return
+            self._sending = True
+            try:
+                while self._outgoing:
+                    self._socket.sendall(self._outgoing.pop(0))
+            finally:
+                self._sending = False
+
+    def receive(self) -> ToChild | None:
+        """Return the next message, or None once the worker has closed its side."""
+        header = self._incoming.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        return read_to_child(self._incoming.read(int.from_bytes(header, "big")))
+
+    def abandon(self) -> None:
+        """Let go of the socket in a fork, so that the worker sees the end of this process when it comes."""
+        os.close(self._socket.detach())
+
+
+class CallChannel:
+    """What one call's context speaks through; silent once the call is over, whoever still holds it."""
+
+    def __init__(self, link: Link, job_id: str, payload_bytes_max: int) -> None:
+        self._link = link
+        self._job_id = job_id
+        self._payload_bytes_max = payload_bytes_max
+        self._exchange = threading.Lock()  # a checkpoint and its answer; the call does not end between them
+        self._closed = False
+        self._heard_at = 0.0
+        self._progress_at = 0.0
+        self._progress: Progress | None = None  #: held back until a moment has passed since the last one
+        self._timer: threading.Timer | None = None
+        self._progress_lock = threading.Lock()
+
+    def heartbeat(self) -> None:
+        """See `Context.heartbeat`; a few dozen a second are passed on."""
+        now = time.monotonic()
+        if not self._closed and now - self._heard_at >= _HEARTBEAT_EVERY_S:
+            self._heard_at = now
+            self._link.send(Heartbeat())
+
+    def progress(self, done: float, total: float | None, note: str) -> None:
+        """See `Context.progress`; of many at once the newest is passed on, a moment later."""
+        done, total = finite("done", done), None if total is None else finite("total", total)
+        note = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
+        with self._progress_lock:
+            if self._closed:
+                return
+            self._progress = Progress(done=done, total=total, note=note)
+            wait_s = self._progress_at + _PROGRESS_EVERY_S - time.monotonic()
+            if wait_s <= 0:
+                self._tell_progress()
+            elif self._timer is None:
+                self._timer = threading.Timer(wait_s, self._on_timer)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _on_timer(self) -> None:
+        with self._progress_lock:
+            self._timer = None
+            if not self._closed:
+                self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        if self._progress is not None:
+            self._progress_at = time.monotonic()
+            self._link.send(self._progress)
+            self._progress = None
+
+    def checkpoint(self, value: Any) -> Awaitable[None]:
+        """See `Context.checkpoint`: on a loop it is awaited, elsewhere it returns once the value is stored."""
+        text = encode_value(value, what="checkpoint")
+        check_text(text, what="checkpoint")
+        if len(text) > self._payload_bytes_max:
+            raise PayloadTooLargeError("checkpoint", len(text), self._payload_bytes_max)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._store(text)
+            return _Done()
+        return asyncio.to_thread(self._store, text)
+
+    def _store(self, text: bytes) -> None:
+        with self._exchange:
+            if self._closed:
+                raise AttemptStoppedError("the attempt is over: its result has been given")
+            self._link.send(CheckpointAsked(msgspec.Raw(text)))
+            answer = self._link.receive()
+        if not isinstance(answer, Answer):
+            raise AttemptStoppedError("the worker is gone")
+        if answer.error:
+            raise to_exception(answer, self._job_id)
+
+    def close(self) -> None:
+        """Pass on the last progress, wait for a checkpoint under way, and say nothing more."""
+        with self._progress_lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._tell_progress()
+            with self._exchange:
+                self._closed = True
+
+
+class _Done:
+    """What a sync task gets: awaiting it is allowed, and does nothing."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+class _Relay(logging.Handler):
+    """Hands every record to the worker, which decides where it goes."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)[:_LOG_TEXT_MAX].encode("utf-8", "replace").decode()
+            name = record.name[:_NAME_MAX].encode("utf-8", "replace").decode()
+            self._link.send(Logged(logger=name, level=record.levelno, text=text))
+        except Exception:  # noqa: BLE001 - logging's own rule: a record that cannot be shown harms nobody
+            self.handleError(record)
+
+
+class Runner:
+    """Runs calls, one after the other."""
+
+    def __init__(self, link: Link, tasks: TaskRegistry, payload_bytes_max: int) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._payload_bytes_max = payload_bytes_max
+        self._logger = logging.getLogger("jobledger.task")
+
+    def run(self, call: Call) -> None:
+        """Run one call and send what came of it."""
+        owner = os.getpid()
+        channel = CallChannel(self._link, call.job_id, self._payload_bytes_max)
+        try:
+            result = self._result(call, channel)
+        except (
+            MemoryError
+        ) as error:  # of what we did with the value; told while there is room for a few words
+            result = Failure(number=call.number, error=error_info("exception", error), may_retry=True)
+        if os.getpid() != owner:
+            os._exit(0)  # the task forked, and this is the other one
+        channel.close()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # closed or replaced by the task
+                stream.flush()
+        self._link.send(result)
+
+    def _result(self, call: Call, channel: CallChannel) -> ReturnedValue | ReturnedWish | Failure:
+        task: Task[Any, Any] | None = None
+        try:
+            task = self._tasks.get(call.task)
+            arguments = task.signature.decode(call.input)
+        except (LedgerError, InvalidInputError) as error:
+            kind: ErrorKind = "unknown_task" if task is None else "invalid_input"
+            return Failure(number=call.number, error=error_info(kind, error), may_retry=False)
+        if task.signature.context_parameter is not None:
+            arguments[task.signature.context_parameter] = self._context(call, channel)
+        try:
+            with within(call.trace) if call.trace else contextlib.nullcontext():
+                value = task.function(**arguments)
+                if task.is_async:
+                    value = asyncio.run(value)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is this attempt's failure
+            may_retry = task.rules.may_retry(error)
+            return Failure(number=call.number, error=_describe(error), may_retry=may_retry)
+        return self._outcome(task, call.number, value)
+
+    def _outcome(
+        self, task: Task[Any, Any], number: int, value: Any
+    ) -> ReturnedValue | ReturnedWish | Failure:
+        what = f"result of task {task.name}"
+        try:
+            for kind, wish in WISHES.items():
+                if isinstance(value, wish):
+                    fields = encode_value(value, what=what)
+                    msgspec.json.decode(fields, type=wish)  # its fields were never checked for their types
+                    return ReturnedWish(number=number, kind=kind, fields=msgspec.Raw(fields))
+            text = check_text(encode_value(value, what=what), what=what)
+            if len(text) > self._payload_bytes_max:
+                raise PayloadTooLargeError(what, len(text), self._payload_bytes_max)
+        except (InvalidError, msgspec.MsgspecError) as error:
+            return Failure(number=number, error=error_info("invalid_result", error), may_retry=True)
+        return ReturnedValue(number=number, value=msgspec.Raw(text))
+
+    def _context(self, call: Call, channel: CallChannel) -> Context:
+        extra = {"job": call.job_id, "queue": call.queue, "task": call.task, "attempt": call.attempt}
+        kept = bytes(call.checkpoint)
+        return Context(
+            job_id=call.job_id,
+            queue=call.queue,
+            task=call.task,
+            attempt=call.attempt,
+            worker=call.worker,
+            deadline=call.deadline,
+            logger=logging.LoggerAdapter(self._logger, extra),
+            channel=channel,
+            checkpoint_value=msgspec.json.decode(kept) if kept else None,
+        )
+
+
+def _describe(error: BaseException) -> ErrorInfo:
+    try:
+        return describe(error, _OWN_MODULES)
+    except Exception:  # noqa: BLE001 - the exception is user code, and so is what describes it
+        return error_info("exception", error)
+
+
+def _watch(lifeline: int, silence_s: float | None, end: Callable[[str], None]) -> None:
+    """Wait for the worker to be gone, or silent for too long; runs in a thread of its own."""
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN | select.POLLHUP)
+    while True:
+        if not poll.poll(None if silence_s is None else int(silence_s * 1000)):
+            end(f"the worker gave no sign of life for {silence_s:g} s: it may run this job elsewhere by now")
+        elif not os.read(lifeline, 4096):
+            end("the worker is gone")
+
+
+def _end_with(faults: int) -> Callable[[str], None]:
+    def end(sentence: str) -> None:
+        os.write(faults, sentence.encode())
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # with the processes that the task started
+
+    return end
+
+
+def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
+    """See to it that this process does not outlive the worker, whatever either is doing."""
+    if sys.platform == "linux":  # for a task that never lets a thread run: the kernel needs no thread of ours
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != setup.parent:
+        os._exit(_NOT_READY_CODE)  # it died before we could ask for that
+    arguments = (lifeline, setup.silence_s, _end_with(faults))
+    threading.Thread(target=_watch, args=arguments, name="jobledger-lifeline", daemon=True).start()
+
+
+def _heed_no_stop() -> None:
+    """Leave it to the worker to end this process: a signal for the whole service must not cut its grace.
+
+    Handlers, not SIG_IGN, which the programs that a task starts would inherit.
+    """
+
+    def nothing(_signal: int, _frame: FrameType | None) -> None:
+        pass
+
+    before = threading.local()  # the thread that forks: what it held back before
+
+    def hold_back() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def be_usual() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        let_through()
+
+    for each in _STOP_SIGNALS:
+        signal.signal(each, nothing)
+    # A fork is ended as any process is, even by a signal that comes before it has its own handlers.
+    os.register_at_fork(before=hold_back, after_in_child=be_usual, after_in_parent=let_through)
+
+
+def _limit_memory(setup: Setup) -> None:
+    if setup.memory_bytes_max is not None and sys.platform != "win32":
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes_max, hard))
+
+
+def _set_up_logs(link: Link, setup: Setup) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [_Relay(link)]
+    root.setLevel(setup.log_level)
+    logging.getLogger("jobledger.task").setLevel(setup.task_log_level)
+
+
+def _load(link: Link, setup: Setup) -> TaskRegistry:
+    """Load the tasks, or tell the worker why they cannot be loaded and leave."""
+    sys.path[:] = setup.import_path
+    try:
+        return TaskRegistry.load(setup.modules)
+    except BaseException as error:  # noqa: BLE001 - whatever the user's module does while it is imported
+        link.send(NotReady(_load_failure(setup, error)))
+    sys.exit(_NOT_READY_CODE)
+
+
+def _load_failure(setup: Setup, error: BaseException) -> str:
+    words = error_info("exception", error).message
+    if isinstance(error, LedgerError):
+        return words
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{', '.join(setup.modules)} cannot be imported: {type(error).__name__}: {words}{where}"
+
+
+def main(arguments: list[str]) -> None:
+    """Serve one worker until it closes the socket."""
+    descriptor, lifeline, faults = map(int, arguments)
+    for each in (descriptor, lifeline, faults):
+        os.set_inheritable(each, False)  # noqa: FBT003 - the programs that a task starts get none of them
+    link = Link(descriptor)
+    setup = link.receive()
+    if not isinstance(setup, Setup):
+        return
+    _tie_to_worker(setup, lifeline, faults)
+    _heed_no_stop()
+    os.register_at_fork(after_in_child=link.abandon)
+    faulthandler.enable(file=faults, all_threads=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # last words before a crash
+    _limit_memory(setup)
+    _set_up_logs(link, setup)
+    tasks = _load(link, setup)
+    settle()
+    link.send(Ready())
+    runner = Runner(link, tasks, setup.payload_bytes_max)
+    while isinstance(call := link.receive(), Call):
+        runner.run(call)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

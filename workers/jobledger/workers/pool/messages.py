@@ -1,0 +1,216 @@
+"""What a worker and the processes of its pool say to each other: the messages, and the frames that carry them.
+
+A frame is a length of four bytes, big-endian, and that many bytes of JSON. No pickle: a process that was led astray can
+say something wrong, but cannot make the worker run anything. Knows neither processes nor event loops.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError, StaleClaimError, UnreachableError
+from jobledger.ledger.model.events import NO_VALUE, ErrorInfo
+from jobledger.ledger.outcome import Cancel, Retry, Snooze
+
+HEADER_BYTES: Final = 4
+#: What a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
+_FRAME_BYTES_EXTRA: Final = 256 * 1024
+
+
+def frame_bytes_max(payload_bytes_max: int) -> int:
+    """Return the largest frame there may be: a call carries two values, the input and the checkpoint."""
+    return 2 * payload_bytes_max + _FRAME_BYTES_EXTRA
+
+
+# From the worker.
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """The first message: what the process has to know of the worker it belongs to."""
+
+    modules: tuple[str, ...]  #: to load tasks from, as given to `TaskRegistry.load`
+    import_path: tuple[str, ...]  #: the worker's sys.path
+    parent: int  #: process id of the worker
+    payload_bytes_max: int  #: of an input, a result, a checkpoint
+    memory_bytes_max: int | None  #: address space (RLIMIT_AS); None: no limit
+    silence_s: (
+        float | None
+    )  #: the process ends itself when it did not hear of the worker for so long; None: never
+    log_level: int  #: of the root logger
+    task_log_level: int  #: of `jobledger.task`, to which a context's logger writes
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
+    """Run one attempt of a task."""
+
+    task: str
+    input: msgspec.Raw  #: JSON object of the task's arguments
+    job_id: str
+    queue: str
+    attempt: int
+    worker: str
+    deadline: datetime | None = None
+    checkpoint: msgspec.Raw = NO_VALUE  #: what an earlier attempt kept
+    trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
+    number: int = 0  #: of the call in its process; given by the pool, and repeated by the result
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", omit_defaults=True):
+    """What became of a checkpoint; without `error` it is stored."""
+
+    error: str = ""  #: the class of what was raised
+    text: str = ""
+    held_epoch: int = 0  #: of a StaleClaimError
+    current_epoch: int = 0  #: of a StaleClaimError
+
+
+ToChild = Setup | Call | Answer
+
+
+# From the process.
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The tasks are loaded."""
+
+
+class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
+    """The tasks cannot be loaded; the process ends."""
+
+    sentence: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The task called `Context.heartbeat`."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """The task called `Context.progress`."""
+
+    done: float
+    total: float | None
+    note: str
+
+
+class CheckpointAsked(msgspec.Struct, frozen=True, tag="checkpoint"):
+    """The task called `Context.checkpoint` and waits for an `Answer`."""
+
+    value: msgspec.Raw
+
+
+class Logged(msgspec.Struct, frozen=True, kw_only=True, tag="logged"):
+    """A log record: its text as formatted, none of its arguments."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class ReturnedValue(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
+    """The task returned, and this is its value."""
+
+    number: int
+    value: msgspec.Raw
+
+
+class ReturnedWish(msgspec.Struct, frozen=True, kw_only=True, tag="wished"):
+    """The task returned a `Retry`, `Snooze` or `Cancel`."""
+
+    number: int
+    kind: str  #: the class
+    fields: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The task raised, did not take its input, or returned what cannot be a result."""
+
+    number: int
+    error: ErrorInfo
+    may_retry: bool  #: by the task's `retry_on` and `give_up_on`
+
+
+FromChild = (
+    Ready
+    | NotReady
+    | Heartbeat
+    | Progress
+    | CheckpointAsked
+    | Logged
+    | ReturnedValue
+    | ReturnedWish
+    | Failure
+)
+
+_to_child: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
+_from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
+_encoder = msgspec.json.Encoder()
+
+Wish = Retry | Snooze | Cancel
+WISHES: Final[dict[str, type[Wish]]] = {"Retry": Retry, "Snooze": Snooze, "Cancel": Cancel}
+
+
+class BrokenFrameError(Exception):
+    """The other side sent what is no message, or too much of it."""
+
+
+def to_frame(message: ToChild | FromChild) -> bytes:
+    """Return header and body."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def body_bytes(header: bytes, limit: int) -> int:
+    """Return the length that a header announces.
+
+    Raises: BrokenFrameError above the limit.
+    """
+    length = int.from_bytes(header, "big")
+    if length > limit:
+        raise BrokenFrameError(f"it announced a frame of {length:,} bytes, and the limit is {limit:,}")
+    return length
+
+
+def read_from_child(body: bytes) -> FromChild:
+    """Return the message in a frame's body.
+
+    Raises: BrokenFrameError.
+    """
+    try:
+        return _from_child.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise BrokenFrameError(f"it sent a frame that is no message: {error}") from error
+
+
+def read_to_child(body: bytes) -> ToChild:
+    """Return the message in a frame's body; the worker is believed."""
+    return _to_child.decode(body)
+
+
+def read_wish(message: ReturnedWish) -> Wish:
+    """Return what the task returned.
+
+    Raises: BrokenFrameError.
+    """
+    try:
+        return msgspec.json.decode(message.fields, type=WISHES[message.kind])
+    except (KeyError, msgspec.MsgspecError, LedgerError) as error:
+        raise BrokenFrameError(f"it sent a {message.kind[:100]!r} that is none: {error}") from error
+
+
+def to_answer(error: LedgerError | AttemptStoppedError) -> Answer:
+    """Return the answer to a checkpoint that was not stored."""
+    held, current = (error.held_epoch, error.current_epoch) if isinstance(error, StaleClaimError) else (0, 0)
+    return Answer(error=type(error).__name__, text=str(error), held_epoch=held, current_epoch=current)
+
+
+def to_exception(answer: Answer, job_id: str) -> LedgerError | AttemptStoppedError:
+    """Return what `Context.checkpoint` raises for an answer that is a refusal."""
+    if answer.error == StaleClaimError.__name__:
+        return StaleClaimError(job_id, answer.held_epoch, answer.current_epoch)
+    for known in (AttemptStoppedError, UnreachableError):
+        if answer.error == known.__name__:
+            return known(answer.text)
+    return LedgerError(answer.text)

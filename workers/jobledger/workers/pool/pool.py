@@ -1,0 +1,405 @@
+"""The processes in which tasks with `run_in="process"` run: started on demand, reused, replaced when one is lost.
+
+Cancelling a call kills its process: there is no other way to stop code that does not want to stop. So a timeout
+around `run` ends the work, not only the wait. Knows tasks by name only, and nothing of jobs but the facts in a `Call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import ConfigurationError, LedgerError, PayloadTooLargeError
+from jobledger.workers.pool.child_process import (
+    KILL_LIMIT_S,
+    ChildProcess,
+    ChildStartError,
+    Died,
+    Listener,
+    Raised,
+    Result,
+    Returned,
+)
+from jobledger.workers.pool.messages import Call, Setup
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+__all__ = [
+    "Call",
+    "ChildStartError",
+    "Died",
+    "Listener",
+    "PoolClosedError",
+    "PoolConfig",
+    "ProcessPool",
+    "Raised",
+    "Result",
+    "Returned",
+]
+
+logger = logging.getLogger("jobledger.workers.pool")
+
+_SIZE_MAX: Final = 1_000
+_PAUSE_FIRST_S: Final = 0.5
+_PAUSE_MAX_S: Final = 30.0
+_TICKS_PER_SILENCE: Final = 4
+
+
+class PoolClosedError(LedgerError):
+    """The pool is closed, or was while a call waited for a process; nothing of the call was run."""
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool's settings."""
+
+    size: int = max(1, os.cpu_count() or 1)  #: processes at most
+    calls_max: int | None = None  #: a process is replaced after so many; None: never
+    start_s: float = 60.0  #: how long a process may take to load the tasks
+    payload_bytes_max: int = 8 << 20  #: of an input, a result, a checkpoint
+    memory_bytes_max: int | None = None  #: address space of each process; None: no limit
+    #: A process that did not hear of its worker for so long ends itself, with the task: a frozen worker's job may be
+    #: taken over. Half a lease is right; it must be above the longest time the loop is blocked. None: never.
+    silence_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises: ConfigurationError.
+        """
+        _require("size", self.size, 1, _SIZE_MAX)
+        _require("start_s", self.start_s, 0.1, 3600)
+        _require("payload_bytes_max", self.payload_bytes_max, 1024, 1 << 30)
+        if self.calls_max is not None:
+            _require("calls_max", self.calls_max, 1, math.inf)
+        if self.memory_bytes_max is not None:
+            _require("memory_bytes_max", self.memory_bytes_max, 64 << 20, math.inf)
+        if self.silence_s is not None:
+            _require("silence_s", self.silence_s, 0.2, 3600)
+
+
+def _require(name: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ConfigurationError(
+            f"{name} of a process pool must be from {least:g} to {most:g}, got {value!r}"
+        )
+
+
+class ProcessPool:
+    """Runs calls in processes, each one call at a time; calls above `size` wait their turn, first come first served.
+
+    Belongs to the event loop it is first used on. Processes do not outlive this one, however it ends.
+    """
+
+    def __init__(self, modules: Sequence[str], config: PoolConfig | None = None) -> None:
+        """Take the modules that hold the tasks, as given to `TaskRegistry.load`. Starts nothing yet.
+
+        Raises: ConfigurationError without modules: a task that is known to this process alone cannot run in another.
+        """
+        if not modules:
+            raise ConfigurationError(
+                'a task with run_in="process" must come from a module that another process can load: '
+                "use TaskRegistry.load([...]) instead of giving task objects"
+            )
+        self._modules = tuple(str(Path(each).resolve()) if each.endswith(".py") else each for each in modules)
+        self._config = config or PoolConfig()
+        self._children: set[ChildProcess] = set()  # each takes a place until it is gone
+        self._idle: list[ChildProcess] = []
+        self._waiting: deque[asyncio.Future[ChildProcess]] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._refusing = False
+        self._closed = False
+        self._ticking: asyncio.Task[None] | None = None
+        self._pause_s = 0.0  #: 0 after a good start
+        self._may_start_at = 0.0
+        self._start_error: ChildStartError | None = None
+        self._next_start: asyncio.TimerHandle | None = None
+
+    @property
+    def size(self) -> int:
+        """How many calls run at once."""
+        return self._config.size
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the processes that are there, in order."""
+        return sorted(child.pid for child in self._children)
+
+    @property
+    def free(self) -> int:
+        """How many calls would get a process without waiting for one that is taken; below 0 when some wait."""
+        waiting = sum(not turn.done() for turn in self._waiting)
+        return self._config.size - (len(self._children) - len(self._idle)) - waiting
+
+    async def take(self) -> ChildProcess:
+        """Wait for a process that has its tasks loaded, and keep it for a call: for `run`, or for `give_back`.
+
+        Raises: ChildStartError when no process can be started, at once while a new try is not yet due; PoolClosedError.
+        """
+        return await self._take()
+
+    def give_back(self, child: ChildProcess) -> None:
+        """Let others have a process that was taken and not called."""
+        self._give(child)
+
+    async def run(
+        self,
+        call: Call,
+        listener: Listener | None = None,
+        *,
+        child: ChildProcess | None = None,
+        on_begin: Callable[[int], None] | None = None,
+    ) -> Result:
+        """Run a task in a process, the one that was taken for it or the next that is free; return what came of it.
+
+        `on_begin` is told the process id when the wait is over. When this is cancelled, or the listener raises, the
+        process is killed at once, gone before this returns, and replaced.
+
+        Raises: ChildStartError and PoolClosedError, as `take`; PayloadTooLargeError; what the listener raised.
+        """
+        for what, value in (("input", call.input), ("checkpoint", call.checkpoint)):
+            size_bytes = len(bytes(value))
+            if size_bytes > self._config.payload_bytes_max:
+                if child is not None:
+                    self._give(child)
+                what = f"{what} of task {call.task}"  # noqa: PLW2901 - said in full
+                raise PayloadTooLargeError(what, size_bytes, self._config.payload_bytes_max)
+        if child is not None and not child.is_alive:  # it died since, and nothing of the call was run
+            self._give(child)
+            child = None
+        child = child or await self._take()
+        try:
+            if on_begin is not None:
+                on_begin(child.pid)
+            result = await child.call(call, listener)
+        except BaseException:
+            child.kill()
+            await asyncio.shield(self._end_of(child, child.end(), spare=1))
+            raise
+        self._put_back(child, result)
+        return result
+
+    # Whose turn it is.
+
+    async def _take(self) -> ChildProcess:
+        if self._refusing:
+            raise PoolClosedError("the process pool takes no more calls")
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+        turn: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._grow()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give(turn.result())
+            raise
+
+    def _put_back(self, child: ChildProcess, result: Result) -> None:
+        """Keep a process for the next call, unless its time has come."""
+        calls_max = self._config.calls_max
+        if isinstance(result, Died):
+            self._see_off(child, child.end(), spare=1)
+        elif (calls_max is not None and child.calls >= calls_max) or _is_out_of_memory(result):
+            self._see_off(child, child.leave(limit_s=KILL_LIMIT_S), spare=1)
+        else:
+            self._give(child)
+
+    def _give(self, child: ChildProcess) -> None:
+        """Hand a free process to who waits longest."""
+        if not child.is_alive:
+            child.kill()
+            self._see_off(child, child.end())
+            return
+        if self._closed:
+            self._see_off(child, child.leave(limit_s=KILL_LIMIT_S))
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(child)
+                return
+        self._idle.append(child)
+
+    # Processes come and go.
+
+    def _grow(self, spare: int = 0) -> None:
+        """Start what is missing, `spare` more than are waited for, if there is room; not while a pause lasts."""
+        loop = asyncio.get_running_loop()
+        waiting = sum(not turn.done() for turn in self._waiting)
+        missing = min(
+            max(waiting, spare) - len(self._starting),
+            self._config.size - len(self._children) - len(self._starting),
+        )
+        if self._closed or missing <= 0:
+            return
+        if loop.time() < self._may_start_at:
+            self._refuse_the_waiting()
+            if self._waiting and self._next_start is None:
+                self._next_start = loop.call_at(self._may_start_at, self._on_pause_over)
+            return
+        for _ in range(missing):
+            starting = loop.create_task(self._start(), name="process of the pool starts")
+            self._starting.add(starting)
+            starting.add_done_callback(self._on_started)
+        if self._config.silence_s is not None and self._ticking is None:
+            self._ticking = loop.create_task(self._tick(self._config.silence_s / _TICKS_PER_SILENCE))
+
+    def _on_pause_over(self) -> None:
+        self._next_start = None
+        self._grow()
+
+    async def _start(self) -> None:
+        child = await ChildProcess.start(self._setup(), limit_s=self._config.start_s)
+        self._pause_s = 0.0
+        self._children.add(child)
+        child.ended.add_done_callback(lambda _: self._on_end(child))
+        self._give(child)
+
+    def _on_started(self, starting: asyncio.Task[None]) -> None:
+        self._starting.discard(starting)
+        self._changed.set()
+        error = None if starting.cancelled() else starting.exception()
+        if error is None:
+            self._grow()  # who got the new process may have asked for another before this one was counted
+            return
+        if not isinstance(error, ChildStartError):
+            logger.error("a process of the pool could not be started", exc_info=error)
+            error = ChildStartError(f"no process can be started for tasks: {type(error).__name__}")
+        now = asyncio.get_running_loop().time()
+        if now >= self._may_start_at:  # of several that failed together, one counts
+            self._pause_s = min(max(2 * self._pause_s, _PAUSE_FIRST_S), _PAUSE_MAX_S)
+            self._may_start_at = now + self._pause_s
+            self._start_error = error
+            logger.error("%s; the next try is in %g s at the earliest", error, self._pause_s)
+        self._grow()
+
+    def _refuse_the_waiting(self) -> None:
+        """Tell who waits why there is no process, unless one that exists can still serve them."""
+        if self._children or self._starting or self._start_error is None:
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(ChildStartError(str(self._start_error)))
+
+    def _setup(self) -> Setup:
+        return Setup(
+            modules=self._modules,
+            import_path=tuple(sys.path),
+            parent=os.getpid(),
+            payload_bytes_max=self._config.payload_bytes_max,
+            memory_bytes_max=self._config.memory_bytes_max,
+            silence_s=self._config.silence_s,
+            log_level=logging.getLogger().getEffectiveLevel(),
+            task_log_level=logging.getLogger("jobledger.task").getEffectiveLevel(),
+        )
+
+    def _on_end(self, child: ChildProcess) -> None:
+        """Forget a process that ended while it had nothing to do."""
+        if child in self._idle:
+            self._idle.remove(child)
+            logger.warning("process %d of the pool ended without a task", child.pid)
+            self._see_off(child, child.end())
+
+    def _see_off(self, child: ChildProcess, end: Awaitable[None], *, spare: int = 0) -> None:
+        """Let a process go in the background.
+
+        With `spare` it is replaced at once, which is right for a loss that a call had a part in: such losses
+        are as many as calls, while a process that ends by itself might do so for ever.
+        """
+        _ = self._end_of(child, end, spare=spare)
+
+    def _end_of(self, child: ChildProcess, end: Awaitable[None], *, spare: int) -> asyncio.Task[None]:
+        """Return the task that waits until a process is gone, and then frees its place."""
+
+        async def see_off() -> None:
+            try:
+                await end
+            finally:
+                self._children.discard(child)
+                self._changed.set()
+                self._grow(spare)
+
+        ending = asyncio.get_running_loop().create_task(see_off(), name=f"process {child.pid} ends")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        return ending
+
+    async def _tick(self, every_s: float) -> None:
+        while True:
+            for child in self._children:
+                child.tick()
+            await asyncio.sleep(every_s)
+
+    # The end.
+
+    async def __aenter__(self) -> Self:
+        """Nothing is started yet."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    def refuse(self) -> None:
+        """Take no more calls, and let nobody wait any longer; what runs goes on."""
+        self._refusing = True
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(PoolClosedError("the process pool was closed while the call waited"))
+        self._waiting.clear()
+
+    async def close(self, *, limit_s: float = 5.0) -> None:
+        """Take no more calls, let the processes come to their end in good order, and kill what is left after the limit.
+
+        A call that is killed returns `Died`. When this is cancelled, all are killed at once.
+        """
+        self._closed = True
+        self.refuse()
+        for starting in self._starting:
+            starting.cancel()
+        while self._idle:
+            self._give(self._idle.pop())
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._all_gone()
+        finally:
+            for child in self._children:
+                child.kill("the process running the task was killed because the worker's pool was closed")
+            if self._ticking is not None:
+                self._ticking.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_LIMIT_S):
+                await self._all_gone()
+
+    async def _all_gone(self) -> None:
+        while self._children or self._starting:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _is_out_of_memory(result: Result) -> bool:
+    return isinstance(result, Raised) and result.error.type == MemoryError.__name__

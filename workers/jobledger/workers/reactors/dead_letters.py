@@ -1,0 +1,78 @@
+"""The dead-letter reactor: hears from ADVISORIES which dispatches the server gave up, and sees to their jobs.
+
+An advisory says nothing of the job: the chain does. It is fire-and-forget, so the reconciler looks for what it misses.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import Queued
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.nats.streams import advisories_specification, ensure_streams
+from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Source
+from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
+
+logger = logging.getLogger("jobledger.workers.reactors.dead_letters")
+
+CONSUMER: Final = "dead_letters"
+_LOOK_AGAIN_S_MAX: Final = 300.0
+_LAG_S: Final = 0.25
+_LAGGING_DELIVERIES_MAX: Final = 4
+
+
+class Advisory(msgspec.Struct, frozen=True):
+    """What the server says of a message that a consumer gave up; other fields are left out."""
+
+    consumer: str
+    stream_seq: int
+    deliveries: int = 0
+
+
+_decode = msgspec.json.Decoder(Advisory).decode
+
+
+class DeadLetterReactor(ConsumerReactor):
+    """Dispatches anew, or makes dead letters of, jobs whose dispatch was given up by its consumer."""
+
+    def __init__(self, ledger: Ledger, *, on_dead_letter: OnDeadLetter | None = None) -> None:
+        super().__init__(ledger, "dead_letters")
+        self._strays = StrandedJobs(ledger, on_dead_letter)
+        self._lease_s = 0.0
+
+    async def find(self) -> Source:
+        """Make ADVISORIES where it is missing; what was said meanwhile the reconciler finds."""
+        names, config = self.ledger.names, self.ledger.config
+        spec = advisories_specification(names, config.ledger_bytes_max, config.replicas)
+        await ensure_streams(self.ledger.inbox, [spec])
+        if not self._lease_s:
+            self._lease_s = await self.ledger.leases.duration_s()
+        return Source(stream=names.advisories_stream, consumer=CONSUMER, filters=())
+
+    async def react(self, delivery: Delivery) -> Later | None:
+        """See to the job of one advisory."""
+        try:
+            advisory = _decode(delivery.data)
+        except msgspec.MsgspecError:
+            logger.warning("advisory %d is not of a form that this version knows", delivery.stream_sequence)
+            return None
+        stored = await self.ledger.log.get(advisory.stream_seq)
+        if stored is None and delivery.delivered <= _LAGGING_DELIVERIES_MAX:
+            return Later(_LAG_S)  # a replica that lags behind, if it is held at all
+        if not isinstance(stored, StoredEvent) or not isinstance(stored.event, Queued):
+            return None  # another aggregate's consumer, or a part of the ledger that is not held any more
+        event = stored.event
+        if advisory.consumer != self.ledger.names.consumer(event.queue, event.priority):
+            return None  # somebody else's: workers do not get their work from it
+        ref = JobRef(queue=event.queue, job_id=event.job)
+        settled = await self._strays.settle(ref, advisory.stream_seq, deliveries=advisory.deliveries)
+        if settled.verdict != "wait":
+            return None
+        # It runs. Should its worker die, nobody is offered the job: look again when the lease could be over.
+        return Later(min(self._lease_s * delivery.delivered, _LOOK_AGAIN_S_MAX))

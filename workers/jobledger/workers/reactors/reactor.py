@@ -1,0 +1,283 @@
+"""Reactors: what reads the ledger, or what the server tells of it, and appends to it; every worker hosts them.
+
+Several processes run the same reactor and share its durable consumer; none is special, none is elected. Whatever
+two of them do at once the ledger accepts once, since every append is conditional.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import logging
+from typing import Final, Protocol
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import (
+    CorruptLedgerError,
+    JetStreamDisabledError,
+    LedgerError,
+    LedgerFullError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.streams import ensure_consumer, reactor_consumer
+
+logger = logging.getLogger("jobledger.workers.reactors.reactor")
+
+IN_FLIGHT_MAX: Final = 256
+_ACK_WAIT_S: Final = 10.0
+_EXPIRES_S: Final = 30.0
+_HEARTBEAT_S: Final = 2.0
+_SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
+_LOOK_EVERY_S: Final = 10.0
+_RETRY_S: Final = 0.25
+_RETRY_S_MAX: Final = 30.0
+_FULL_DELAY_S: Final = 10.0
+_UNREADABLE_DELAY_S: Final = 30.0
+_RESTART_S_FIRST: Final = 1.0
+_RESTART_S_MAX: Final = 60.0
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class Reactor(Protocol):
+    """What a worker hosts."""
+
+    name: str
+
+    async def run(self) -> None:
+        """React until cancelled; outlives losses of connection, server, stream and consumer by itself."""
+        ...
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable consumer that a reactor takes its deliveries from, shared by all processes that run it."""
+
+    stream: str
+    consumer: str
+    filters: tuple[str, ...]  #: subjects; () is all of the stream
+
+
+class Later(msgspec.Struct, frozen=True):
+    """What `react` returns to have the same delivery again, here or in another process."""
+
+    delay_s: float
+
+
+class ConsumerReactor(abc.ABC):
+    """A reactor on one consumer: pulls what there is room for, keeps it alive, settles it after `react`.
+
+    A subclass says what it reads (`find`) and what it does about one delivery (`react`). At least once, in no
+    order, up to `in_flight_max` at a time in this process and more in others: `react` must bear a delivery that
+    was dealt with before. What it raises is logged and the delivery comes again: soon after a lost race or
+    connection, after 10 s from a full ledger, after 30 s when something cannot be read, growing to 30 s after
+    anything else. There is no limit to deliveries.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        name: str,
+        *,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        ack_wait_s: float = _ACK_WAIT_S,
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self._connection = ledger.connection
+        self._loop = ledger.connection.loop
+        self._in_flight_max = in_flight_max
+        self._ack_wait_s = ack_wait_s
+        self._tasks: dict[asyncio.Task[None], Delivery] = {}
+        self._wake = asyncio.Event()
+        self._lost = False
+
+    @abc.abstractmethod
+    async def find(self) -> Source:
+        """Make or check the stream that is read, and say what to pull from.
+
+        Called at the start, after every loss, and every 10 s: must be cheap. Another answer than before makes the
+        reactor move to the new consumer. The consumer itself is made by the caller.
+
+        Raises: UnreachableError, JetStreamDisabledError: tried again; anything else ends `run`.
+        """
+
+    @abc.abstractmethod
+    async def react(self, delivery: Delivery) -> Later | None:
+        """Deal with one delivery; None when it is done with, and what was to be appended is accepted."""
+
+    def keep(self, delivery: Delivery) -> Delivery | None:
+        """Return what `react` needs of a delivery, for it may have to wait; None acknowledges it at once.
+
+        Called by the connection's reader: must be quick. What it raises is dealt with as if `react` had.
+        """
+        return delivery
+
+    def look_again(self) -> None:
+        """Make the reactor call `find` now: something it reads from was replaced."""
+        self._lost = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """React until cancelled; what is on hand then is given back.
+
+        Raises: ConnectionLostError when the connection is closed for good, StreamMismatchError.
+        """
+        keeping = self._loop.create_task(self._keep_alive(), name=f"{self.name} keep-alive")
+        try:
+            while True:
+                try:
+                    await self._connection.wait_connected(_EXPIRES_S)
+                    await self._serve()
+                except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+                    if self._connection.is_closed:
+                        raise ConnectionLostError from error
+                await asyncio.sleep(_RETRY_S)  # one that is lost again and again must not be asked in a spin
+        finally:
+            keeping.cancel()
+            await self._give_back()
+
+    async def _serve(self) -> None:
+        """Pull from one consumer until it is lost, or not the right one any more."""
+        source = await self.find()
+        config = reactor_consumer(source.filters, ack_wait_s=self._ack_wait_s)
+        await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, config)
+        consumer = PullConsumer(
+            self._connection,
+            source.stream,
+            source.consumer,
+            on_delivery=self._on_delivery,
+            on_ended=self._on_ended,
+        )
+        self._lost = False
+        await consumer.open()
+        look_at = self._loop.time() + _LOOK_EVERY_S
+        try:
+            while not self._lost:
+                self._wake.clear()
+                self._ask(consumer)
+                await self._sleep()
+                now = self._loop.time()
+                if consumer.asked and now - consumer.heard_at > _SILENCE_MAX_S:
+                    logger.warning("reactor %s: its consumer is silent, looking for it", self.name)
+                    return
+                if now >= look_at:
+                    look_at = now + _LOOK_EVERY_S
+                    if await self.find() != source:
+                        return
+        finally:
+            await consumer.close()
+
+    def _ask(self, consumer: PullConsumer) -> None:
+        """Leave requests standing for what there is room for, in portions worth a message."""
+        room = self._in_flight_max - len(self._tasks) - consumer.asked
+        if room > 0 and (not consumer.asked or room >= self._in_flight_max // 4):
+            consumer.request(room, expires_s=_EXPIRES_S, heartbeat_s=_HEARTBEAT_S)
+
+    async def _sleep(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEARTBEAT_S):
+                await self._wake.wait()
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        problem: LedgerError | None = None
+        kept: Delivery | None = delivery
+        try:
+            kept = self.keep(delivery)
+        except LedgerError as error:
+            problem = error
+        if kept is None:
+            self._tell(delivery, b"+ACK")
+            self._wake.set()
+            return
+        task = self._loop.create_task(self._carry(kept, problem))
+        self._tasks[task] = kept
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self._wake.set()
+
+    def _on_ended(self, ended: Ended) -> None:
+        self._lost = self._lost or ended == "lost"
+        self._wake.set()
+
+    async def _carry(self, delivery: Delivery, problem: LedgerError | None) -> None:
+        """Settle one delivery by what `react` makes of it; never raises but for cancellation."""
+        try:
+            if problem is not None:
+                raise problem  # noqa: TRY301 - told and settled below like any other
+            verdict = await self.react(delivery)
+        except (UnreachableError, WrongSequenceError, ConnectionLostError) as error:
+            logger.info(
+                "reactor %s: stream sequence %d later: %s", self.name, delivery.stream_sequence, error
+            )
+            verdict = Later(_growing(delivery))
+        except LedgerFullError as error:
+            logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
+            verdict = Later(_FULL_DELAY_S)
+        except CorruptLedgerError as error:
+            logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
+            verdict = Later(_UNREADABLE_DELAY_S)
+        except Exception:  # whatever it is: held for ever it would never come again, here or elsewhere
+            logger.exception("reactor %s: stream sequence %d", self.name, delivery.stream_sequence)
+            verdict = Later(_growing(delivery))
+        if verdict is None:
+            self._tell(delivery, b"+ACK")
+        else:
+            self._tell(delivery, _nak(verdict.delay_s))
+
+    def _tell(self, delivery: Delivery, word: bytes) -> None:
+        with contextlib.suppress(ConnectionLostError):  # it comes again, and the ledger knows better
+            self._connection.send(delivery.reply, "", b"", word)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            for delivery in list(self._tasks.values()):
+                self._tell(delivery, b"+WPI")
+
+    async def _give_back(self) -> None:
+        """Stop what is under way and let others have it at once."""
+        under_way = dict(self._tasks)
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for task, delivery in under_way.items():
+            if task.cancelled():
+                self._tell(delivery, b"-NAK")
+
+
+def _growing(delivery: Delivery) -> float:
+    return min(_RETRY_S * 2.0 ** min(delivery.delivered - 1, 10), _RETRY_S_MAX)
+
+
+def _nak(delay_s: float) -> bytes:
+    return b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))})
+
+
+async def host(ledger: Ledger, reactor: Reactor) -> None:
+    """Run a reactor until cancelled, and again after a pause when it fails; it never takes its worker along.
+
+    Returns only when the connection is closed for good, which the worker hears of by itself.
+    """
+    loop = ledger.connection.loop
+    pause = _RESTART_S_FIRST
+    while True:
+        began_at = loop.time()
+        try:
+            await reactor.run()
+        except Exception as error:  # a reactor never takes its worker along
+            if ledger.connection.is_closed:
+                return
+            logger.exception("reactor %s failed: %s", reactor.name, error)  # noqa: TRY401 - the sentence first
+        else:
+            logger.error("reactor %s ended by itself", reactor.name)
+        if loop.time() - began_at > _RESTART_S_MAX:
+            pause = _RESTART_S_FIRST
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _RESTART_S_MAX)

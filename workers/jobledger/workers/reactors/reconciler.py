@@ -1,0 +1,324 @@
+"""The reconciler: finds jobs that nobody is offered any more, also where no advisory said so.
+
+Each lane (a queue at one priority) has a second durable consumer here, which walks the same dispatches once they are
+older than the grace and never beyond what the lane has handed out. It gets subjects, not inputs. A dispatch whose job
+has an end, or was dispatched anew, is done with; one that is still to be carried by somebody is looked at again; one
+that is surely not, or for far too long, is settled as the dead-letter reactor would.
+
+Dispatching a job anew that was not stranded is harmless, since its older dispatch is dropped; it is meant to be rare.
+Source: ADR 010.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    CorruptLedgerError,
+    JetStreamDisabledError,
+    LedgerError,
+    LedgerFullError,
+    MalformedEventError,
+    UnreachableError,
+)
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.streams import ensure_consumer, list_consumers, reactor_consumer
+from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
+
+logger = logging.getLogger("jobledger.workers.reactors.reconciler")
+
+BATCH: Final = 1_000
+_ENDINGS: Final = (".completed", ".cancelled")
+_CHAINS_AT_ONCE: Final = 16
+_ACK_WAIT_S: Final = 60.0
+_FETCH_S: Final = 5.0
+_SHORT_S: Final = 2.0  # a batch that is old enough so soon is waited for
+_LOOKS_A_GRACE: Final = 10
+_RETRY_S: Final = 1.0
+_CONNECT_S: Final = 30.0
+#: The server caps the consumers of a stream at 1,000: with so many, queues matter more than a second look at them.
+_CONSUMERS_MAX: Final = 600
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a consumer is, as the server says it."""
+
+    delivered: int  #: the highest stream sequence handed out
+    settled: int  #: the stream sequence up to which all is acked or given up
+    unsettled_count: int  #: handed out and not acked yet
+    waiting_count: int  #: never handed out
+
+    def surely_settled(self, stream_sequence: int) -> bool:
+        """Whether a message that was handed out is acked or given up; False where that cannot be told."""
+        return self.unsettled_count == 0 or self.settled >= stream_sequence
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue at one priority: the consumer that hands out its work, and the one that looks after it."""
+
+    worker: str  #: name of the consumer of work
+    filter_subject: str
+    work: Position
+    own: Position | None  #: None before it was made
+
+    @property
+    def name(self) -> str:
+        """The consumer that walks behind."""
+        return f"reconcile_{self.worker.removeprefix('work_')}"
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to look at: all that was handed out is done with."""
+        if self.own is None:
+            return self.work.delivered == 0
+        return self.own.unsettled_count == 0 and (
+            self.own.waiting_count == 0 or self.own.delivered >= self.work.delivered
+        )
+
+
+def is_given_up(work: Position, stream_sequence: int, age_s: float, suspect_s: float) -> bool:
+    """Whether nobody will be offered a dispatch that was handed out: the server says so, or it is far too old."""
+    return work.surely_settled(stream_sequence) or age_s >= suspect_s
+
+
+class Reconciler:
+    """Looks after the dispatches of every queue; every worker process runs one, and they share its consumers.
+
+    `grace_s`: how old a dispatch is before it is looked at, and how long until it is again. `suspect_s`: how old one
+    is, handed out and not settled as far as the server tells, before it counts as given up; above what the delays of
+    all deliveries together take.
+    """
+
+    name = "reconciler"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        grace_s: float = 600.0,
+        suspect_s: float = 7200.0,
+        on_dead_letter: OnDeadLetter | None = None,
+    ) -> None:
+        if not 0 < grace_s <= suspect_s:
+            raise ConfigurationError(
+                f"grace_s must be above 0 and at most suspect_s, got {grace_s:g} and {suspect_s:g}"
+            )
+        self._ledger = ledger
+        self._grace_s = grace_s
+        self._suspect_s = suspect_s
+        self._strays = StrandedJobs(ledger, on_dead_letter)
+        self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
+        self._warned = False
+
+    async def run(self) -> None:
+        """Look every tenth of the grace until cancelled; outlives losses of connection and server.
+
+        Raises: ConnectionLostError when the connection is closed for good.
+        """
+        connection = self._ledger.connection
+        pause_s = self._grace_s / _LOOKS_A_GRACE
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = self._grace_s / _LOOKS_A_GRACE
+            try:
+                await connection.wait_connected(_CONNECT_S)
+                for lane in await self.lanes():
+                    await self._look_after(lane)
+            except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+                if connection.is_closed:
+                    raise ConnectionLostError from error
+                pause_s = min(pause_s, _RETRY_S)
+            except LedgerError as error:
+                logger.warning("reconciler: %s", error)
+
+    async def _look_after(self, lane: Lane) -> None:
+        """Walk through one lane; what is wrong with it alone keeps nobody from the others."""
+        if lane.is_quiet:
+            return
+        try:
+            await self._walk(lane)
+        except (JetStreamDisabledError, UnreachableError):
+            raise
+        except LedgerError as error:
+            logger.warning("reconciler: %s: %s", lane.name, error)
+
+    async def lanes(self) -> list[Lane]:
+        """Return every lane with both its positions: one request for 256 consumers."""
+        listed = await list_consumers(self._ledger.inbox, self._ledger.names.ledger_stream)
+        found = {str(info["name"]): info for info in listed}
+        lanes = [_lane(info, found) for name, info in sorted(found.items()) if name.startswith("work_")]
+        return lanes if len(found) < _CONSUMERS_MAX else self._those_with_one(lanes)
+
+    def _those_with_one(self, lanes: list[Lane]) -> list[Lane]:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "the ledger has %d consumers or more: the reconciler makes none for further queues",
+                _CONSUMERS_MAX,
+            )
+        return [lane for lane in lanes if lane.own is not None]
+
+    async def _walk(self, lane: Lane) -> None:
+        """Look at what is old enough in one lane, batch by batch, until the rest is young or not handed out."""
+        ledger = self._ledger
+        config = {
+            **reactor_consumer((lane.filter_subject,), ack_wait_s=_ACK_WAIT_S),
+            "headers_only": True,
+        }
+        stream = ledger.names.ledger_stream
+        await ensure_consumer(ledger.inbox, stream, lane.name, config)
+        fetcher = _Fetcher(ledger, stream, lane.name)
+        async with fetcher:
+            while True:
+                batch = await fetcher.fetch()
+                if not await self.look_at(lane, batch) or len(batch) < BATCH:
+                    return
+
+    async def look_at(self, lane: Lane, batch: Sequence[Delivery]) -> bool:
+        """Settle the deliveries of one batch; return whether what follows in the lane may be old enough too."""
+        now_ns = int(self._ledger.clock.now().timestamp() * _NANOSECONDS)
+        ages = {each.stream_sequence: (now_ns - each.stored_ns) / _NANOSECONDS for each in batch}
+        beyond = [each for each in batch if each.stream_sequence > lane.work.delivered]
+        handed_out = [each for each in batch if each.stream_sequence <= lane.work.delivered]
+        young = [each for each in handed_out if ages[each.stream_sequence] < self._grace_s]
+        left_s = max((self._grace_s - ages[each.stream_sequence] for each in young), default=0.0)
+        if young and left_s <= min(_SHORT_S, self._grace_s / _LOOKS_A_GRACE):
+            await asyncio.sleep(left_s)
+            young = []
+        for each in young:
+            self._again(each, self._grace_s - ages[each.stream_sequence])
+        for each in beyond:
+            self._again(each, self._grace_s / _LOOKS_A_GRACE)
+        chosen = {each.stream_sequence for each in young}
+        await self._settle(lane, [each for each in handed_out if each.stream_sequence not in chosen], ages)
+        return not (young or beyond)
+
+    async def _settle(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
+        rest = old
+        for ending in _ENDINGS:  # most are completed, and asking costs more than anything else here
+            rest = await self._ack_ended(rest, ending)
+        await asyncio.gather(
+            *(self._settle_one(lane.work, each, ages[each.stream_sequence]) for each in rest)
+        )
+
+    async def _ack_ended(self, deliveries: Sequence[Delivery], ending: str) -> list[Delivery]:
+        """Ack the dispatches of jobs that have a final event of this type; return the others."""
+        if not deliveries:
+            return []
+        subjects = [each.subject.decode().rpartition(".queued.")[0] + ending for each in deliveries]
+        ended = await self._ledger.log.present(list(set(subjects)))
+        rest: list[Delivery] = []
+        for each, subject in zip(deliveries, subjects, strict=True):
+            if subject in ended:
+                self._ack(each)
+            else:
+                rest.append(each)
+        return rest
+
+    async def _settle_one(self, work: Position, delivery: Delivery, age_s: float) -> None:
+        sequence = delivery.stream_sequence
+        try:
+            parsed = self._ledger.names.parse(delivery.subject.decode())
+        except MalformedEventError as error:
+            logger.warning("reconciler: %s", error)
+            self._ack(delivery)
+            return
+        ref = JobRef(queue=parsed.queue, job_id=parsed.job_id)
+        certain = is_given_up(work, sequence, age_s, self._suspect_s)
+        try:
+            async with self._turns:
+                settled = await self._strays.settle(ref, sequence, certain=certain)
+        except (LedgerFullError, CorruptLedgerError) as error:
+            logger.error("reconciler: job %s: %s", ref.job_id, error)  # noqa: TRY400 - a sentence
+            self._again(delivery, self._grace_s)
+            return
+        if settled.verdict is None or (certain and settled.verdict != "wait"):
+            self._ack(delivery)
+        else:
+            self._again(delivery, self._grace_s)
+
+    def _ack(self, delivery: Delivery) -> None:
+        self._tell(delivery, b"+ACK")
+
+    def _again(self, delivery: Delivery, delay_s: float) -> None:
+        self._tell(delivery, b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))}))
+
+    def _tell(self, delivery: Delivery, word: bytes) -> None:
+        with contextlib.suppress(ConnectionLostError):  # it comes again, and the ledger knows better
+            self._ledger.connection.send(delivery.reply, "", b"", word)
+
+
+class _Fetcher:
+    """Takes one batch after the other from a consumer: what there is, without waiting for more."""
+
+    def __init__(self, ledger: Ledger, stream: str, consumer: str) -> None:
+        self._got: list[Delivery] = []
+        self._ended: Ended | None = None
+        self._moved = asyncio.Event()
+        self._consumer = PullConsumer(
+            ledger.connection, stream, consumer, on_delivery=self._on_delivery, on_ended=self._on_ended
+        )
+
+    async def __aenter__(self) -> None:
+        await self._consumer.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._consumer.close()
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        self._got.append(delivery)
+        self._moved.set()
+
+    def _on_ended(self, ended: Ended) -> None:
+        self._ended = ended
+        self._moved.set()
+
+    async def fetch(self) -> list[Delivery]:
+        """Return up to `BATCH` deliveries; fewer when there are no more.
+
+        Raises: ConnectionLostError.
+        """
+        self._got, self._ended = [], None
+        self._consumer.request(BATCH)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FETCH_S):
+                while self._consumer.asked and self._ended is None:
+                    self._moved.clear()
+                    await self._moved.wait()
+        self._check()
+        return self._got
+
+    def _check(self) -> None:
+        if self._ended == "lost":
+            raise ConnectionLostError
+
+
+def _lane(info: dict[str, Any], all_of_them: dict[str, dict[str, Any]]) -> Lane:
+    lane = Lane(
+        worker=info["name"],
+        filter_subject=info["config"].get("filter_subject", ""),
+        work=_position(info),
+        own=None,
+    )
+    own = all_of_them.get(lane.name)
+    return lane if own is None else msgspec.structs.replace(lane, own=_position(own))
+
+
+def _position(info: dict[str, Any]) -> Position:
+    return Position(
+        delivered=int(info["delivered"]["stream_seq"]),
+        settled=int(info["ack_floor"]["stream_seq"]),
+        unsettled_count=int(info["num_ack_pending"]),
+        waiting_count=int(info["num_pending"]),
+    )

@@ -1,0 +1,138 @@
+"""What becomes of a job whose dispatch is not handed out any more: `judge` decides, `StrandedJobs` makes it so.
+
+A consumer hands a dispatch out `DELIVERIES_MAX` times and then drops it. Most often its job has an end by then; where
+it has not, the job would wait for ever. The advisory reactor and the reconciler find such jobs and ask here.
+Source: ADR 010.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import JobView, commit, load
+from jobledger.ledger.model.commands import DeadLetter, Dispatch, Rescue
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.subjects import JobRef
+
+logger = logging.getLogger("jobledger.workers.reactors.stranded")
+
+#: Dispatches in a row that nobody started, after which another one would be as useless.
+DISPATCHES_MAX: Final = 3
+_TRIES_MAX: Final = 8
+
+OnDeadLetter = Callable[[Job], None]
+
+#: A command that mends it, `wait` while somebody may still be at it, None where nothing is to be done.
+Verdict = DeadLetter | Dispatch | Rescue | Literal["wait"] | None
+
+
+def judge(job: Job | None, dispatch_sequence: int, *, holder_lives: bool, deliveries: int = 0) -> Verdict:
+    """Return what is to be done about a job whose dispatch at `dispatch_sequence` is not handed out any more.
+
+    `holder_lives`: the lease of the worker that runs it is not over; without meaning for a job that does not run.
+    `deliveries`: how often the dispatch was handed out, 0 when that is not known. Pure.
+    """
+    if job is None or job.dispatch_sequence < dispatch_sequence:
+        return "wait"  # a view that lacks the dispatch comes from a replica that lags behind
+    if job.dispatch_sequence > dispatch_sequence:
+        return None  # dispatched anew: the newer message is the work item
+    if job.state is JobState.QUEUED:
+        if job.dispatches >= DISPATCHES_MAX or not job.attempts_left:
+            return DeadLetter(reason="max_deliver", error=_never_started(job, deliveries))
+        return Dispatch(cause="redispatched", asked_by=job.wait_sequence)
+    if job.state is not JobState.RUNNING:
+        return None  # it has an end, or waits for something else
+    if holder_lives:
+        return "wait"
+    if job.attempts_left or job.cancel_requested:
+        return Rescue(lost_epoch=job.claim_epoch)
+    return DeadLetter(reason="max_deliver", epoch=job.claim_epoch, error=_lost(job, deliveries))
+
+
+def _never_started(job: Job, deliveries: int) -> ErrorInfo:
+    dispatches = f"{job.dispatches} dispatches" if job.dispatches > 1 else "its dispatch"
+    message = (
+        f"{dispatches} came to no verdict{_last(deliveries)}: no worker of queue {job.queue} started it. "
+        "Look at their logs, then requeue it"
+    )
+    return ErrorInfo(kind="undeliverable", type="undeliverable", message=message)
+
+
+def _lost(job: Job, deliveries: int) -> ErrorInfo:
+    lost = job.attempts[-1]
+    message = (
+        f"worker {lost.worker} died while running attempt {lost.number}, the last one, and nobody took the job over"
+        f"{_last(deliveries)}"
+    )
+    return ErrorInfo(kind="undeliverable", type="undeliverable", message=message)
+
+
+def _last(deliveries: int) -> str:
+    return f" (the last one was delivered {deliveries} times)" if deliveries else ""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What was found and done about one stray."""
+
+    verdict: Verdict
+    job: Job | None  #: after it
+
+
+class StrandedJobs:
+    """Judges jobs on their chains and appends what follows; one per reactor.
+
+    `on_dead_letter` is called with each job that was made a dead letter here, once it is one.
+    """
+
+    def __init__(self, ledger: Ledger, on_dead_letter: OnDeadLetter | None = None) -> None:
+        self._ledger = ledger
+        self._on_dead_letter = on_dead_letter
+
+    async def settle(
+        self, ref: JobRef, dispatch_sequence: int, *, deliveries: int = 0, certain: bool = True
+    ) -> Settled:
+        """Do what `judge` says; when it is not `certain` that the dispatch is given up, only say it.
+
+        Raises: WrongSequenceError after too many lost races, UnreachableError, LedgerFullError, CorruptLedgerError.
+        """
+        log = self._ledger.log
+        chain = await load(log, ref)
+        for _ in range(_TRIES_MAX):
+            verdict = await self._judge(chain.job, dispatch_sequence, deliveries)
+            if verdict is None or verdict == "wait" or not certain:
+                return Settled(verdict, chain.job)
+            assert chain.job is not None, "a verdict is about a job"
+            try:
+                after = await commit(log, chain, decide(chain.job, verdict, self._ledger.stamp()))
+            except WrongSequenceError:
+                chain = await load(log, ref)
+                continue
+            return Settled(verdict, self._tell(ref, after))
+        raise WrongSequenceError(log.names.chain(ref), chain.last_sequence)
+
+    async def _judge(self, job: Job | None, dispatch_sequence: int, deliveries: int) -> Verdict:
+        attempt = job.running_attempt if job is not None else None
+        # Asked before the verdict and after the chain was read: a lease that is over stays so.
+        lives = attempt is not None and await self._ledger.leases.find(attempt.worker) is not None
+        return judge(job, dispatch_sequence, holder_lives=lives, deliveries=deliveries)
+
+    def _tell(self, ref: JobRef, after: JobView) -> Job:
+        job = after.job
+        assert job is not None, "an append leaves a job"
+        if job.state is JobState.QUEUED:
+            logger.warning("job %s of %s was stranded: dispatched anew", ref.job_id, ref.queue)
+            return job
+        logger.error("job %s of %s was stranded: it is %s", ref.job_id, ref.queue, job.state.value)
+        if job.notify:
+            self._ledger.hints.tell(job.notify, ref)
+        if job.state is JobState.DEAD_LETTERED and self._on_dead_letter is not None:
+            self._on_dead_letter(job)
+        return job

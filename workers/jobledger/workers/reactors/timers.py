@@ -1,0 +1,260 @@
+"""The timers: what makes a waiting job queued when its moment has come.
+
+Two reactors. One reads the ledger's waits and sets a timer for each in the TIMERS stream; the other hears those
+that fire and dispatches their jobs, on condition that the job still waits the same wait. So a job cancelled or
+moved on meanwhile stays as it is, and hearing a timer twice is harmless. Source: ADR 009.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import commit
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.codec import decode
+from jobledger.ledger.model.commands import Dispatch
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
+    MalformedEventError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.nats.streams import api
+from jobledger.ledger.timers import DUE_CONSUMER, KnownWaits, Timer, Timers, read_timer, timer_of
+from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor, Source
+
+logger = logging.getLogger("jobledger.workers.reactors.timers")
+
+#: Deliveries on hand: most of them only wait for the last half second, in memory.
+_HELD_MAX: Final = 4_096
+_DISPATCHES_MAX: Final = 256
+#: What is due within this time is not worth a timer: whoever has the delivery waits.
+_NEAR_S: Final = 1.0
+#: How far the server's clock may be behind ours for us to wait for it.
+_SKEW_S_MAX: Final = 5.0
+_CLOCK_KEPT_S: Final = 60.0
+_SLEEP_S_MAX: Final = 0.5
+_WARN_EVERY_S: Final = 60.0
+_LAG_S: Final = 0.25
+_LAG_S_MAX: Final = 30.0
+_MESSAGE_NOT_FOUND: Final = 10037
+_LAGGING_DELIVERIES_MAX: Final = 8
+_TRIES_MAX: Final = 8
+
+
+class TwoClocks:
+    """How long until a moment by our clock and by the server's, whichever says so later.
+
+    What the server's clock shows is known from its stamps on what it delivers: it is never behind the newest. So a
+    job is early by neither clock while they differ by less than five seconds, and late by as much as they differ.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_s = -_SKEW_S_MAX  # the server's clock against ours, at least
+        self._kept_until = 0.0
+
+    def heard(self, delivery: Delivery) -> None:
+        """Take note of the server's stamp on something that has just arrived."""
+        if delivery.delivered > 1:
+            return  # stamped long ago
+        ahead_s = (delivery.stored_at - self._clock.now()).total_seconds()
+        monotonic = self._clock.monotonic()
+        if ahead_s >= self._ahead_s or monotonic > self._kept_until:
+            self._ahead_s = ahead_s
+            self._kept_until = monotonic + _CLOCK_KEPT_S
+
+    def wait_s(self, moment: datetime) -> float:
+        """Return the seconds until `moment` has come by both clocks; 0 or less when it has."""
+        behind_s = min(max(0.0, -self._ahead_s), _SKEW_S_MAX)
+        return (moment - self._clock.now()).total_seconds() + behind_s
+
+    async def reach(self, moment: datetime) -> None:
+        """Return when `moment` has come; a clock that is set meanwhile is followed."""
+        left_s = self.wait_s(moment)
+        while left_s > 0:
+            await asyncio.sleep(min(left_s, _SLEEP_S_MAX))
+            left_s = self.wait_s(moment)
+
+
+class Dispatcher:
+    """Makes a job queued whose wait is over; one per process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._turns = asyncio.Semaphore(_DISPATCHES_MAX)
+        self._known = KnownWaits(ledger.log)
+
+    async def dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
+        """Append `queued` unless the job has gone on; None when that is settled.
+
+        Raises: what `Log` raises, WrongSequenceError after too many lost races.
+        """
+        async with self._turns:
+            return await self._dispatch(timer, delivery)
+
+    async def _dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
+        log = self._ledger.log
+        command = Dispatch(cause=timer.cause, asked_by=timer.asked_by)
+        for _ in range(_TRIES_MAX):
+            chain = await self._known.chain(timer)
+            if chain is None:
+                return None
+            if (
+                chain.last_sequence < timer.asked_by
+            ):  # a replica that lags behind, if it is this ledger at all
+                return await self._lagging(timer, delivery)
+            try:
+                events = decide(chain.job, command, self._ledger.stamp())
+            except (NotFoundError, RefusedError):
+                return None  # cancelled, run by a person, or dispatched by another process
+            try:
+                await commit(log, chain, events)
+            except WrongSequenceError:
+                continue
+            return None
+        raise WrongSequenceError(log.names.chain(timer.ref), timer.asked_by)
+
+    async def _lagging(self, timer: Timer, delivery: Delivery) -> Later | None:
+        """Wait for the view that has the wait in it, unless the stream's leader has not got it either."""
+        delay_s = min(_LAG_S * delivery.delivered, _LAG_S_MAX)
+        if delivery.delivered <= _LAGGING_DELIVERIES_MAX:
+            return Later(delay_s)
+        call = f"STREAM.MSG.GET.{self._ledger.names.ledger_stream}"
+        found = await api(self._ledger.inbox, call, {"seq": timer.asked_by})
+        subject = found.get("message", {}).get("subject", "")
+        missing = found.get("error", {}).get("err_code") == _MESSAGE_NOT_FOUND
+        if missing or (subject and not subject.startswith(self._ledger.names.chain(timer.ref)[:-1])):
+            logger.error("timer of job %s dropped: the ledger has no such wait", timer.job_id)
+            return None
+        return Later(delay_s)
+
+
+class TimerSetter(ConsumerReactor):
+    """Sets a timer for each wait that the ledger tells of; what is due soon or past it dispatches itself."""
+
+    def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, dispatcher: Dispatcher) -> None:
+        super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX)
+        self._timers = timers
+        self._clocks = clocks
+        self._dispatcher = dispatcher
+        self._turns = asyncio.Semaphore(_DISPATCHES_MAX)
+        self.timers_id = ""  #: of the stream that timers are set in
+
+    async def find(self) -> Source:
+        """Look for the timers' stream; a new one is filled from the ledger's beginning, by a new consumer."""
+        names = self.ledger.names
+        timers_id = await self._timers.ensure()
+        if timers_id != self.timers_id:
+            if self.timers_id:
+                logger.warning("the timers' stream was made anew: setting all timers again")
+            await self._timers.remove_older_consumers(timers_id)
+            # Only now: what could not be removed is to be removed at the next look.
+            self.timers_id = timers_id
+        return Source(
+            stream=names.ledger_stream, consumer=names.timers_consumer(timers_id), filters=names.timed_waits
+        )
+
+    def keep(self, delivery: Delivery) -> Delivery | None:
+        """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
+        sequence = delivery.stream_sequence
+        timer = timer_of(decode(delivery.data, stream_sequence=sequence), sequence)
+        if timer is None:
+            return None
+        self._clocks.heard(delivery)
+        return msgspec.structs.replace(delivery, data=msgspec.json.encode(timer))
+
+    async def react(self, delivery: Delivery) -> Later | None:
+        """Set the timer of one wait."""
+        timer = read_timer(delivery.data)
+        if self._clocks.wait_s(timer.due_at) > _NEAR_S:
+            await self._set(timer)
+            return None
+        await self._clocks.reach(timer.due_at)
+        return await self._dispatcher.dispatch(timer, delivery)
+
+    async def _set(self, timer: Timer) -> None:
+        try:
+            async with self._turns:
+                await self._timers.set(timer, self.ledger.clock.now())
+        except UnreachableError:
+            self.look_again()  # it may be gone
+            raise
+
+
+class DueTimers(ConsumerReactor):
+    """Hears the timers that fire, waits for the rest of their time, and dispatches their jobs."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        timers: Timers,
+        clocks: TwoClocks,
+        dispatcher: Dispatcher,
+        *,
+        setter: TimerSetter,
+    ) -> None:
+        super().__init__(ledger, "due-timers", in_flight_max=_HELD_MAX)
+        self._timers = timers
+        self._clocks = clocks
+        self._dispatcher = dispatcher
+        self._setter = setter
+        self._warn_at = 0.0
+
+    async def find(self) -> Source:
+        """Look for the timers' stream, and tell the one who sets timers when it is another one."""
+        timers_id = await self._timers.ensure()
+        if self._setter.timers_id not in ("", timers_id):
+            self._setter.look_again()
+        names = self.ledger.names
+        return Source(stream=names.timers_stream, consumer=DUE_CONSUMER, filters=(names.timers_due,))
+
+    async def react(self, delivery: Delivery) -> Later | None:
+        """Dispatch the job of one fired timer, once its moment has come by both clocks."""
+        try:
+            timer = read_timer(delivery.data)
+        except MalformedEventError as error:
+            logger.error("%s: dropped", error)  # noqa: TRY400 - a sentence
+            return None
+        self._clocks.heard(delivery)
+        left_s = self._clocks.wait_s(timer.due_at)
+        if left_s > _NEAR_S:
+            return await self._too_early(timer, delivery, left_s)
+        await self._clocks.reach(timer.due_at)
+        return await self._dispatcher.dispatch(timer, delivery)
+
+    async def _too_early(self, timer: Timer, delivery: Delivery, left_s: float) -> Later | None:
+        """Set it again when the server too says that it is early; else a clock is wrong, perhaps only ours."""
+        if (timer.due_at - delivery.stored_at).total_seconds() > _NEAR_S:
+            await self._timers.set(timer, self.ledger.clock.now())
+            return None
+        monotonic = self.ledger.clock.monotonic()
+        if monotonic >= self._warn_at:
+            self._warn_at = monotonic + _WARN_EVERY_S
+            self._warn(timer, left_s)
+        return Later(min(left_s, _SKEW_S_MAX))
+
+    def _warn(self, timer: Timer, left_s: float) -> None:
+        logger.warning(
+            "the timer of job %s fired %.1f s early by this machine's clock: are the clocks in step?",
+            timer.job_id,
+            left_s,
+        )
+
+
+def timer_reactors(ledger: Ledger) -> list[Reactor]:
+    """Return both reactors of one process."""
+    timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
+    clocks = TwoClocks(ledger.clock)
+    dispatcher = Dispatcher(ledger)
+    setter = TimerSetter(ledger, timers, clocks, dispatcher)
+    return [setter, DueTimers(ledger, timers, clocks, dispatcher, setter=setter)]

@@ -1,0 +1,378 @@
+"""One process that keeps several worker processes alive: starts, restarts, stops them, and ends a dead one's lease.
+
+It runs no job itself. A lease is ended only after its process was reaped and its process group is gone, so that
+nothing of it can still run a job when another takes it over. Source: ADR 006.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+
+from jobledger.ledger.model.errors import ConfigurationError, LedgerError
+from jobledger.ledger.model.identity import new_identity
+from jobledger.workers.supervision.supervised import BEAT_S, IDENTITY, NOW, READY, STOP, Lines
+
+logger = logging.getLogger("jobledger.workers.supervision.supervisor")
+
+#: What a child ends with when it was told something that cannot work: another start would end the same.
+CONFIGURATION_CODE: Final = 2
+PROCESSES_MAX: Final = 256
+_POLL_S: Final = 0.05
+_IDENTITIES_MAX: Final = 4  #: of one child, the newest; older leases are over by themselves
+_GROUP_GONE_S: Final = 5.0
+#: For processes that lead groups of their own and are killed by the kernel when their worker dies, as a pool's are.
+_LAST_BREATH_S: Final = 0.5
+_LEASE_END_S: Final = 60.0
+_LEASE_RETRY_S: Final = 0.5
+_LAST_LEASES_S: Final = 5.0
+_SILENCE_S_MIN: Final = 2 * BEAT_S
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes, and how patient with them."""
+
+    processes: int = 1
+    grace_s: float = 30.0  #: what the children were told
+    farewell_s: float = 20.0  #: on top, to give jobs back and leave, which takes a `Worker` 14 s at most
+    restart_s_first: float = 0.1  #: pause before a dead child's successor; doubled for each further death
+    restart_s_max: float = 30.0
+    healthy_s: float = 10.0  #: a child that lived so long begins the pauses anew
+    silence_s: float | None = None  #: a child whose event loop stood still for so long is killed; None: never
+    reload: bool = False  #: a child that cannot start waits for `restart` instead of ending everything
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises: ConfigurationError.
+        """
+        if type(self.processes) is not int or not 1 <= self.processes <= PROCESSES_MAX:
+            message = f"processes must be a whole number from 1 to {PROCESSES_MAX}, got {self.processes!r}"
+            raise ConfigurationError(message)
+        if not 0 < self.restart_s_first <= self.restart_s_max:
+            message = (
+                f"restart_s_first must be above 0 and at most restart_s_max, got {self.restart_s_first!r}"
+            )
+            raise ConfigurationError(message)
+        if self.silence_s is not None and self.silence_s < _SILENCE_S_MIN:
+            message = f"silence_s must be at least {_SILENCE_S_MIN:g}, got {self.silence_s!r}"
+            raise ConfigurationError(message)
+
+    def pause_s(self, deaths: int) -> float:
+        """Return how long to wait after so many deaths in a row, from 1 on."""
+        return min(self.restart_s_max, self.restart_s_first * 2.0 ** min(deaths - 1, 30))
+
+
+class LeaseStore(Protocol):
+    """What is needed of a lease store, as `JetStreamLeases` has it."""
+
+    async def end(self, worker: str) -> bool:
+        """Mark a worker as gone; return whether that was needed."""
+        ...
+
+
+class Child:
+    """One process under supervision, leader of a process group of its own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], supervisor: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - the caller's own program
+                    [*command, "--supervised", f"{supervisor}:{theirs.fileno()}"],
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C reaches the supervisor alone, and the group can be ended as one
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._lines = Lines(ours)
+        self.started_at = anyio.current_time()
+        self.kill_at = math.inf
+        self.identities: deque[str] = deque(maxlen=_IDENTITIES_MAX)
+        self.heard_at = self.started_at
+        self.is_ready = False
+        self.is_replaced = False  #: it was asked to make room for a successor
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the number of its group."""
+        return self._process.pid
+
+    def hear(self) -> None:
+        """Take in what the child has told."""
+        for line in self._lines.read():
+            self.heard_at = anyio.current_time()
+            word, _, name = line.partition(" ")
+            if word == IDENTITY and name not in self.identities:
+                self.identities.append(name)
+            elif word == READY:
+                self.is_ready = True
+
+    def ask(self, word: str, limit_s: float) -> None:
+        """Tell the child to stop; after `limit_s` it may be killed, and no later than an earlier word allowed."""
+        self._lines.send(word)
+        self.kill_at = min(self.kill_at, anyio.current_time() + limit_s)
+
+    def kill(self) -> None:
+        """End it and all that it started, whatever they do. Only before `bury`: later the number may be another's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.kill_at = math.inf
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone; it is not reaped yet, so its number is nobody else's."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self._process.poll() is not None
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            return os.waitid(os.P_PID, self.pid, options) is not None
+        except ChildProcessError:  # somebody in this process reaps whatever there is
+            return True
+
+    def bury(self) -> int:
+        """Kill what is left of its group, reap it, and return its exit code, negative for a signal."""
+        self.kill()
+        code = self._process.wait()
+        self._lines.socket.close()
+        return code
+
+    async def group_gone(self) -> bool:
+        """Return once nothing of the buried child's group is left, False if that takes too long."""
+        with anyio.move_on_after(_GROUP_GONE_S):
+            while True:
+                if not _lives(self.pid):
+                    return True
+                await anyio.sleep(_POLL_S)
+        return False
+
+
+def _lives(group: int) -> bool:
+    # As the first process of a container we are the parent of every orphan, and have to reap it.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-group, os.WNOHANG)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # there is one, of another user
+        return True
+    return True
+
+
+class Supervisor:
+    """Keeps so many worker processes of one command until it is stopped.
+
+    `command` gets two more words, `--supervised NAME:DESCRIPTOR`, for `Parent`. Its exit code 0 or any other end is
+    followed by a successor, after a pause that grows; `CONFIGURATION_CODE` before it was ready ends everything.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseStore,
+        command: Sequence[str],
+        config: SupervisorConfig,
+        *,
+        environment: Mapping[str, str],
+        of_place: Callable[[int], Mapping[str, str]] | None = None,
+    ) -> None:
+        """`of_place` gives what the environment has for the child at a place, from 0 on, and for its successors."""
+        self._of_place = of_place
+        self._leases = leases
+        self._command = tuple(command)
+        self._config = config
+        self._environment = dict(environment)
+        self.identity = new_identity()
+        self._children: set[Child] = set()
+        self._stopping = anyio.Event()
+        self._begun = anyio.Event()  # a child was ready, or there will be none
+        self._changed = anyio.Event()
+        self._code = 0
+        self._endings: anyio.abc.TaskGroup | None = None
+
+    def stop(self) -> None:
+        """Ask the children to stop in good order; asked again, at once. Safe in a signal handler of the loop."""
+        again = self._stopping.is_set()
+        word, limit_s = (NOW, self._config.farewell_s) if again else (STOP, self._patience_s)
+        self._stopping.set()
+        self._begun.set()
+        for child in self._children:
+            child.ask(word, limit_s)
+
+    def restart(self) -> None:
+        """Replace every child by a new one, each as soon as it has stopped in good order."""
+        self._changed.set()
+        self._changed = anyio.Event()
+        for child in self._children:
+            child.is_replaced = True
+            child.ask(STOP, self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return self._config.grace_s + self._config.farewell_s
+
+    async def run(self) -> int:
+        """Keep the children until stopped; return the exit code that tells how it went.
+
+        0: all ended in good order. 1: one had to be killed, or failed while it stopped. Else that of the child which
+        could not start. Cancelled, it still stops its children in good order first.
+        """
+        async with anyio.create_task_group() as self._endings:
+            async with anyio.create_task_group() as slots:
+                # One first: what is wrong with it would be wrong with all, and should be said once.
+                slots.start_soon(self._keep, 0)
+                await self._begun.wait()
+                for place in range(1, self._config.processes):
+                    slots.start_soon(self._keep, place)
+            self._endings.cancel_scope.deadline = anyio.current_time() + _LAST_LEASES_S
+        return self._code
+
+    async def _keep(self, place: int) -> None:
+        """Keep one child: start it, and after its end the next."""
+        deaths = 0
+        environment = self._environment | dict(self._of_place(place) if self._of_place is not None else {})
+        while not self._stopping.is_set():
+            try:
+                child = Child(self._command, environment, self.identity)
+            except OSError as error:
+                logger.error("no process could be started: %s", error)  # noqa: TRY400 - a sentence
+                deaths += 1
+                await self._pause(deaths)
+                continue
+            code = await self._until_buried(child)
+            if self._stopping.is_set():
+                self._note_end(child, code)
+            elif child.is_replaced:
+                deaths = 0
+            elif self._cannot_start(child, code):
+                await self._give_up(code)
+            else:
+                lived_s = anyio.current_time() - child.started_at
+                deaths = 1 if lived_s >= self._config.healthy_s else deaths + 1
+                logger.warning(
+                    "worker process %d %s: another starts in %.1f s",
+                    child.pid,
+                    how_ended(code),
+                    self._config.pause_s(deaths),
+                )
+                await self._pause(deaths)
+
+    async def _until_buried(self, child: Child) -> int:
+        self._children.add(child)
+        try:
+            try:
+                await self._until_ended(child)
+            finally:
+                if not child.has_ended():  # we are cancelled: that ends children no less gently
+                    child.ask(STOP, self._patience_s)
+                with anyio.CancelScope(shield=True):  # bounded by the patience
+                    await self._until_ended(child)
+        finally:
+            self._children.discard(child)
+            code = child.bury()
+        assert self._endings is not None, "run made it"
+        self._endings.start_soon(self._end_leases, child)
+        return code
+
+    async def _until_ended(self, child: Child) -> None:
+        # Polling, because the child belongs to no event loop and SIGCHLD may belong to another library.
+        while not child.has_ended():
+            self._hear(child)
+            if anyio.current_time() >= child.kill_at:
+                logger.error("worker process %d did not stop in time: it is killed", child.pid)
+                child.kill()
+            elif self._is_silent(child):
+                logger.error(
+                    "worker process %d has not been heard of for %.0f s, its lease is over: it is killed. "
+                    "A task may block its event loop: see its log",
+                    child.pid,
+                    self._config.silence_s,
+                )
+                child.kill()
+                child.heard_at = math.inf
+            await anyio.sleep(_POLL_S)
+        self._hear(child)
+
+    def _is_silent(self, child: Child) -> bool:
+        """Whether its event loop stands still, once it was ready: importing a program may block for long."""
+        limit_s = self._config.silence_s
+        return limit_s is not None and child.is_ready and anyio.current_time() - child.heard_at >= limit_s
+
+    def _hear(self, child: Child) -> None:
+        child.hear()
+        if child.is_ready:
+            self._begun.set()
+
+    async def _end_leases(self, child: Child) -> None:
+        """End the leases of a child that is gone, so that its jobs are taken over when they are delivered next."""
+        if not await child.group_gone():
+            logger.warning("something that process %d started does not end: its lease may expire", child.pid)
+            return
+        await anyio.sleep(_LAST_BREATH_S)
+        with anyio.move_on_after(_LEASE_END_S):
+            for identity in child.identities:
+                while True:
+                    try:
+                        if await self._leases.end(identity):
+                            logger.warning("worker %s is gone: its lease is ended", identity)
+                        break
+                    except LedgerError as error:
+                        logger.info("lease of %s cannot be ended yet: %s", identity, error)
+                        await anyio.sleep(_LEASE_RETRY_S)
+
+    def _cannot_start(self, child: Child, code: int) -> bool:
+        if child.is_ready:
+            return False
+        # Before anybody was ready we end as that one worker would have ended alone.
+        return code == CONFIGURATION_CODE or (code > 0 and not self._begun.is_set())
+
+    async def _give_up(self, code: int) -> None:
+        if self._config.reload:
+            logger.warning("the worker could not start: waiting for a change of its files")
+            await self._until_changed()
+            return
+        logger.error("a worker process could not start, and another would not either: stopping")
+        self._code = self._code or code
+        self.stop()
+
+    def _note_end(self, child: Child, code: int) -> None:
+        if code != 0:
+            logger.error("worker process %d %s while it was to stop", child.pid, how_ended(code))
+            self._code = self._code or 1
+
+    async def _pause(self, deaths: int) -> None:
+        with anyio.move_on_after(self._config.pause_s(deaths)):
+            await self._stopping.wait()
+
+    async def _until_changed(self) -> None:
+        async with anyio.create_task_group() as group:
+
+            async def end_with(event: anyio.Event) -> None:
+                await event.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(end_with, self._changed)
+            group.start_soon(end_with, self._stopping)
+
+
+def how_ended(code: int) -> str:
+    """Return in words what an exit code says."""
+    if code >= 0:
+        return f"ended with code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
