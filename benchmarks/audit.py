@@ -37,11 +37,12 @@ import msgspec
 
 from jobledger.audit.verify import Checker, Options, Report, verify
 from jobledger.ledger.client import connect
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, seal
-from jobledger.ledger.model.codec import StoredEvent, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Fail, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names
@@ -106,7 +107,9 @@ def command_of(number: int, step: str, chain: JobView) -> Command:
     if step == "enqueue":
         ref = JobRef(queue=f"queue-{number % 4}", job_id=f"0194{number:08x}-7abc-8def-0123456789ab")
         order = msgspec.Raw(b'{"user_id": %d, "template": "welcome", "language": "en"}' % number)
-        return Enqueue(ref=ref, task="bench.send_welcome", input=order, max_attempts=3, timeout_s=30)
+        return Enqueue(
+            ref=ref, task="bench.send_welcome", order=Order(input=order, max_attempts=3, timeout_s=30)
+        )
     if step == "claim":
         return Claim(worker="bench-1-abcdef", lease_s=15)
     assert chain.job is not None
@@ -124,8 +127,8 @@ async def history(log: Sink, jobs: int, lead: int, ended: int) -> None:
     for tick, (number, step) in enumerate(schedule(jobs, lead, ended)):
         chain = chains.pop(number, EMPTY_CHAIN)
         stamp = Stamp(at=BEGIN + timedelta(microseconds=97 * tick), by="bench-1-abcdef")
-        sealed = seal(chain, decide(chain.job, command_of(number, step, chain), stamp), log.names)
-        chain = advance(chain, sealed, await log.append(sealed.entries))
+        linked = link(chain, decide(chain.job, command_of(number, step, chain), stamp), log.names)
+        chain = advance(chain, linked, await log.append(linked.entries))
         if step != "complete":
             chains[number] = chain
 

@@ -24,7 +24,7 @@ async def main() -> None:
                 group.start_soon(worker.run)
                 job = await ledger.enqueue(count_words, text="word " * 200_000)
                 print(await job.result(timeout_s=10), "words")
-                reference = (await job.snapshot()).input_ref
+                reference = (await job.snapshot()).order.input_ref
                 assert reference is not None
                 print(f"the event names {reference.sha256[:12]}..., {reference.size_bytes:,} bytes")
                 worker.stop()

@@ -13,7 +13,7 @@ from jobledger.ledger import JobState, MemoryLog
 from jobledger.ledger.model.chain import load, transact
 from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Stamp
 from jobledger.ledger.model.errors import StaleClaimError
-from jobledger.ledger.model.events import Completed
+from jobledger.ledger.model.events import Completed, Order
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 
@@ -41,7 +41,9 @@ async def do(log: Log, command: Command, *, after_s: float) -> int:
 
 async def test_only_accepted_outcomes_count() -> None:
     log = MemoryLog()
-    await do(log, Enqueue(ref=REF, task="charge", input=msgspec.Raw(b'{"cents":100}')), after_s=0)
+    await do(
+        log, Enqueue(ref=REF, task="charge", order=Order(input=msgspec.Raw(b'{"cents":100}'))), after_s=0
+    )
     assert await spent(log) == 0
     epoch = await do(log, Claim(worker="worker-1", lease_s=15), after_s=1)
     try:

@@ -15,17 +15,8 @@ from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.locks import Locks
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
 from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.errors import (
-    AppendOutcomeUnknownError,
-    LockLostError,
-)
-from jobledger.ledger.model.lock import (
-    Acquire,
-    Acquired,
-    decide,
-    seal,
-    view_of,
-)
+from jobledger.ledger.model.errors import AppendOutcomeUnknownError, LockLostError
+from jobledger.ledger.model.lock import LOCK, Acquire, Acquired, decide
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
 
@@ -140,10 +131,10 @@ async def test_what_was_stored_for_nobody_is_taken_at_once_by_its_own_process(wo
     async with world.client() as one:
         async with one.hold("account", "42"):
             pass
-        view = view_of(await world.log.last(world.log.names.lock_chain(REF)))
+        view = LOCK.view(await world.log.last(LOCK.chain(world.log.names, REF.scope, REF.lock_id)))
         stamp = Stamp(at=SYSTEM_CLOCK.now(), by=identity_of(one))
-        event = decide(REF, view.lock, Acquire(holder=identity_of(one), lease_s=LEASE_S), stamp)
-        number = await world.log.append([seal(view, event, world.log.names)])
+        event = decide(REF, view.state, Acquire(holder=identity_of(one), lease_s=LEASE_S), stamp)
+        number = await world.log.append([LOCK.link(world.log.names, [event], view)[0]])
         async with one.hold("account", "42", wait_s=0) as held:
             assert held.fencing_number > number
     assert await world.types() == ["acquired", "released", "acquired", "acquired", "released"]

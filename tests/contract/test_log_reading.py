@@ -32,6 +32,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Cancelled, ErrorInfo, Failed, JobEvent, Queued, Started
+from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.subjects import LockRef
 
@@ -274,7 +275,12 @@ async def test_every_way_to_read_tells_the_subject(log: Log) -> None:
 
 def lock_entry(log: Log, expected: int | None, data: bytes, event_type: str = "acquired") -> Entry:
     ref = LockRef(scope="account", lock_id="42")
-    return Entry(log.names.lock_event(ref, event_type), data, log.names.lock_chain(ref), expected)
+    return Entry(
+        LOCK.of_type(log.names, event_type, ref.scope, ref.lock_id),
+        data,
+        LOCK.chain(log.names, ref.scope, ref.lock_id),
+        expected,
+    )
 
 
 async def test_events_of_another_aggregate_are_skipped_by_job_readers_and_counted(log: Log) -> None:
@@ -300,7 +306,7 @@ async def test_who_keeps_a_position_reads_every_aggregate(log: Log) -> None:
     assert (found[1].data, found[1].subject) == (b"one", f"{log.names.ledger_root}.lock.account.42.acquired")
     assert await log.get(2) == found[1]
     assert await log.get(3) == found[2]
-    subject = log.names.lock_chain(LockRef(scope="account", lock_id="42"))
+    subject = LOCK.chain(log.names, "account", "42")
     async with aclosing(log.read_messages(subject=subject)) as batches, asyncio.timeout(LIMIT_S):
         assert [message async for batch in batches for message in batch] == [found[1]]
 

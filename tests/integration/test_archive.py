@@ -38,14 +38,11 @@ from jobledger.ledger.model.commands import (
     Snooze,
     TakeOver,
 )
-from jobledger.ledger.model.errors import (
-    RefusedError,
-    WrongSequenceError,
-)
+from jobledger.ledger.model.errors import RefusedError, WrongSequenceError
 from jobledger.ledger.model.events import ErrorInfo, Queued
 from jobledger.ledger.model.job import CLOSED_STATES, JobState
 from jobledger.ledger.model.lock import Acquire, Release
-from jobledger.ledger.model.reactor import SEALS, SealRecorded, seal_reactor_event
+from jobledger.ledger.model.reactor import REACTOR, SEALS, SealRecorded
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector
 from jobledger.projections.errors import PositionArchivedError
@@ -138,7 +135,7 @@ async def test_a_held_lock_and_what_is_not_sealed_stay(world: World) -> None:
         key="",
         signature="",
     )
-    await world.log.append([seal_reactor_event(event, None, world.log.names)])
+    await world.log.append(REACTOR.link(world.log.names, [event], REACTOR.view(None)))
     done = await world.archive()
     assert (done.first_sequence, done.held_back_by) == (
         6,

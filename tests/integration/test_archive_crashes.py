@@ -27,10 +27,7 @@ from jobledger.audit.archive.survey import Unread
 from jobledger.audit.export import read_manifest, write_export
 from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.model.codec import Message, encode
-from jobledger.ledger.model.commands import (
-    Complete,
-    Fence,
-)
+from jobledger.ledger.model.commands import Complete, Fence
 from jobledger.ledger.model.errors import (
     ArchiveIncompleteError,
     ArchiveRefusedError,

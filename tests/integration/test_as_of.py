@@ -23,7 +23,7 @@ from jobledger.ledger.model.chain import commit, load
 from jobledger.ledger.model.commands import Carry, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
     MomentAheadError,
@@ -283,7 +283,7 @@ async def archived_history(path: Path, through: int) -> tuple[MemoryLog, int]:
         digest="",
         count=through,
     )
-    whole = await log.append([seal_reactor_event(fact, None, log.names)])
+    whole = await log.append(REACTOR.link(log.names, [fact], REACTOR.view(None)))
     await log.purge(through)
     await random_history(log, 5, jobs=20, steps=60)
     return log, whole

@@ -134,7 +134,7 @@ async def test_a_wrong_name_is_refused_at_every_entry(ledger: Ledger, token: str
 async def test_nesting_that_is_allowed_comes_through(ledger: Ledger) -> None:
     # A first parameter of type Any fits a Context too, so a type checker takes it for one.
     job = await ledger.enqueue(take, nested(90))  # pyright: ignore[reportCallIssue]
-    assert (await job.snapshot()).input
+    assert (await job.snapshot()).order.input
 
 
 @pytest.mark.parametrize(

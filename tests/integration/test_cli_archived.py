@@ -167,7 +167,7 @@ def test_a_carried_job_is_whole_with_its_archive(cli: Cli) -> None:
     assert {**part, "events": []} == {**whole, "events": []}
     answer = cli("audit", "trail", "charge-3", "--archive", "archive")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.index("queued in queue billing") < answer.out.index("carried over")
+    assert answer.out.index("queued in queue billing") < answer.out.index("whole, since events up to")
 
 
 def test_a_large_value_that_is_gone_is_read_from_the_archive(whole: Cli) -> None:

@@ -333,11 +333,11 @@ def test_a_story_tells_each_event_and_what_was_waited_for(cli: Cli, monkeypatch:
         f"job {job} task double in queue work",
         "queued in queue work, by ",
         "waits for a worker of queue work",
-        "attempt 1 starts on worker ",
-        r"attempt 1 failed: ValueError: 3 does not \x1b[31mplease; waits for its backoff of ",
-        "queued again for attempt 2, ",
+        "started: attempt 1 on ",
+        r"failed: attempt 1: ValueError: 3 does not \x1b[31mplease; waits for its backoff of ",
+        "queued: retried, attempt 2 is next, ",
         " after its time, by ",
-        "attempt 2 completed",
+        "completed: attempt 2",
         ", 2 attempts",
     ):
         assert said in words
@@ -380,7 +380,7 @@ def test_a_takeover_is_told(cli: Cli) -> None:
 
     cli.with_ledger(taken_over)
     words = " ".join(cli("trail", "lost").out.split())
-    assert "attempt 2 starts on worker w2; attempt 1 is lost: worker w1 had recorded nothing for " in words
+    assert "started: attempt 2 on w2; attempt 1 is lost: worker w1 had recorded nothing for " in words
     assert "2 attempts (1 lost)" in words
 
 

@@ -208,7 +208,7 @@ def test_an_edited_input_runs_and_the_old_one_stays_in_the_chain(four: Cli) -> N
     assert json.loads(bytes(requeued.input)) == {"customer": "charge-1", "cents": 100}
     assert (requeued.cause, requeued.reason, requeued.max_attempts) == ("requeued", "typo", 2)
     job = four.job("charge-1")
-    assert (job.state, job.max_attempts) == (JobState.COMPLETED, 2)
+    assert (job.state, job.order.max_attempts) == (JobState.COMPLETED, 2)
 
 
 def test_all_of_one_error_are_requeued_at_once_and_nothing_else(four: Cli) -> None:
@@ -314,15 +314,15 @@ def test_the_api_does_the_same(four: Cli) -> None:
         job = await ledger.requeue(
             "charge-0", edit={"cents": 8}, attempts=3, reason="api", by="ada", tasks=tasks
         )
-        assert (job.state, job.attempts_left, json.loads(bytes(job.input))["cents"]) == (
+        assert (job.state, job.attempts_left, json.loads(bytes(job.order.input))["cents"]) == (
             JobState.QUEUED,
             3,
             8,
         )
         large = "x" * 100_000
         job = await ledger.requeue("charge-1", edit={"customer": large})
-        assert job.input_ref is not None
-        assert json.loads(await ledger.inputs.get(job.input, job.input_ref)) == {
+        assert job.order.input_ref is not None
+        assert json.loads(await ledger.inputs.get(job.order.input, job.order.input_ref)) == {
             "customer": large,
             "cents": -1,
         }

@@ -12,7 +12,7 @@ from tests.support.command_line import Answer, CommandLine
 from tests.support.working import ended, working
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.model.reactor import Archived, seal_reactor_event
+from jobledger.ledger.model.reactor import REACTOR, Archived
 from jobledger.ledger.schema.asyncapi import asyncapi_document
 from jobledger.ledger.schema.events import all_events_schema
 
@@ -106,7 +106,7 @@ def test_tail_chooses_by_job_task_type_and_aggregate(cli: Cli) -> None:
             reactor="archive", at=stamp.at, by=stamp.by, through_sequence=3, manifest_sha256="", head_hash="",
             digest="", count=3,
         )  # fmt: skip
-        await ledger.log.append([seal_reactor_event(event, None, ledger.names)])
+        await ledger.log.append(REACTOR.link(ledger.names, [event], REACTOR.view(None)))
 
     cli.with_ledger(others)
 

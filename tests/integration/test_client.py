@@ -52,7 +52,7 @@ async def test_the_same_id_twice_gives_the_first_job_back(ledger: Ledger) -> Non
     assert (first.created, second.created) == (True, False)
     assert second.sequence == first.sequence
     assert len(await everything(ledger)) == 1
-    assert msgspec.json.decode((await second.snapshot()).input) == {"a": 1}
+    assert msgspec.json.decode((await second.snapshot()).order.input) == {"a": 1}
 
 
 async def test_the_same_id_after_the_job_ended_still_names_the_event_that_made_it(ledger: Ledger) -> None:
@@ -79,7 +79,7 @@ async def test_of_a_hundred_concurrent_enqueues_of_one_id_one_creates(
         assert len({job.sequence for job in jobs}) == 1
         assert len(await everything(one)) == 1
         winner = next(number for number, job in enumerate(jobs) if job.created)
-        assert msgspec.json.decode((await jobs[0].snapshot()).input) == {"a": winner}
+        assert msgspec.json.decode((await jobs[0].snapshot()).order.input) == {"a": winner}
 
 
 class StoppedClock:

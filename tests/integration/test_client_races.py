@@ -12,13 +12,10 @@ from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shou
 from tests.support.working import Connect
 
 from jobledger.ledger import Context, Ledger, Task
-from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.chain import link, load
 from jobledger.ledger.model.commands import CancelJob, Claim, Fail
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import (
-    InvalidError,
-    WrongSequenceError,
-)
+from jobledger.ledger.model.errors import InvalidError, WrongSequenceError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.subjects import JobRef
 
@@ -31,7 +28,7 @@ pytestmark = pytest.mark.anyio
 def claims(ledger: Ledger, ref: JobRef, chain: Any, count: int) -> list[Any]:
     """Claims by so many workers, all decided on the same view."""
     return [
-        seal(
+        link(
             chain,
             decide(chain.job, Claim(worker=f"w-{n}", lease_s=15.0), ledger.stamp(f"w-{n}")),
             ledger.names,
@@ -46,7 +43,7 @@ async def test_nine_writers_of_one_turn_leave_one_winner(connected: Connect, com
         for _ in range(10):
             job = await ledger.enqueue(add, 1)
             chain = await load(ledger.log, job.ref)
-            futures = [ledger.log.submit(sealed.entries) for sealed in claims(ledger, job.ref, chain, 9)]
+            futures = [ledger.log.submit(linked.entries) for linked in claims(ledger, job.ref, chain, 9)]
             results = await asyncio.gather(*futures, return_exceptions=True)
             assert sum(isinstance(result, int) for result in results) == 1
             assert sum(isinstance(result, WrongSequenceError) for result in results) == 8
@@ -70,7 +67,7 @@ async def test_nine_clients_racing_one_chain_leave_one_winner(connected: Connect
             racing = claims(one, job.ref, chain, 9)
             async with asyncio.timeout(LIMIT_S):
                 results = await asyncio.gather(
-                    *(clients[n % 3].log.append(sealed.entries) for n, sealed in enumerate(racing)),
+                    *(clients[n % 3].log.append(linked.entries) for n, linked in enumerate(racing)),
                     return_exceptions=True,
                 )
             assert sum(isinstance(result, int) for result in results) == 1, results
@@ -97,17 +94,17 @@ async def test_several_events_are_stored_all_or_none(connected: Connect, commit:
     async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
         jobs = [await ledger.enqueue(shout, str(n)) for n in range(20)]
         error = ErrorInfo(kind="exception", type="ValueError", message="no")
-        sealed: list[Any] = []
+        linked: list[Any] = []
         for job in jobs:
             running = await ledger.execute(job.ref, Claim(worker="w", lease_s=15.0))
             chain = await load(ledger.log, job.ref)
             events = decide(chain.job, Fail(epoch=running.claim_epoch, error=error), ledger.stamp())
             assert len(events) == 2
-            sealed.append(seal(chain, events, ledger.names))
+            linked.append(link(chain, events, ledger.names))
         for job in jobs[::2]:  # every other chain moves before the appends are sent
             await ledger.execute(job.ref, CancelJob())
         results = await asyncio.gather(
-            *(ledger.log.submit(each.entries) for each in sealed), return_exceptions=True
+            *(ledger.log.submit(each.entries) for each in linked), return_exceptions=True
         )
         assert [isinstance(result, WrongSequenceError) for result in results] == [True, False] * 10
         for n, job in enumerate(jobs):

@@ -16,8 +16,8 @@ import pytest
 from jobledger.ledger import LedgerConfig
 from jobledger.ledger.model.events import EVENT_CLASSES, Event, Queued, Scheduled
 from jobledger.ledger.model.json_text import DEPTH_MAX
-from jobledger.ledger.model.lock import LOCK_EVENT_CLASSES, Acquired, Released
-from jobledger.ledger.model.transitions import CAUSES, LEGAL
+from jobledger.ledger.model.lifecycle import CAUSES, LEGAL
+from jobledger.ledger.model.lock import LOCK, Acquired, Released
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT
 from jobledger.workers import WorkerConfig
 
@@ -101,7 +101,7 @@ _LOCK_ENVELOPE = _fields(Acquired) & _fields(Released)
     ("heading", "fields"),
     [
         ("Envelope", _LOCK_ENVELOPE | {"type"}),
-        *((str(cls.__struct_config__.tag), _fields(cls) - _LOCK_ENVELOPE) for cls in LOCK_EVENT_CLASSES),
+        *((str(cls.__struct_config__.tag), _fields(cls) - _LOCK_ENVELOPE) for cls in LOCK.types.values()),
     ],
     ids=_id_of,
 )

@@ -26,8 +26,9 @@ from jobledger.audit.export import (
 from jobledger.audit.export.manifest import MANIFEST, ExportedPayloads, manifest_bytes, sealed
 from jobledger.audit.export.payloads import PAYLOAD_LIST, PAYLOADS, PayloadFiles
 from jobledger.ledger import Context, Ledger, connect, task
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import ExportDamagedError, ExportExistsError
-from jobledger.ledger.model.events import NO_VALUE, PayloadRef
+from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.payloads import Stores
@@ -85,7 +86,7 @@ async def test_an_export_holds_each_large_value_once_by_its_digest(ledger: Ledge
     files = {each.name: each.stat().st_size for each in (whole / PAYLOADS).iterdir()}
     assert (len(files), sum(files.values())) == (COUNT, found.bytes)
     job = await (await ledger.job("job-b")).snapshot()
-    for reference in (job.input_ref, job.checkpoint_ref, job.result_ref):
+    for reference in (job.order.input_ref, job.checkpoint_ref, job.result_ref):
         assert reference is not None
         assert files[reference.sha256] == reference.size_bytes
         assert (
@@ -278,7 +279,7 @@ async def test_what_is_gone_from_the_store_is_told_and_the_rest_is_exported(
             for text in "ab":
                 await ended(await made.enqueue(enlarge.options(id=text), text * 100_000, 1))
         assert (await api(made.inbox, f"STREAM.PURGE.OBJ_{made.names.results_bucket}", {}))["success"]
-        damaged = (await (await made.job("a")).snapshot()).input_ref
+        damaged = (await (await made.job("a")).snapshot()).order.input_ref
         assert damaged is not None
         store: Any = await made.connection.jetstream().object_store(made.names.payloads_bucket)
         await store.put(damaged.sha256, b"{}")

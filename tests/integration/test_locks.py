@@ -22,7 +22,7 @@ from tests.support.working import Connect
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, connect, sync, task
 from jobledger.ledger.model.errors import LockLostError, LockReentryError, LockTimeoutError
-from jobledger.ledger.model.lock import Acquired, LockEvent, decode_lock_event
+from jobledger.ledger.model.lock import LOCK, Acquired, LockEvent
 from jobledger.projections import Projector
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def start(nats_server: EmbeddedServer, environment: str) -> AsyncIterator[
 async def events(ledger: Ledger) -> list[LockEvent]:
     subject = f"{ledger.names.ledger_root}.lock.>"
     batches = ledger.log.read_messages(subject=subject)
-    return [decode_lock_event(message) async for batch in batches for message in batch]
+    return [LOCK.decode(message) async for batch in batches for message in batch]
 
 
 def text_in(path: Path) -> str:

@@ -14,8 +14,8 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import JobState, Ledger, TaskRegistry, connect, task
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
-from jobledger.ledger.model.events import NO_VALUE
 from jobledger.ledger.nats.streams import api
 from jobledger.workers import Worker, WorkerConfig
 
@@ -68,8 +68,8 @@ OVERHEAD = len('{"text":""}')
 async def test_the_limit_is_where_it_is_said_to_be(ledger: Ledger, over: int) -> None:
     text = "x" * (INLINE - OVERHEAD + over)
     job = await (await ledger.enqueue(echo, text)).snapshot()
-    assert (job.input_ref is not None) == bool(over)
-    assert (job.input is NO_VALUE) == bool(over)
+    assert (job.order.input_ref is not None) == bool(over)
+    assert (job.order.input is NO_VALUE) == bool(over)
     assert await objects(ledger, ledger.names.payloads_bucket) == over
 
 
@@ -79,11 +79,11 @@ async def test_large_inputs_and_results_go_around_and_come_back(ledger: Ledger) 
         job = await ledger.enqueue(echo, text)
         assert await job.result(timeout_s=LIMIT_S) == text
     snapshot = await job.snapshot()
-    assert snapshot.input_ref is not None
+    assert snapshot.order.input_ref is not None
     assert snapshot.result_ref is not None
     written = msgspec.json.encode({"text": text})
-    assert snapshot.input_ref.sha256 == hashlib.sha256(written).hexdigest()
-    assert snapshot.input_ref.size_bytes == len(written)
+    assert snapshot.order.input_ref.sha256 == hashlib.sha256(written).hexdigest()
+    assert snapshot.order.input_ref.size_bytes == len(written)
     assert max(len(stored.data) for stored in await job.history()) < 2_000
 
 
@@ -141,7 +141,7 @@ async def test_a_job_whose_input_is_gone_is_a_dead_letter(ledger: Ledger) -> Non
 
 async def test_a_damaged_object_is_not_handed_out(ledger: Ledger) -> None:
     job = await ledger.enqueue(echo, "x" * 100_000)
-    reference = (await job.snapshot()).input_ref
+    reference = (await job.snapshot()).order.input_ref
     assert reference is not None
     store: Any = await ledger.connection.jetstream().object_store(ledger.names.payloads_bucket)
     await store.put(reference.sha256, b'{"text":"another"}')

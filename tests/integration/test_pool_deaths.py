@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 from tests.support.pools import APPS, LIMIT_S, TASKS, Heard, Pools, call, is_gone, until, value
 
-from jobledger.ledger.model.errors import (
-    LedgerError,
-)
+from jobledger.ledger.model.errors import LedgerError
 from jobledger.workers.pool import child_process
 from jobledger.workers.pool.pool import (
     ChildStartError,

@@ -17,7 +17,7 @@ from tests.support.projections import SMALL, finish
 from jobledger.audit.counts import append_counts, counted_parts, counts_before
 from jobledger.audit.export import ExportLog, JoinedLog, write_export
 from jobledger.audit.verify import verify as audit
-from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.chain import link, load
 from jobledger.ledger.model.commands import Carry, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
@@ -27,7 +27,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, Store, difference, rebuild, verify
 from jobledger.projections.counting import counting
@@ -70,7 +70,7 @@ class History:
                 carried = decide(chain.job, Carry(through=through), stamp)
             except (RefusedError, JobNotFoundError):
                 continue
-            await self.log.append(seal(chain, carried, self.log.names).entries)
+            await self.log.append(link(chain, carried, self.log.names).entries)
         await self.goes_on(busy)
         if counted:
             counts = await counting(self.log, self.folder / from_file, past=self.whole)(ignore)
@@ -86,8 +86,8 @@ class History:
             digest=manifest.digest,
             count=manifest.count,
         )
-        last = await self.log.last(self.log.names.reactor_chain(ARCHIVE))
-        await self.log.append([seal_reactor_event(archived, last, self.log.names)])
+        last = await self.log.last(REACTOR.chain(self.log.names, ARCHIVE))
+        await self.log.append(REACTOR.link(self.log.names, [archived], REACTOR.view(last)))
         await self.log.purge(through)
         return through
 
@@ -221,7 +221,7 @@ async def test_a_count_that_was_not_finished_or_is_of_another_run_is_none(tmp_pa
 
 
 async def archived(history: History, through: int) -> Any:
-    last = await history.log.last(history.log.names.reactor_chain(ARCHIVE))
+    last = await history.log.last(REACTOR.chain(history.log.names, ARCHIVE))
     event = Archived(
         reactor=ARCHIVE,
         at=history.clock.now(),
@@ -232,7 +232,7 @@ async def archived(history: History, through: int) -> Any:
         digest="c" * 64,
         count=through,
     )
-    return seal_reactor_event(event, last, history.log.names)
+    return REACTOR.link(history.log.names, [event], REACTOR.view(last))[0]
 
 
 async def test_a_projection_that_cannot_count_stops_the_run(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_a_file_that_begins_again_after_another_archive_counts_nothing_twi
         counts = await counting(log, tmp_path / "followed")(ignore)
         assert counts.through_sequence == through
         await append_counts(log, counted_parts(counts, through, Stamp(at=clock.now(), by="a")))
-        last = await log.last(log.names.reactor_chain(ARCHIVE))
+        last = await log.last(REACTOR.chain(log.names, ARCHIVE))
         event = Archived(
             reactor=ARCHIVE,
             at=clock.now(),
@@ -266,7 +266,7 @@ async def test_a_file_that_begins_again_after_another_archive_counts_nothing_twi
             digest="c" * 64,
             count=through - first + 1,
         )
-        await log.append([seal_reactor_event(event, last, log.names)])
+        await log.append(REACTOR.link(log.names, [event], REACTOR.view(last)))
         await log.purge(through)
         with Projector(log, empty) as projector:  # it begins, and reads nothing
             position = await projector.prepare()

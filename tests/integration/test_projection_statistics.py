@@ -21,15 +21,15 @@ from tests.support.histories import STEPS, SteppedClock, act, ref_of
 from tests.support.projections import SMALL, assert_true, finish
 
 from jobledger.audit.export import ExportLog, JoinedLog, write_export
-from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.chain import link, load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Carry, Claim, Command, Enqueue, Fail, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import RefusedError
-from jobledger.ledger.model.events import EVENT_TYPES, ErrorInfo, Priority, event_type
+from jobledger.ledger.model.events import EVENT_TYPES, ErrorInfo, Order, Priority, event_type
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
     HISTOGRAM_BOUNDS_S,
@@ -260,7 +260,7 @@ async def fail(log: MemoryLog, number: int, error_type: str) -> None:
             "fail": Fail(epoch=chain.job.claim_epoch if chain.job else 0, error=error, give_up="rejected"),
         }
         await log.append(
-            seal(chain, decide(chain.job, commands[step], Stamp(at=at, by="test")), log.names).entries
+            link(chain, decide(chain.job, commands[step], Stamp(at=at, by="test")), log.names).entries
         )
 
 
@@ -295,13 +295,13 @@ async def test_queues_tell_since_when_their_oldest_waits_and_runs(tmp_path: Path
     log = MemoryLog(clock=clock)
     for number, priority in enumerate(PRIORITIES_OF_FOUR):
         ref = JobRef(queue="email", job_id=f"job-{number}")
-        order = Enqueue(ref=ref, task="app.send", priority=priority, max_attempts=3)
+        order = Enqueue(ref=ref, task="app.send", order=Order(priority=priority, max_attempts=3))
         chain = await load(log, ref)
-        await log.append(seal(chain, decide(None, order, Stamp(at=clock.now(), by="t")), log.names).entries)
+        await log.append(link(chain, decide(None, order, Stamp(at=clock.now(), by="t")), log.names).entries)
     stored = [each async for batch in log.read() for each in batch]
     chain = await load(log, JobRef(queue="email", job_id="job-0"))
     started = decide(chain.job, Claim(worker="w", lease_s=15), Stamp(at=clock.now(), by="t"))
-    sequence = await log.append(seal(chain, started, log.names).entries)
+    sequence = await log.append(link(chain, started, log.names).entries)
     await finish(log, tmp_path / "p")
     running = await log.get(sequence)
     assert running is not None
@@ -381,7 +381,7 @@ async def archived_history(tmp_path: Path) -> tuple[MemoryLog, int, ExportLog]:
             carried = decide(chain.job, Carry(through=through), Stamp(at=clock.now(), by="archive"))
         except RefusedError:
             continue
-        await log.append(seal(chain, carried, log.names).entries)
+        await log.append(link(chain, carried, log.names).entries)
     archived = Archived(
         reactor=ARCHIVE,
         at=clock.now(),
@@ -392,7 +392,7 @@ async def archived_history(tmp_path: Path) -> tuple[MemoryLog, int, ExportLog]:
         digest="c" * 64,
         count=through,
     )
-    await log.append([seal_reactor_event(archived, None, log.names)])
+    await log.append(REACTOR.link(log.names, [archived], REACTOR.view(None)))
     await log.purge(through)
     return log, through, ExportLog(tmp_path / "export", log.names)
 

@@ -19,9 +19,10 @@ from tests.support.limits import LIMIT_S
 from jobledger.ledger.client import connect
 from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.events import EVENT_TYPES, event_type
+from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.subjects import LockRef, Names
+from jobledger.ledger.model.subjects import Names
 from jobledger.projections import (
     EventGapError,
     PositionMismatchError,
@@ -54,7 +55,7 @@ async def test_catching_up_in_pieces_equals_catching_up_at_once(tmp_path: Path) 
 
 async def test_events_of_other_aggregates_move_only_the_position(tmp_path: Path) -> None:
     log, path = MemoryLog(), tmp_path / "p"
-    chain = log.names.lock_chain(LockRef(scope="account", lock_id="42"))
+    chain = LOCK.chain(log.names, "account", "42")
     subject = chain.replace(">", "acquired")
     await log.append([Entry(subject, b"one", chain, 0)])
     with Projector(log, path, config=SMALL) as projector:

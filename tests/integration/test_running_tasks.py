@@ -332,7 +332,7 @@ async def test_a_failure_waits_as_long_as_it_is_told(ledger: Ledger) -> None:
         waiting = await job.snapshot()
         assert waiting.due_at is not None
         assert 995 < (waiting.due_at - waiting.updated_at).total_seconds() <= 1_000
-        assert waiting.priority == "low"
+        assert waiting.order.priority == "low"
         # An operator does not let it wait: the second attempt is the last.
         assert (await ledger.retry(job.ref, reason="now", by="ada")).state is JobState.QUEUED
         assert (await ended(job)).state is JobState.DEAD_LETTERED

@@ -12,9 +12,7 @@ from tests.support.subscribing import LIMIT_S, enqueue, rest, send, sequences, t
 from tests.support.working import Connect, until
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.errors import (
-    InvalidError,
-)
+from jobledger.ledger.model.errors import InvalidError
 from jobledger.ledger.model.events import Queued
 
 pytestmark = pytest.mark.anyio

@@ -15,9 +15,7 @@ from tests.support.subscribing import LIMIT_S, enqueue, take, until_acknowledged
 from tests.support.working import Connect, until
 
 from jobledger.ledger import Ledger, connect
-from jobledger.ledger.model.errors import (
-    ServerUnreachableError,
-)
+from jobledger.ledger.model.errors import ServerUnreachableError
 
 APPS = Path(__file__).parent / "apps"
 SOURCES = os.pathsep.join(str(APPS.parents[2] / part) for part in ("ledger", "projections", "workers", "cli"))

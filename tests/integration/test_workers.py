@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.orders import enqueue_of
 from tests.support.worker_tasks import BEGAN, RUNS, double, sleep
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
@@ -26,7 +27,7 @@ from jobledger.ledger import (
     Task,
     task,
 )
-from jobledger.ledger.model.commands import CancelJob, Enqueue, Requeue
+from jobledger.ledger.model.commands import CancelJob, Requeue
 from jobledger.ledger.model.errors import JobFailedError
 from jobledger.ledger.model.subjects import JobRef
 
@@ -268,12 +269,8 @@ async def test_values_that_a_task_returns_to_say_more(ledger: Ledger) -> None:
 
 async def _order(ledger: Ledger, name: str, text: str, **more: Any) -> JobHandle[Any]:
     """Enqueue as a client with another version of the code would."""
-    command = Enqueue(
-        ref=JobRef(queue="default", job_id=secrets.token_hex(8)),
-        task=name,
-        input=msgspec.Raw(text.encode()),
-        **more,
-    )
+    ref = JobRef(queue="default", job_id=secrets.token_hex(8))
+    command = enqueue_of(ref, task=name, input=msgspec.Raw(text.encode()), **more)
     return await ledger._enqueuer.begin(command)
 
 

@@ -31,12 +31,12 @@ from jobledger.ledger.client import connect
 from jobledger.ledger.model.chain import (
     EMPTY_CHAIN,
     JobView,
-    Sealed,
+    Linked,
     advance,
     extend,
     fold,
+    link,
     load,
-    seal,
     transact,
 )
 from jobledger.ledger.model.commands import (
@@ -64,12 +64,13 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import JobNotFoundError, RefusedError, WrongSequenceError
-from jobledger.ledger.model.events import Cause, ErrorInfo, Queued, Started, event_type
+from jobledger.ledger.model.events import Cause, ErrorInfo, Order, Queued, Started, event_type
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.model.transitions import CAUSES, violation
+from jobledger.ledger.model.transitions import violation
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -138,19 +139,19 @@ class Lifecycle(RuleBasedStateMachine):
             events = decide(view.job, command, self.stamp(actor))
         except (RefusedError, JobNotFoundError):
             return False
-        sealed = seal(view, events, self.log.names)
-        self.sent.append(sealed.entries)
+        linked = link(view, events, self.log.names)
+        self.sent.append(linked.entries)
         newest = self.model[job].last_sequence == view.last_sequence
         try:
-            first = self.run(self.log.append(sealed.entries))
+            first = self.run(self.log.append(linked.entries))
         except WrongSequenceError:
             assert not newest, "a writer with the newest view was refused"
             return False
         assert newest, "a writer with a stale view was let in"
-        self.model[job] = advance(view, sealed, first)
+        self.model[job] = advance(view, linked, first)
         if not crash:
             self.views[actor, job] = self.model[job]
-            if isinstance(sealed.events[-1], Started):
+            if isinstance(linked.events[-1], Started):
                 self.held[actor, job] = self.model[job].last_sequence
         return True
 
@@ -174,7 +175,9 @@ class Lifecycle(RuleBasedStateMachine):
         run_at = NOW + timedelta(days=60) if delayed else None
         limits = ("api",) if limited else ()
         job = JOB_IDS[-1]
-        order = Enqueue(ref=self.ref(job), task="send", max_attempts=attempts, run_at=run_at, limits=limits)
+        order = Enqueue(
+            ref=self.ref(job), task="send", run_at=run_at, order=Order(max_attempts=attempts, limits=limits)
+        )
         self.attempt(actor, job, order)
 
     @rule(actor=actors, job=jobs, crash=seldom, stale=seldom)
@@ -279,25 +282,25 @@ class Lifecycle(RuleBasedStateMachine):
         chain = self.model[job]
         wishes: list[Command] = [Claim(worker="x", lease_s=1), self._order(job)]
         command = data.draw(st.sampled_from(wishes))
-        sealed: list[Sealed] = []
+        linked: list[Linked] = []
         for actor in ACTORS:
             try:
-                sealed.append(seal(chain, decide(chain.job, command, self.stamp(actor)), self.log.names))
+                linked.append(link(chain, decide(chain.job, command, self.stamp(actor)), self.log.names))
             except (RefusedError, JobNotFoundError):
                 return
 
         async def together() -> list[int | BaseException]:
-            appends = (self.log.append(one.entries) for one in sealed)
+            appends = (self.log.append(one.entries) for one in linked)
             return await asyncio.gather(*appends, return_exceptions=True)
 
         answers = self.run(together())
-        won = [(one, answer) for one, answer in zip(sealed, answers, strict=True) if isinstance(answer, int)]
+        won = [(one, answer) for one, answer in zip(linked, answers, strict=True) if isinstance(answer, int)]
         assert len(won) == 1
         assert all(isinstance(answer, int | WrongSequenceError) for answer in answers)
         self.model[job] = advance(chain, *won[0])
 
     def _order(self, job: str) -> Enqueue:
-        return Enqueue(ref=self.ref(job), task="send", max_attempts=3)
+        return Enqueue(ref=self.ref(job), task="send", order=Order(max_attempts=3))
 
     @invariant()
     def live_state_is_what_was_let_in(self) -> None:
@@ -335,7 +338,9 @@ def _check_step(before: Job | None, after: Job, queued: bool) -> None:
     assert after.claim_epoch == (live[0].epoch if live else 0), "the claim epoch is the live attempt's"
     epochs = [attempt.epoch for attempt in after.attempts]
     assert epochs == sorted(set(epochs)), "epochs grow"
-    assert len(after.attempts) <= after.max_attempts + after.attempts_given_back, "more attempts than granted"
+    assert len(after.attempts) <= after.order.max_attempts + after.attempts_given_back, (
+        "more attempts than granted"
+    )
     if before is not None and before.is_final and after.state is not before.state:
         left_by_a_person = before.state is JobState.DEAD_LETTERED and (
             queued or after.state is JobState.DISCARDED

@@ -17,23 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.limits import LIMIT_S
 
-from jobledger.audit.verify.locks import LockChains
+from jobledger.audit.verify.chains import Chains
+from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import LockHeldError, LockLostError, WrongSequenceError
-from jobledger.ledger.model.lock import (
-    Acquire,
-    Acquired,
-    LockCommand,
-    LockView,
-    Release,
-    advance,
-    decide,
-    decode_lock_event,
-    evolve,
-    seal,
-    view_of,
-)
+from jobledger.ledger.model.lock import LOCK, Acquire, Acquired, Lock, LockCommand, Release, decide, evolve
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import LockRef
@@ -57,11 +46,11 @@ class Locking(RuleBasedStateMachine):
         self.lives: dict[str, int] = dict.fromkeys(
             PROCESSES, 0
         )  # each process's newest identity; older leases are over
-        self.views: dict[tuple[str, LockRef], LockView] = {}
+        self.views: dict[tuple[str, LockRef], View[Lock]] = {}
         self.sent: list[Entry] = []
         #: The model: who is inside, by the lock; a holder that died stays until somebody takes over.
         self.inside: dict[LockRef, tuple[str, int]] = {}
-        self.model: dict[LockRef, LockView] = dict.fromkeys(REFS, LockView())
+        self.model: dict[LockRef, View[Lock]] = dict.fromkeys(REFS, View())
         self.moment = 0
 
     def run(self, action: Awaitable[T]) -> T:
@@ -85,14 +74,14 @@ class Locking(RuleBasedStateMachine):
 
     def attempt(self, process: str, ref: LockRef, command: LockCommand, *, crash: bool) -> int | None:
         """Decide on the process's own view, however old; the model says whether that may be accepted."""
-        view = self.views.get((process, ref), LockView())
+        view = self.views.get((process, ref), View())
         self.moment += 1
         stamp = Stamp(at=NOW + timedelta(seconds=self.moment), by=self.identity(process))
         try:
-            event = decide(ref, view.lock, command, stamp)
+            event = decide(ref, view.state, command, stamp)
         except (LockHeldError, LockLostError):
             return None
-        entry = seal(view, event, self.log.names)
+        entry = LOCK.link(self.log.names, [event], view)[0]
         self.sent.append(entry)
         newest = self.model[ref].last_sequence == view.last_sequence
         try:
@@ -101,20 +90,20 @@ class Locking(RuleBasedStateMachine):
             assert not newest, "a process with the newest view was refused"
             return None
         assert newest, "a process with a stale view was let in"
-        self.model[ref] = advance(entry, event, sequence)
+        self.model[ref] = LOCK.advance(entry, event, sequence)
         if not crash:
             self.views[process, ref] = self.model[ref]
         return sequence
 
     @rule(process=processes, ref=locks)
     def look(self, process: str, ref: LockRef) -> None:
-        found = self.run(self.log.last(self.log.names.lock_chain(ref)))
-        self.views[process, ref] = view_of(found)
+        found = self.run(self.log.last(LOCK.chain(self.log.names, ref.scope, ref.lock_id)))
+        self.views[process, ref] = LOCK.view(found)
 
     @rule(process=processes, ref=locks, crash=seldom)
     def acquire(self, process: str, ref: LockRef, *, crash: bool) -> None:
         """Take what is free, and take over only what the holder's lease no longer keeps."""
-        lock = self.views.get((process, ref), LockView()).lock
+        lock = self.views.get((process, ref), View[Lock]()).state
         lost = lock.fencing_number if lock is not None and lock.is_held and self.is_over(lock.holder) else 0
         holder = self.identity(process)
         sequence = self.attempt(process, ref, Acquire(holder=holder, lease_s=1.0, lost=lost), crash=crash)
@@ -129,10 +118,10 @@ class Locking(RuleBasedStateMachine):
 
     @rule(process=processes, ref=locks, crash=seldom)
     def release(self, process: str, ref: LockRef, *, crash: bool) -> None:
-        view = self.views.get((process, ref), LockView())
-        if view.lock is None:
+        view = self.views.get((process, ref), View())
+        if view.state is None:
             return
-        number = view.lock.fencing_number
+        number = view.state.fencing_number
         sequence = self.attempt(process, ref, Release(fencing_number=number), crash=crash)
         if sequence is not None:
             assert self.inside.pop(ref)[1] == number, "only the newest acquisition can be given back"
@@ -154,26 +143,31 @@ class Locking(RuleBasedStateMachine):
     @invariant()
     def the_newest_event_is_the_state(self) -> None:
         for ref in REFS:
-            assert view_of(self.run(self.log.last(self.log.names.lock_chain(ref)))) == self.model[ref]
-            lock, inside = self.model[ref].lock, self.inside.get(ref)
+            assert (
+                LOCK.view(self.run(self.log.last(LOCK.chain(self.log.names, ref.scope, ref.lock_id))))
+                == self.model[ref]
+            )
+            lock, inside = self.model[ref].state, self.inside.get(ref)
             held = None if lock is None or not lock.is_held else (lock.holder, lock.fencing_number)
             assert held == inside
 
     def check_the_whole_log(self) -> None:
         messages = self.run(self.collect())
         assert [each.stream_sequence for each in messages] == list(range(1, len(messages) + 1))
-        chains = LockChains(self.log.names, from_start=True, memory_bytes_max=None)
-        assert [broken for each in messages for broken in chains.feed(each, bytes.fromhex(each.hash))] == []
+        chains = Chains(LOCK, self.log.names, from_start=True, memory_bytes_max=None)
+        assert [
+            broken for each in messages for broken in chains.feed(each, bytes.fromhex(each.hash))[1]
+        ] == []
         for ref in REFS:
             events = [
-                (decode_lock_event(each), each.stream_sequence)
+                (LOCK.decode(each), each.stream_sequence)
                 for each in messages
-                if each.subject.startswith(self.log.names.lock_chain(ref)[:-1])
+                if each.subject.startswith(LOCK.chain(self.log.names, ref.scope, ref.lock_id)[:-1])
             ]
             numbers = [sequence for event, sequence in events if isinstance(event, Acquired)]
             assert numbers == sorted(set(numbers))
             if events:
-                assert evolve(*events[-1]) == self.model[ref].lock
+                assert evolve(None, *events[-1]) == self.model[ref].state
 
     async def collect(self) -> list[Message]:
         return [message async for batch in self.log.read_messages() for message in batch]
@@ -191,12 +185,12 @@ def test_the_checker_sees_a_lock_that_was_taken_from_a_holder() -> None:
     second = decide(ref, None, Acquire(holder="b", lease_s=1.0), stamp)
 
     async def scenario() -> list[Message]:
-        entry = seal(LockView(), first, log.names)
-        view = advance(entry, first, await log.append([entry]))
-        await log.append([seal(view, second, log.names)])
+        entry = LOCK.link(log.names, [first], View())[0]
+        view = LOCK.advance(entry, first, await log.append([entry]))
+        await log.append([LOCK.link(log.names, [second], view)[0]])
         return [message async for batch in log.read_messages() for message in batch]
 
-    chains = LockChains(log.names, from_start=True, memory_bytes_max=None)
+    chains = Chains(LOCK, log.names, from_start=True, memory_bytes_max=None)
     messages = asyncio.run(scenario())
-    broken = [each for message in messages for each in chains.feed(message, bytes.fromhex(message.hash))]
+    broken = [each for message in messages for each in chains.feed(message, bytes.fromhex(message.hash))[1]]
     assert [rule_name for rule_name, _ in broken] == ["transition"]

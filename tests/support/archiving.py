@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support.orders import enqueue_of
 
 from jobledger.audit.archive import Archiver, Done, OnProgress, Tools
 from jobledger.audit.archive.chain import open_archive
 from jobledger.audit.archive.survey import Unread
 from jobledger.audit.verify import verify
+from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, transact
 from jobledger.ledger.model.commands import (
     CancelJob,
@@ -20,7 +22,6 @@ from jobledger.ledger.model.commands import (
     Command,
     Complete,
     Discard,
-    Enqueue,
     Fail,
     Fence,
     Pause,
@@ -29,7 +30,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.lock import Acquire, LockView, Release, advance, decide, seal
+from jobledger.ledger.model.lock import LOCK, Acquire, Lock, Release, decide
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, LockRef
@@ -134,23 +135,22 @@ class World:
     async def enqueue(self, job_id: str, *commands: Command, **options: Any) -> Job:
         ref = JobRef(queue="email", job_id=job_id)
         order: dict[str, Any] = {
-            "task": "send",
             "max_attempts": 3,
             "input": msgspec.Raw(b'{"n":7}'),
         } | options
-        return await self.do(job_id, Enqueue(ref=ref, **order), *commands)
+        return await self.do(job_id, enqueue_of(ref, **order), *commands)
 
     async def job(self, job_id: str) -> Job:
         job = (await load(self.log, JobRef(queue="email", job_id=job_id))).job
         assert job is not None
         return job
 
-    async def lock(self, view: LockView | None, command: Acquire | Release) -> LockView:
+    async def lock(self, view: View[Lock] | None, command: Acquire | Release) -> View[Lock]:
         ref = LockRef(scope="account", lock_id="7")
-        view = view or LockView()
-        event = decide(ref, view.lock, command, self.stamp())
-        entry = seal(view, event, self.log.names)
-        return advance(entry, event, await self.log.append([entry]))
+        view = view or View()
+        event = decide(ref, view.state, command, self.stamp())
+        entry = LOCK.link(self.log.names, [event], view)[0]
+        return LOCK.advance(entry, event, await self.log.append([entry]))
 
     def archiver(self, folder: Path | None = None, on_progress: OnProgress = _no_progress) -> Archiver:
         async def unread(_through: int) -> list[Unread]:

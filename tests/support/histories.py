@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
+from tests.support.orders import enqueue_of
 
-from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.chain import link, load
 from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
@@ -88,7 +89,8 @@ def ref_of(number: int) -> JobRef:
 
 def enqueue(number: int, **order: Any) -> Enqueue:
     value = msgspec.Raw(msgspec.json.encode({"number": number}))
-    return Enqueue(ref=ref_of(number), task=f"app.task_{number % 2}", input=value, max_attempts=2, **order)
+    fields: dict[str, Any] = {"input": value, "max_attempts": 2, **order}
+    return enqueue_of(ref_of(number), task=f"app.task_{number % 2}", **fields)
 
 
 def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command:
@@ -134,7 +136,7 @@ async def act(log: Log, number: int, step: str, clock: SteppedClock) -> bool:
         events = decide(chain.job, command_of(number, step, chain.job, stamp.at), stamp)
     except RefusedError:
         return False
-    await log.append(seal(chain, events, log.names).entries)
+    await log.append(link(chain, events, log.names).entries)
     return True
 
 

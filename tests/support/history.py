@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.chain import load, seal
+from jobledger.ledger.model.chain import link, load
 from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
@@ -27,7 +27,7 @@ from jobledger.ledger.model.commands import (
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.events import ErrorInfo, Priority
+from jobledger.ledger.model.events import ErrorInfo, Order, Priority
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
@@ -54,7 +54,7 @@ class History:
         self._ticks += 1
         stamp = Stamp(at=datetime.now(UTC) + timedelta(microseconds=self._ticks), by="test")
         chain = await load(self._log, ref)
-        await self._log.append(seal(chain, decide(chain.job, command, stamp), self._log.names).entries)
+        await self._log.append(link(chain, decide(chain.job, command, stamp), self._log.names).entries)
         job = (await load(self._log, ref)).job
         assert job is not None
         return job
@@ -76,10 +76,8 @@ class History:
             Enqueue(
                 ref=ref,
                 task=task,
-                input=msgspec.Raw(b"{}"),
-                max_attempts=2,
-                priority=priority,
                 run_at=run_at,
+                order=Order(input=msgspec.Raw(b"{}"), max_attempts=2, priority=priority),
             ),
         )
         return ref

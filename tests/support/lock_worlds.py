@@ -17,10 +17,7 @@ from jobledger.ledger.locks import Locks
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.identity import new_identity
-from jobledger.ledger.model.lock import (
-    LockEvent,
-    decode_lock_event,
-)
+from jobledger.ledger.model.lock import LOCK, LockEvent
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import LockRef
@@ -43,9 +40,9 @@ class World:
         self.end_lease: Callable[[Locks], object] = _nothing
 
     async def events(self) -> list[LockEvent]:
-        subject = self.log.names.lock_chain(REF)
+        subject = LOCK.chain(self.log.names, REF.scope, REF.lock_id)
         batches = self.log.read_messages(subject=subject)
-        return [decode_lock_event(message) async for batch in batches for message in batch]
+        return [LOCK.decode(message) async for batch in batches for message in batch]
 
     async def types(self) -> list[str]:
         return [str(event.__struct_config__.tag) for event in await self.events()]

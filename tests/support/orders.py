@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 import msgspec
 from tests.support import limits
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.commands import Claim, Complete
+from jobledger.ledger.model.commands import Claim, Complete, Enqueue
+from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.subjects import JobRef
 
 LIMIT_S = limits.LIMIT_S
 COMMITS = ["pipeline", "group", "auto"]
+
+
+def enqueue_of(ref: JobRef, *, task: str = "send", run_at: datetime | None = None, **order: Any) -> Enqueue:
+    """Return the command that begins a job; `order`: the fields of its `Order`."""
+    return Enqueue(ref=ref, task=task, run_at=run_at, order=Order(**order))
 
 
 @task

@@ -33,7 +33,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import JobNotFoundError, RefusedError
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef
@@ -115,7 +115,9 @@ class Races:
     async def _begin(self, ref: JobRef) -> None:
         delay = timedelta(seconds=5) if self._chance.random() < 0.2 else None
         run_at = self._now + delay if delay is not None else None
-        first = Enqueue(ref=ref, task="t", max_attempts=self._chance.randint(1, 3), run_at=run_at)
+        first = Enqueue(
+            ref=ref, task="t", run_at=run_at, order=Order(max_attempts=self._chance.randint(1, 3))
+        )
         await transact(self._log, ref, first, self._stamp)
         for act in (_claim, _fail)[: self._chance.randint(0, 2)]:
             await self._do(ref, act)

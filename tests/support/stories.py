@@ -8,11 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
+from tests.support.orders import enqueue_of
 
 from jobledger.audit.verify import Checker, Expected, Report
 from jobledger.ledger.model import lock as lock_events
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, seal
-from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.aggregate import View
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
@@ -23,7 +26,6 @@ from jobledger.ledger.model.commands import (
     DeadLetter,
     Discard,
     Dispatch,
-    Enqueue,
     Fail,
     Fence,
     Interrupt,
@@ -36,14 +38,10 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.events import (
-    Cause,
-    ErrorInfo,
-    JobEvent,
-)
+from jobledger.ledger.model.events import Cause, ErrorInfo, JobEvent
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import Archived, ReactorEvent, seal_reactor_event
+from jobledger.ledger.model.reactor import REACTOR, Archived, ReactorEvent
 from jobledger.ledger.model.subjects import JobRef, LockRef, Names
 
 NAMES = Names()
@@ -58,7 +56,7 @@ class Story:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.chains: dict[JobRef, JobView] = {}
-        self.lock = lock_events.LockView()
+        self.lock = View[lock_events.Lock]()
         self.now = BEGIN
 
     def ref(self, job_id: str) -> JobRef:
@@ -66,7 +64,7 @@ class Story:
 
     def enqueue(self, job_id: str, **options: Any) -> None:
         order: dict[str, Any] = {"max_attempts": 3, "input": msgspec.Raw(b'{"user_id":7}'), **options}
-        self.do(job_id, Enqueue(ref=self.ref(job_id), task="send", **order))
+        self.do(job_id, enqueue_of(self.ref(job_id), **order))
 
     def do(self, job_id: str, command: Any) -> int:
         """Append what is decided; return the last stream sequence."""
@@ -86,11 +84,11 @@ class Story:
 
     def append(self, job_id: str, events: Sequence[JobEvent], *, data: bytes | None = None) -> int:
         chain = self.chains.get(self.ref(job_id), EMPTY_CHAIN)
-        sealed = seal(chain, events, NAMES)
+        linked = link(chain, events, NAMES)
         first = len(self.messages) + 1
-        for entry in sealed.entries:
+        for entry in linked.entries:
             self.store(entry.subject, data or entry.data)
-        self.chains[self.ref(job_id)] = advance(chain, sealed, first)
+        self.chains[self.ref(job_id)] = advance(chain, linked, first)
         self.now += timedelta(seconds=1)
         return len(self.messages)
 
@@ -115,19 +113,21 @@ class Story:
     def acquire(self, holder: str, lost: int = 0) -> int:
         command = lock_events.Acquire(holder=holder, lease_s=15, lost=lost)
         return self.append_lock(
-            lock_events.decide(LOCK, self.lock.lock, command, Stamp(at=self.now, by=holder))
+            lock_events.decide(LOCK, self.lock.state, command, Stamp(at=self.now, by=holder))
         )
 
     def release(self) -> int:
-        assert self.lock.lock is not None
-        command = lock_events.Release(fencing_number=self.lock.lock.fencing_number)
-        return self.append_lock(lock_events.decide(LOCK, self.lock.lock, command, Stamp(at=self.now, by="h")))
+        assert self.lock.state is not None
+        command = lock_events.Release(fencing_number=self.lock.state.fencing_number)
+        return self.append_lock(
+            lock_events.decide(LOCK, self.lock.state, command, Stamp(at=self.now, by="h"))
+        )
 
     def react(self, event: ReactorEvent) -> int:
         """Append an event of a reactor, linked to its chain."""
-        chain = NAMES.reactor_chain(event.reactor).removesuffix(">")
+        chain = REACTOR.chain(NAMES, event.reactor).removesuffix(">")
         own = [each for each in self.messages if each.subject.startswith(chain)]
-        entry = seal_reactor_event(event, own[-1] if own else None, NAMES)
+        entry = REACTOR.link(NAMES, [event], REACTOR.view(own[-1] if own else None))[0]
         self.store(entry.subject, entry.data)
         return len(self.messages)
 
@@ -150,9 +150,9 @@ class Story:
         )
 
     def append_lock(self, event: lock_events.LockEvent) -> int:
-        entry = lock_events.seal(self.lock, event, NAMES)
+        entry = lock_events.LOCK.link(NAMES, [event], self.lock)[0]
         self.store(entry.subject, entry.data)
-        self.lock = lock_events.advance(entry, event, len(self.messages))
+        self.lock = lock_events.LOCK.advance(entry, event, len(self.messages))
         return len(self.messages)
 
 

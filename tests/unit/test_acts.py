@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.archiving import CLAIM, World, populate
+from tests.support.orders import enqueue_of
 
 from jobledger.audit.acts import Act, acts
 from jobledger.audit.archive.chain import open_archive
@@ -27,7 +28,6 @@ from jobledger.ledger.model.commands import (
     DeadLetter,
     Discard,
     Dispatch,
-    Enqueue,
     Fail,
     Interrupt,
     Requeue,
@@ -63,7 +63,7 @@ class Place:
     async def enqueue(self, job: str, **options: Any) -> None:
         ref = JobRef(queue="q", job_id=job)
         chain = await load(self.log, ref)
-        order = Enqueue(ref=ref, task="t", **options)
+        order = enqueue_of(ref, task="t", **options)
         await commit(self.log, chain, decide(None, order, Stamp(at=self.at, by="shop")))
         self.at += timedelta(seconds=1)
 

@@ -20,11 +20,7 @@ from tests.support.stories import (
 from jobledger.audit.verify import Expected, Options, Report
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.events import (
-    Cancelled,
-    Started,
-    event_type,
-)
+from jobledger.ledger.model.events import Cancelled, Started, event_type
 
 # A sound ledger.
 

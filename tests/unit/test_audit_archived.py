@@ -9,10 +9,11 @@ import pytest
 from tests.support.stories import BOOM, NAMES, Story, check, found, rich
 
 from jobledger.audit.verify import Checker, Report
-from jobledger.ledger.model.codec import Message, StoredEvent, encode, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message, StoredEvent, encode
 from jobledger.ledger.model.commands import Carry, Dispatch, Fail, Fence
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import Cancelled, Carried, Completed, ErrorInfo
+from jobledger.ledger.model.events import Cancelled, Carried, Completed, ErrorInfo, Order
 
 
 def archived() -> tuple[Story, int]:
@@ -115,7 +116,7 @@ def test_a_late_receipt_of_a_job_that_went_with_the_archive_is_no_violation() ->
 @pytest.mark.parametrize(
     ("job_id", "change", "field"),
     [
-        ("queued", {"max_attempts": 99}, "max_attempts"),
+        ("queued", {"order": Order(max_attempts=99)}, "order"),
         ("running", {"claim_epoch": 1}, "claim_epoch"),
         ("scheduled", {"due_at": None}, "due_at"),
         ("retried", {"attempts": ()}, "attempts"),

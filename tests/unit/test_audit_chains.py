@@ -17,7 +17,7 @@ from tests.support.stories import (
 )
 
 from jobledger.ledger.model import lock as lock_events
-from jobledger.ledger.model.reactor import Archived, SealRecorded, decode_reactor_event
+from jobledger.ledger.model.reactor import REACTOR, Archived, SealRecorded
 
 
 def _acquired_while_held(story: Story) -> int:
@@ -136,7 +136,7 @@ def test_an_event_in_another_reactors_chain_and_a_time_without_zone_are_found() 
 def test_an_archive_that_goes_back_or_ahead_is_found(through: int) -> None:
     story = reactors()
     newest = _places(story, "archived")[-1]
-    event = decode_reactor_event(story.messages[newest - 1])
+    event = REACTOR.decode(story.messages[newest - 1])
     assert isinstance(event, Archived)
     sequence = story.react(msgspec.structs.replace(event, through_sequence=through if through < 9 else 99))
     assert found(check(story.messages)) == [(sequence, "reactor archive", "archive")]

@@ -21,11 +21,10 @@ from tests.support.stories import (
 )
 
 from jobledger.audit.verify import Checker
-from jobledger.ledger.model.codec import encode, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import encode
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
-from jobledger.ledger.model.events import (
-    Queued,
-)
+from jobledger.ledger.model.events import Queued
 
 
 def test_a_missing_event_is_named_with_its_sequence_and_its_job() -> None:

@@ -19,9 +19,7 @@ from tests.support.stories import (
 from jobledger.audit.verify import verify
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, SequenceGapError
-from jobledger.ledger.model.events import (
-    Cancelled,
-)
+from jobledger.ledger.model.events import Cancelled
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.memory import MemoryLog
 

@@ -20,7 +20,8 @@ from jobledger.audit.verify import Checker, Expected, Options, Report
 from jobledger.audit.verify import spill as audit_spill
 from jobledger.audit.verify.book import Book, Form
 from jobledger.audit.verify.spill import Filter, Spill
-from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Fail, Fence
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,

@@ -14,14 +14,9 @@ from tests.support.stories import (
 )
 
 from jobledger.audit.verify import Checker, Expected, Leftover
-from jobledger.ledger.model.commands import (
-    Fail,
-    ReportProgress,
-)
+from jobledger.ledger.model.commands import Fail, ReportProgress
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import (
-    Queued,
-)
+from jobledger.ledger.model.events import Queued
 
 
 def test_a_job_without_a_final_state_is_found() -> None:

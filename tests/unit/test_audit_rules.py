@@ -15,15 +15,8 @@ from tests.support.stories import (
 )
 
 from jobledger.audit.verify import Violation
-from jobledger.ledger.model.codec import read_message
-from jobledger.ledger.model.commands import (
-    CancelJob,
-    Fail,
-    Fence,
-    Interrupt,
-    Snooze,
-    TakeOver,
-)
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.commands import CancelJob, Fail, Fence, Interrupt, Snooze, TakeOver
 from jobledger.ledger.model.events import (
     Cancelled,
     Completed,

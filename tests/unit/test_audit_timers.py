@@ -16,9 +16,7 @@ from tests.support.stories import (
 
 from jobledger.audit.verify import Expected, Options
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Fail, Pause, Snooze
-from jobledger.ledger.model.events import (
-    Cause,
-)
+from jobledger.ledger.model.events import Cause
 
 
 def delayed(cause: Cause = "due") -> Story:

@@ -39,6 +39,7 @@ from jobledger.ledger.model.events import (
     CarriedJob,
     CarriedProgress,
     ErrorInfo,
+    Order,
     PayloadRef,
     Queued,
     StateName,
@@ -53,12 +54,14 @@ LATER = NOW + timedelta(hours=1)
 REF = JobRef(queue="email", job_id="j1")
 STAMP = Stamp(at=NOW, by="alice", trace="", correlation="c1")
 BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom", traceback="File x")
-NEW = Enqueue(ref=REF, task="send", max_attempts=3, input=msgspec.Raw(b'{"a":1}'), notify="inbox")
+NEW = Enqueue(
+    ref=REF, task="send", order=Order(max_attempts=3, input=msgspec.Raw(b'{"a":1}'), notify="inbox")
+)
 CLAIM = Claim(worker="w1", lease_s=15.0)
 RAW = msgspec.Raw(b'{"b":[1,null]}')
 
 commands: st.SearchStrategy[Command] = st.one_of(
-    st.sampled_from([NEW, msgspec.structs.replace(NEW, run_at=LATER), msgspec.structs.replace(NEW, limits=("api",))]),
+    st.sampled_from([NEW, msgspec.structs.replace(NEW, run_at=LATER), msgspec.structs.replace(NEW, order=Order(max_attempts=3, limits=("api",)))]),
     st.sampled_from([CLAIM, CLAIM, CancelJob(reason="no"), Requeue(attempts=2, input=RAW), TakeOver(worker="w2", lease_s=1.0, lost_epoch=0)]),
     st.sampled_from([Complete(epoch=0, result=RAW), Fail(epoch=0, error=BOOM), Fail(epoch=0, error=BOOM, retry_at=LATER, retry_priority="low")]),
     st.sampled_from([Snooze(epoch=0, until=LATER), Pause(epoch=0, event="paid"), Checkpoint(epoch=0, value=RAW), Fence(epoch=0, attempt=1, worker="w1", outcome="failed")]),
@@ -111,7 +114,7 @@ def test_a_carried_job_is_the_job_in_every_state_and_on_the_wire(
         if tracebacks:
             assert moved == job
         assert difference(job, carried) is None
-        assert difference(job, carried, lean=True) is None
+        assert difference(job, carried, is_lean=True) is None
         # Its work item goes away, unless that was the newest event; then it gets no second one.
         assert [type(each) for each in rest] == (
             [Queued]
@@ -154,7 +157,7 @@ def test_a_fresh_work_item_is_no_dispatch_without_verdict() -> None:
 
 
 def test_a_fresh_work_item_leaves_the_running_attempt_its_claim() -> None:
-    job = job_after(msgspec.structs.replace(NEW, max_attempts=1), CLAIM)
+    job = job_after(msgspec.structs.replace(NEW, order=Order()), CLAIM)
     carried, queued = decide(job, Carry(through=2), STAMP)
     again = evolve(evolve(job, carried, 3), queued, 4)
     assert (again.state, again.claim_epoch, again.dispatch_sequence, len(again.attempts)) == (
@@ -202,11 +205,14 @@ def test_a_carried_job_that_is_not_what_it_was_is_named_by_its_field() -> None:
 
     assert difference(job, forged(last_sequence=2)) == "last_sequence"
     assert difference(job, forged(state="queued")) == "state"
-    assert difference(job, forged(max_attempts=9)) == "max_attempts"
+    assert difference(job, forged(order=Order(max_attempts=9))) == "order"
     assert difference(job, forged(attempts=())) == "attempts"
-    assert difference(job, forged(input=msgspec.Raw(b'{"a":2}'))) == "input"
-    assert difference(job, forged(input=msgspec.Raw(b'{"a":2}')), lean=True) is None
-    assert difference(job, forged(claim_epoch=2), lean=True) == "claim_epoch"
+    assert difference(job, forged(order=Order(max_attempts=3, input=msgspec.Raw(b'{"a":2}')))) == "order"
+    assert (
+        difference(job, forged(order=Order(max_attempts=3, input=msgspec.Raw(b'{"a":2}'))), is_lean=True)
+        is None
+    )
+    assert difference(job, forged(claim_epoch=2), is_lean=True) == "claim_epoch"
 
 
 def test_the_stored_form_has_every_field_of_a_job_and_the_same_words() -> None:

@@ -18,8 +18,8 @@ from jobledger.ledger.model.chain import (
     commit,
     extend,
     fold,
+    link,
     load,
-    seal,
     transact,
 )
 from jobledger.ledger.model.codec import StoredEvent, decode, digest
@@ -32,7 +32,7 @@ from jobledger.ledger.model.errors import (
     StaleClaimError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
@@ -42,7 +42,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 STAMP = Stamp(at=NOW, by="w1")
 REF = JobRef(queue="email", job_id="j1")
 OTHER = JobRef(queue="email", job_id="j2")
-NEW = Enqueue(ref=REF, task="send", max_attempts=2)
+NEW = Enqueue(ref=REF, task="send", order=Order(max_attempts=2))
 CLAIM = Claim(worker="w1", lease_s=15.0)
 BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom")
 
@@ -68,31 +68,31 @@ def test_sealed_events_are_linked_and_only_the_first_has_a_condition() -> None:
         log = MemoryLog(names=Names("e"))
         chain = await running(log)
         events = decide(chain.job, Fail(epoch=3, error=BOOM), STAMP)
-        sealed = seal(chain, events, log.names)
-        assert [entry.subject for entry in sealed.entries] == [
+        linked = link(chain, events, log.names)
+        assert [entry.subject for entry in linked.entries] == [
             "e_ledger.job.email.j1.failed",
             "e_ledger.job.email.j1.queued.normal",
         ]
-        assert [entry.expected for entry in sealed.entries] == [3, None]
-        assert {entry.chain for entry in sealed.entries} == {"e_ledger.job.email.j1.>"}
-        assert sealed.events[0].prev == chain.last_hash
-        assert sealed.events[1].prev == digest(sealed.entries[0].data)
-        assert tuple(decode(entry.data) for entry in sealed.entries) == sealed.events
+        assert [entry.expected for entry in linked.entries] == [3, None]
+        assert {entry.chain for entry in linked.entries} == {"e_ledger.job.email.j1.>"}
+        assert linked.events[0].prev == chain.last_hash
+        assert linked.events[1].prev == digest(linked.entries[0].data)
+        assert tuple(decode(entry.data) for entry in linked.entries) == linked.events
 
     asyncio.run(scenario())
 
 
 def test_the_first_event_of_a_chain_expects_nothing_before_it() -> None:
-    sealed = seal(EMPTY_CHAIN, decide(None, NEW, STAMP), Names())
-    assert (sealed.entries[0].expected, sealed.events[0].prev) == (0, "")
+    linked = link(EMPTY_CHAIN, decide(None, NEW, STAMP), Names())
+    assert (linked.entries[0].expected, linked.events[0].prev) == (0, "")
 
 
 def test_folding_extending_and_advancing_agree() -> None:
     async def scenario() -> None:
         log = MemoryLog()
         live = await running(log)
-        sealed = seal(live, decide(live.job, Fail(epoch=3, error=BOOM), STAMP), log.names)
-        advanced = advance(live, sealed, await log.append(sealed.entries))
+        linked = link(live, decide(live.job, Fail(epoch=3, error=BOOM), STAMP), log.names)
+        advanced = advance(live, linked, await log.append(linked.entries))
         stored = await log.read_chain(log.names.chain(REF))
         extended = EMPTY_CHAIN
         for one in stored:

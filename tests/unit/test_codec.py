@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobledger.ledger.model.codec import decode, digest, encode
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError, MalformedEventError, UnknownEventError
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,
-    NO_VALUE,
     Cancelled,
     Completed,
     ErrorInfo,
@@ -38,7 +38,7 @@ ENVELOPE: dict[str, Any] = {
     "by": "w1",
 }
 PLAIN = (
-    b'"v":1,"job":"j1","queue":"email","task":"send","at":"2026-01-02T03:04:05.678901Z","by":"w1","prev":""'
+    b'"v":1,"at":"2026-01-02T03:04:05.678901Z","by":"w1","prev":"","job":"j1","queue":"email","task":"send"'
 )
 
 
@@ -137,7 +137,7 @@ UNREADABLE: list[tuple[bytes, type[Exception], str]] = [
     (b"null", MalformedEventError, "stream sequence 7"),
     (b"{}", MalformedEventError, "stream sequence 7"),
     (b'{"type":7}', MalformedEventError, "stream sequence 7"),
-    (b'{"type":"queued"}', MalformedEventError, "`task`|`job`"),
+    (b'{"type":"queued"}', MalformedEventError, "`at`"),
     (b'{"type":"queued",' + PLAIN + b"} x", MalformedEventError, "stream sequence 7"),
     (b'{"type":"queued",' + PLAIN + b',"input":NaN}', MalformedEventError, "stream sequence 7"),
     (b'{"type":"queued",' + PLAIN + b',"priority":"urgent"}', MalformedEventError, "priority"),

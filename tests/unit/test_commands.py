@@ -35,6 +35,7 @@ from jobledger.ledger.model.commands import (
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide, outcome_type, retry_command
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidInputError,
@@ -44,12 +45,12 @@ from jobledger.ledger.model.errors import (
     StaleClaimError,
 )
 from jobledger.ledger.model.events import (
-    NO_VALUE,
     Cancelled,
     DeadLettered,
     ErrorInfo,
     Failed,
     JobEvent,
+    Order,
     PayloadRef,
     Queued,
     Scheduled,
@@ -67,7 +68,7 @@ REF = JobRef(queue="email", job_id="j1")
 BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom")
 EPOCH = 2  # of the first `started` after one `queued`
 
-NEW = Enqueue(ref=REF, task="send", max_attempts=3)
+NEW = Enqueue(ref=REF, task="send", order=Order(max_attempts=3))
 CLAIM = Claim(worker="w1", lease_s=15.0)
 COMPLETE = Complete(epoch=EPOCH, result=msgspec.Raw(b"1"))
 FAIL_LATER = Fail(epoch=EPOCH, error=BOOM, retry_at=LATER)
@@ -77,7 +78,7 @@ FENCE = Fence(epoch=EPOCH, attempt=1, worker="w1", outcome="completed")
 #: How a job gets into each state, in commands.
 JOURNEYS: dict[JobState, tuple[Command, ...]] = {
     JobState.SCHEDULED: (Enqueue(ref=REF, task="send", run_at=LATER),),
-    JobState.HELD: (Enqueue(ref=REF, task="send", limits=("api",)),),
+    JobState.HELD: (Enqueue(ref=REF, task="send", order=Order(limits=("api",))),),
     JobState.QUEUED: (NEW,),
     JobState.RUNNING: (NEW, CLAIM),
     JobState.RETRY_WAIT: (NEW, CLAIM, FAIL_LATER),
@@ -153,7 +154,7 @@ enqueue           queu =         =    =      =         =          =      =      
 enqueue_later     sche =         =    =      =         =          =      =         =         =             =
 enqueue_held      held =         =    =      =         =          =      =         =         =             =
 dispatch_due      ?    queu      -    -      -         queu       queu   -         -         -             -
-dispatch_admitted ?    queu      queu -      -         -          -      -         -         -             -
+dispatch_admitted ?    -         queu -      -         -          -      -         -         -             -
 dispatch_retried  ?    -         -    -      -         queu       -      -         -         -             -
 dispatch_resumed  ?    -         -    -      -         -          queu   -         -         -             -
 redispatch        ?    -         -    queu   -         -          -      -         -         -             -
@@ -229,7 +230,7 @@ def test_journeys_reach_their_state(state: JobState) -> None:
 
 # What the events say, one line per case: the way there, the command, the event's fields.
 ASKED: tuple[Command, ...] = (NEW, CLAIM, CancelJob(reason="no"))
-LAST: tuple[Command, ...] = (Enqueue(ref=REF, task="send", max_attempts=1), CLAIM)
+LAST: tuple[Command, ...] = (Enqueue(ref=REF, task="send", order=Order(max_attempts=1)), CLAIM)
 DEAD: tuple[Command, ...] = (*LAST, Fail(epoch=EPOCH, error=BOOM))
 GIVEN_BACK: tuple[Command, ...] = (*LAST, Interrupt(epoch=EPOCH, reason="deploy"))
 REVIVED: tuple[Command, ...] = (
@@ -339,10 +340,7 @@ def test_refusals_are_sentences(way: tuple[Command, ...], command: Command, sent
 
 def test_a_first_event_carries_the_whole_order() -> None:
     ref = PayloadRef(sha256="0" * 64, size_bytes=70_000)
-    order = Enqueue(
-        ref=REF, task="send", input_ref=ref, priority="high", max_attempts=4, timeout_s=2.5, notify="inbox1",
-        tenant="acme", limits=("api",), batch="b1", tick="nightly-1", run_at=LATER,
-    )  # fmt: skip
+    order = Enqueue(ref=REF, task="send", run_at=LATER, order=Order(input_ref=ref, priority="high", max_attempts=4, timeout_s=2.5, notify="inbox1", tenant="acme", limits=("api",), batch="b1", tick="nightly-1"))  # fmt: skip
     stamp = Stamp(at=NOW, by="op", trace="00-aa-bb-01", correlation="c", causation="d")
     (event,) = decide(None, order, stamp)
     assert isinstance(event, Scheduled)
@@ -356,10 +354,18 @@ def test_a_first_event_carries_the_whole_order() -> None:
         "limits",
         "batch",
         "tick",
-        "run_at",
     ):
-        assert getattr(event, field) == getattr(order, field), field
+        assert getattr(event, field) == getattr(order.order, field), field
+    assert event.run_at == order.run_at
     assert (event.by, event.trace, event.correlation, event.causation) == ("op", "00-aa-bb-01", "c", "d")
+
+
+def test_an_order_may_bring_its_own_trace_and_correlation() -> None:
+    order = Order(trace="t", correlation="c")
+    stamp = Stamp(at=NOW, by="a", trace="t2", correlation="c2")
+    (own,) = decide(None, Enqueue(ref=REF, task="send", order=order), stamp)
+    (stamped,) = decide(None, Enqueue(ref=REF, task="send"), stamp)
+    assert (own.trace, own.correlation, stamped.trace, stamped.correlation) == ("t", "c", "t2", "c2")
 
 
 def test_a_time_that_has_come_is_no_delay() -> None:
@@ -425,8 +431,16 @@ BEYOND = datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12)))
 INVALID: list[tuple[type[msgspec.Struct], dict[str, object], str]] = [
     (ReportProgress, {"epoch": 2, "done": math.nan}, "done is nan: give a finite number"),
     (ReportProgress, {"epoch": 2, "done": 1, "total": math.inf}, "total is inf: give a finite number"),
-    (Enqueue, {"ref": REF, "task": "t", "timeout_s": -math.inf}, "timeout_s is -inf: give a finite number"),
-    (Enqueue, {"ref": REF, "task": "t", "max_attempts": 0}, "max_attempts is 0: give at least 1"),
+    (
+        Enqueue,
+        {"ref": REF, "task": "t", "order": Order(timeout_s=-math.inf)},
+        "timeout_s is -inf: give a finite number",
+    ),
+    (
+        Enqueue,
+        {"ref": REF, "task": "t", "order": Order(max_attempts=0)},
+        "max_attempts is 0: give at least 1",
+    ),
     (Enqueue, {"ref": REF, "task": "t", "run_at": NAIVE}, "run_at has no time zone"),
     (Fail, {"epoch": 2, "error": BOOM, "retry_at": NAIVE}, "retry_at has no time zone"),
     (Snooze, {"epoch": 2, "until": NAIVE}, "until has no time zone"),

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from tests.support.json_schema import resolved, violations
 
-from jobledger.ledger.model.codec import Message, decode
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.reactor import decode_reactor_event
-from jobledger.ledger.model.subjects import AGGREGATES, LockRef, Names
+from jobledger.ledger.model.reactor import REACTOR
+from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.schema.asyncapi import address_of, asyncapi_document
 from jobledger.ledger.schema.events import (
-    AGGREGATE_EVENTS,
     all_events_schema,
     described,
     event_schema,
@@ -84,7 +84,7 @@ def test_types_and_identities_are_unique_and_every_aggregate_is_described() -> N
     assert len(set(TYPES)) == len(TYPES)
     assert len({event_schema(tag)["$id"] for tag in TYPES}) == len(TYPES)
     assert event_schema("started")["$id"] == "urn:jobledger:event:job:started:v1"
-    assert set(AGGREGATE_EVENTS) == AGGREGATES
+    assert {aggregate for aggregate, _, _ in described()} == set(AGGREGATES)
     with pytest.raises(InvalidInputError, match="there is no event type 'begun'; the types: scheduled, held"):
         event_schema("begun")
 
@@ -136,20 +136,15 @@ def test_every_event_is_stored_where_its_address_says() -> None:
         said = json.loads(line)
         aggregate = next(aggregate for aggregate, tag, _ in described() if tag == said["type"])
         address = address_of(aggregate, said["type"]).format(**{"priority": "normal", **said})
-        match aggregate:
-            case "job":
-                assert Names().event(decode(line.encode())) == address
-            case "lock":
-                ref = LockRef(scope=said["scope"], lock_id=said["lock"])
-                assert Names().lock_event(ref, said["type"]) == address
-            case _:
-                assert Names().reactor_event(said["reactor"], said["type"]) == address
+        of = AGGREGATES[aggregate]
+        message = Message(data=line.encode(), stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
+        assert of.subject(Names(), of.decode(message)) == address
 
 
 @pytest.mark.parametrize("line", (GOLDEN_FOLDER / "reactors" / "0.1.0.jsonl").read_bytes().splitlines())
 def test_reactor_events_of_every_release_decode_and_encode_to_the_same_bytes(line: bytes) -> None:
     stored = Message(data=line, stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
-    assert msgspec.json.encode(decode_reactor_event(stored)) == line
+    assert msgspec.json.encode(REACTOR.decode(stored)) == line
 
 
 def test_the_subjects_in_the_docs_are_the_addresses() -> None:

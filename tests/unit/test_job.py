@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobledger.ledger.model.carried import carried_job
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,
-    NO_VALUE,
     Cancelled,
     CancelRequested,
     Carried,
@@ -135,14 +135,25 @@ def test_the_order_of_the_first_event_outlives_the_later_ones() -> None:
         limits=("api",), batch="b", tick="t-1", timeout_s=3.0, trace="tr", correlation="co",
     )  # fmt: skip
     job = after(first, STARTED, FAILED_LATER, RETRIED)
-    assert (job.input, job.notify, job.tenant, job.limits) == (first.input, "inbox", "acme", ("api",))
-    assert (job.batch, job.tick, job.trace, job.correlation, job.created_at) == ("b", "t-1", "tr", "co", NOW)
+    assert (job.order.input, job.order.notify, job.order.tenant, job.order.limits) == (
+        first.input,
+        "inbox",
+        "acme",
+        ("api",),
+    )
+    assert (job.order.batch, job.order.tick, job.order.trace, job.order.correlation, job.created_at) == (
+        "b",
+        "t-1",
+        "tr",
+        "co",
+        NOW,
+    )
 
 
 def test_a_requeue_may_edit_the_input_and_forgets_the_verdict() -> None:
     edited = msgspec.structs.replace(REQUEUED, input=msgspec.Raw(b'{"a":2}'), priority="high")
     job = after(QUEUED, STARTED, CANCEL_REQUESTED, FAILED, DEAD, edited)
-    assert (job.input, job.priority) == (msgspec.Raw(b'{"a":2}'), "high")
+    assert (job.order.input, job.order.priority) == (msgspec.Raw(b'{"a":2}'), "high")
     assert (job.dead_reason, job.finished_at) == (None, None)
     assert (job.cancel_requested, job.cancel_reason) == (False, "")
     assert job.error == BOOM  # what to look at, until it is overcome

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.codec import Message, digest
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import (
@@ -20,21 +21,15 @@ from jobledger.ledger.model.errors import (
     UnknownEventError,
 )
 from jobledger.ledger.model.lock import (
-    LOCK_EVENT_CLASSES,
+    LOCK,
     Acquire,
     Lock,
     LockCommand,
     LockEvent,
-    LockView,
     Release,
     Released,
-    advance,
     decide,
-    decode_lock_event,
     evolve,
-    lock_event_type,
-    seal,
-    view_of,
 )
 from jobledger.ledger.model.subjects import LockRef, Names, aggregate_of, check_token
 
@@ -55,12 +50,12 @@ def stored(data: bytes, sequence: int = 9) -> Message:
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[9:20].decode())
 def test_every_released_line_decodes_and_comes_out_byte_for_byte(line: bytes) -> None:
-    assert msgspec.json.encode(decode_lock_event(stored(line))) == line
+    assert msgspec.json.encode(LOCK.decode(stored(line))) == line
 
 
-@pytest.mark.parametrize("cls", LOCK_EVENT_CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", LOCK.types.values(), ids=lambda cls: cls.__name__)
 def test_every_field_of_every_event_has_a_golden_line(cls: type[LockEvent]) -> None:
-    lines = [line for line in LINES if type(decode_lock_event(stored(line))) is cls]
+    lines = [line for line in LINES if type(LOCK.decode(stored(line))) is cls]
     written = {name for line in lines for name in msgspec.json.decode(line, type=dict[str, msgspec.Raw])}
     assert written == {"type", *cls.__struct_fields__}
 
@@ -91,34 +86,37 @@ def test_decide(
             decide(REF, lock, command, STAMP)
         return
     event = decide(REF, lock, command, STAMP)
-    said = {"type": lock_event_type(event), **msgspec.structs.asdict(event)}
+    said = {"type": LOCK.type_of(event), **msgspec.structs.asdict(event)}
     assert {name: said[name] for name in expected} == expected
     assert (event.scope, event.lock, event.at, event.by, event.trace) == ("account", "42", NOW, "a", "t")
 
 
 def test_the_newest_event_alone_is_the_state() -> None:
     acquired = decide(REF, None, TAKE, STAMP)
-    assert evolve(acquired, 5) == Lock("b", 5, 15.0)
-    assert evolve(decide(REF, evolve(acquired, 5), Release(fencing_number=5), STAMP), 8) == Lock("", 5)
+    assert evolve(None, acquired, 5) == Lock("b", 5, 15.0)
+    assert evolve(None, decide(REF, evolve(None, acquired, 5), Release(fencing_number=5), STAMP), 8) == Lock(
+        "", 5
+    )
 
 
 def test_an_append_is_linked_to_the_chain_and_conditional_on_it() -> None:
     first = decide(REF, None, TAKE, STAMP)
-    entry = seal(LockView(), first, Names("staging"))
+    entry = LOCK.link(Names("staging"), [first], View())[0]
     assert (entry.subject, entry.chain) == (
         "staging_ledger.lock.account.42.acquired",
         "staging_ledger.lock.account.42.>",
     )
     assert entry.expected == 0
-    view = advance(entry, first, 5)
-    assert view == view_of(stored(entry.data, 5))
-    second = seal(view, decide(REF, view.lock, Release(fencing_number=5), STAMP), Names())
+    view = LOCK.advance(entry, first, 5)
+    assert view == LOCK.view(stored(entry.data, 5))
+    release = decide(REF, view.state, Release(fencing_number=5), STAMP)
+    second = LOCK.link(Names(), [release], view)[0]
     assert second.expected == 5
-    event = decode_lock_event(stored(second.data))
+    event = LOCK.decode(stored(second.data))
     assert event == Released(
         scope="account", lock="42", at=NOW, by="a", trace="t", prev=digest(entry.data), fencing_number=5
     )
-    assert view_of(None) == LockView(None, 0, b"")
+    assert LOCK.view(None) == View()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +133,7 @@ def test_an_append_is_linked_to_the_chain_and_conditional_on_it() -> None:
 )
 def test_what_is_no_lock_event_stops_its_reader(data: bytes, error: type[LedgerError]) -> None:
     with pytest.raises(error, match="stream sequence 9") as caught:
-        decode_lock_event(stored(data))
+        LOCK.decode(stored(data))
     assert (vars(caught.value)["stream_sequence"], vars(caught.value)["next_sequence"]) == (9, 10)
 
 

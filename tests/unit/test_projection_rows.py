@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 import jobledger.projections
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
-    NO_VALUE,
     Completed,
     DeadLettered,
     ErrorInfo,

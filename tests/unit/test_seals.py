@@ -21,9 +21,10 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Enqueue, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, WrongSequenceError
+from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import SealRecorded
+from jobledger.ledger.model.reactor import REACTOR, SealRecorded
 from jobledger.ledger.model.subjects import JobRef, Names
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +54,7 @@ def trusted(keys: tuple[Path, Path]) -> TrustedKeys:
 async def enqueue(log: MemoryLog, count: int, prefix: str = "job") -> None:
     for number in range(count):
         ref = JobRef(queue="email", job_id=f"{prefix}-{number}")
-        order = Enqueue(ref=ref, task="tests.send", input=msgspec.Raw(b"{}"))
+        order = Enqueue(ref=ref, task="tests.send", order=Order(input=msgspec.Raw(b"{}")))
         await commit(log, EMPTY_CHAIN, decide(None, order, Stamp(at=AT, by="tests")))
 
 
@@ -406,8 +407,8 @@ async def test_what_stands_among_the_seals_and_is_none_is_named(signer: Signer) 
     head = await log.head()
     last = await newest_seal(log)
     assert last is not None
-    chain = NAMES.reactor_chain("seals")
-    await log.append([Entry(NAMES.reactor_event("seals", "sealed"), b"{}", chain, last.stream_sequence)])
+    chain = REACTOR.chain(NAMES, "seals")
+    await log.append([Entry(REACTOR.of_type(NAMES, "sealed", "seals"), b"{}", chain, last.stream_sequence)])
     witness = await seals_as_witness(log)
     assert witness is not None
     report = await verify(log, witnesses=[witness])

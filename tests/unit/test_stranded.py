@@ -23,7 +23,7 @@ from jobledger.ledger.model.commands import (
     Stamp,
 )
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.events import ErrorInfo, event_type
+from jobledger.ledger.model.events import ErrorInfo, Order, event_type
 from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.reconciler import Position, is_given_up
@@ -31,7 +31,7 @@ from jobledger.workers.reactors.stranded import DISPATCHES_MAX, Verdict, judge
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 STAMP = Stamp(at=NOW, by="w1")
-NEW = Enqueue(ref=JobRef(queue="email", job_id="j1"), task="send", max_attempts=2)
+NEW = Enqueue(ref=JobRef(queue="email", job_id="j1"), task="send", order=Order(max_attempts=2))
 CLAIM = Claim(worker="w1", lease_s=15.0)
 ANEW = Dispatch(cause="redispatched")
 BOOM = ErrorInfo(kind="exception", type="ValueError", message="boom")

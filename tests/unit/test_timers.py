@@ -80,9 +80,9 @@ def _headers(names: Names, due_at: datetime) -> dict[str, str]:
 def test_the_message_names_half_a_second_before_the_moment_and_where_to_fire() -> None:
     assert _headers(Names("staging"), LATER) == {
         "Nats-Schedule": "@at 2026-01-02T03:05:05.178901Z",
-        "Nats-Schedule-Target": "staging_timer.due.email.j1.42",
+        "Nats-Schedule-Target": "staging_timer.due.job.email.j1.42",
     }
-    assert Names("staging").timer_at(_timer(LATER).ref, 42) == "staging_timer.at.email.j1.42"
+    assert Names("staging").timer_at(_timer(LATER).ref, 42) == "staging_timer.at.job.email.j1.42"
 
 
 @pytest.mark.parametrize(

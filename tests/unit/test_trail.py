@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.orders import enqueue_of
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.audit.trail import Lost, Trail, trail_of
@@ -45,6 +46,7 @@ from jobledger.ledger.model.events import (
     ErrorInfo,
     Failed,
     JobEvent,
+    Order,
     Queued,
     Scheduled,
     Started,
@@ -67,7 +69,7 @@ class Course:
 
     def enqueue(self, **options: Any) -> Course:
         order: dict[str, Any] = {"max_attempts": 2, **options}
-        return self.do(Enqueue(ref=JobRef(queue="email", job_id="j"), task="send", **order), by="shop")
+        return self.do(enqueue_of(JobRef(queue="email", job_id="j"), **order), by="shop")
 
     def do(self, command: Any, *, by: str = "w1", after_s: float = 0.0) -> Course:
         self.now += timedelta(seconds=after_s)
@@ -101,8 +103,8 @@ def test_a_job_that_completes_at_once() -> None:
     told = course.do(Complete(epoch=course.epoch), after_s=1.5).told()
     assert [line.text() for line in told.lines] == [
         "queued in queue email, by shop; waits for a worker of queue email",
-        "attempt 1 starts on worker w1",
-        "attempt 1 completed",
+        "started: attempt 1 on w1",
+        "completed: attempt 1",
     ]
     assert [line.since_s for line in told.lines] == [None, 3.4, 1.5]
     assert (told.lines[1].waited_s, told.lines[1].waited_for) == (3.4, "a worker of queue email")
@@ -114,8 +116,8 @@ def test_a_failure_names_its_error_its_backoff_and_when_that_ended() -> None:
     course.do(Fail(epoch=course.epoch, error=BOOM, retry_at=course.now + timedelta(seconds=20)))
     course.do(Dispatch(cause="retried"), by="w2", after_s=20.012)
     assert course.texts[2:] == [
-        "attempt 1 failed: ValueError: boom; waits for its backoff of 20.0 s, until 2026-01-02 08:00:20.000 UTC",
-        "queued again for attempt 2, 12 ms after its time, by w2; waits for a worker of queue email",
+        "failed: attempt 1: ValueError: boom; waits for its backoff of 20.0 s, until 2026-01-02 08:00:20.000 UTC",
+        "queued: retried, attempt 2 is next, 12 ms after its time, by w2; waits for a worker of queue email",
     ]
     failed, queued = course.told().lines[2:]
     assert (failed.error, failed.worker, failed.attempt) == (BOOM, "w1", 1)
@@ -136,9 +138,9 @@ def test_a_takeover_names_the_lost_attempt_and_how_long_its_worker_was_silent() 
     course.do(TakeOver(worker="w2", lease_s=15, lost_epoch=held), by="w2", after_s=16)
     course.do(Fence(epoch=held, attempt=1, worker="w1", outcome="completed"), by="w1", after_s=1)
     assert course.texts[2:] == [
-        "attempt 1 is at 3 of 10: rows",
-        "attempt 2 starts on worker w2; attempt 1 is lost: worker w1 had recorded nothing for 16.0 s",
-        "`completed` of attempt 1 on worker w1 came too late and was refused",
+        "progressed: 3 of 10 rows",
+        "started: attempt 2 on w2; attempt 1 is lost: worker w1 had recorded nothing for 16.0 s",
+        "fenced: completed of w1 came after its claim expired",
     ]
     assert course.told().lines[3].lost == Lost(attempt=1, worker="w1", silent_s=16.0)
     assert course.told().summary.text() == (
@@ -154,12 +156,12 @@ def test_a_dead_letter_waits_for_a_person_who_requeues_or_discards_it() -> None:
     )
     course.do(DeadLetter(reason="max_deliver"), by="reconciler").do(Discard(reason="test data"), by="bob")
     assert course.texts[3:] == [
-        "dead letter: its attempts are used up, by w1; waits for a person",
+        "dead lettered: exhausted: ValueError: boom, by w1; waits for a person",
         (
-            "requeued for attempt 2 with priority high and a new input: fixed, by alice; "
+            "queued: requeued, attempt 2 is next, priority high, new input: fixed, by alice; "
             "waits for a worker of queue email"
         ),
-        "dead letter: it was delivered again and again without an outcome, by reconciler; waits for a person",
+        "dead lettered: max_deliver, by reconciler; waits for a person",
         "discarded: test data, by bob",
     ]
     assert course.told().summary.text() == (
@@ -171,7 +173,7 @@ def test_a_dead_worker_of_the_last_attempt_is_told_once() -> None:
     course = Course().enqueue(max_attempts=1).claim()
     course.do(TakeOver(worker="w2", lease_s=15, lost_epoch=course.epoch), by="w2", after_s=15)
     assert course.texts[-1] == (
-        "dead letter: its attempts are used up (lost: worker w1 died while running the last attempt), by w2; "
+        "dead lettered: exhausted: lost: worker w1 died while running the last attempt, by w2; "
         "attempt 1 is lost: worker w1 had recorded nothing for 15.0 s; waits for a person"
     )
 
@@ -181,10 +183,13 @@ def test_a_delay_that_an_operator_ends_early() -> None:
     course.do(Dispatch(cause="due", reason="retried by hand"), by="alice", after_s=600)
     assert course.texts == [
         (
-            "scheduled in queue email with priority low, by shop; "
+            "scheduled in queue email, due at 2026-01-02T09:00:00.000000Z, by shop; "
             "waits for its time in 1 h, at 2026-01-02 09:00:00.000 UTC"
         ),
-        "due, so queued, 50 min before its time: retried by hand, by alice; waits for a worker of queue email",
+        (
+            "queued: due, attempt 1 is next, priority low: retried by hand, 50 min before its time, by alice; "
+            "waits for a worker of queue email"
+        ),
     ]
 
 
@@ -194,9 +199,9 @@ def test_a_running_job_that_is_asked_to_end_waits_for_its_worker() -> None:
     course.do(Checkpoint(epoch=course.epoch, value=msgspec.Raw(b"1")), after_s=1)
     course.do(ConfirmCancel(epoch=course.epoch), after_s=1)
     assert course.texts[2:] == [
-        "asked to end: no need, by alice; waits for worker w1 to end attempt 1",
-        "attempt 1 kept a checkpoint",
-        "attempt 1 ends: cancelled: no need",
+        "cancel requested: no need, by alice; waits for worker w1 to end attempt 1",
+        "checkpointed: attempt 1",
+        "cancelled: no need",
     ]
     assert course.told().lines[-1].waited_s == 2.0
 
@@ -204,17 +209,20 @@ def test_a_running_job_that_is_asked_to_end_waits_for_its_worker() -> None:
 def test_attempts_that_do_not_count_and_limits() -> None:
     course = Course().enqueue(max_attempts=1, limits=("api", "db")).do(Dispatch(cause="admitted")).claim()
     course.do(Snooze(epoch=course.epoch, until=course.now + timedelta(seconds=9)))
-    course.do(Dispatch(cause="due"), after_s=9).claim()
-    course.do(Pause(epoch=course.epoch, event="paid")).do(Dispatch(cause="resumed"), after_s=1).claim()
+    course.do(Dispatch(cause="due"), after_s=9).do(Dispatch(cause="admitted")).claim()
+    course.do(Pause(epoch=course.epoch, event="paid")).do(Dispatch(cause="resumed"), after_s=1)
+    course.do(Dispatch(cause="admitted")).claim()
     course.do(Interrupt(epoch=course.epoch, reason="deploy"))
-    assert [each for each in course.texts if "worker" not in each] == [
+    assert [
+        each for each in course.texts if each.startswith(("held in", "snoozed", "paused", "interrupted"))
+    ] == [
         "held in queue email, by shop; waits for its limits (api, db) to admit it",
         (
-            "attempt 1 asked to run again later and does not count; "
+            "snoozed: attempt 1 until 2026-01-02T08:00:09.000000Z; "
             "waits for its time in 9.0 s, at 2026-01-02 08:00:09.000 UTC"
         ),
-        "attempt 2 paused the job and does not count; waits for event paid",
-        "attempt 3 was given back unfinished and does not count: deploy",
+        "paused: attempt 2: for event paid; waits for event paid",
+        "interrupted: attempt 3: deploy",
     ]
 
 
@@ -255,7 +263,10 @@ def test_the_trail_in_the_docs_is_told_like_this(
     first, second, shop = "host-7-4be0c2aa", "host-8-91f7d03c", "web-812-9d0ab3f1"
     error = ErrorInfo(kind="exception", type="ConnectionError", message="the bank does not answer")
     course = Course()
-    course.do(Enqueue(ref=JobRef(queue="billing", job_id="charge-1"), task="charge", max_attempts=3), by=shop)
+    course.do(
+        Enqueue(ref=JobRef(queue="billing", job_id="charge-1"), task="charge", order=Order(max_attempts=3)),
+        by=shop,
+    )
     course.claim(after_s=2.2, worker=first)
     retry_at = course.now + timedelta(seconds=30.1)
     course.do(Fail(epoch=course.epoch, error=error, retry_at=retry_at), by=first, after_s=0.1)

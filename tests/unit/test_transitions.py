@@ -37,7 +37,7 @@ from jobledger.ledger.model.commands import (
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import (
-    EVENT_TYPES,
+    EVENT_CLASSES,
     CancelRequested,
     Carried,
     Cause,
@@ -47,13 +47,15 @@ from jobledger.ledger.model.events import (
     Failed,
     Fenced,
     JobEvent,
+    Order,
     Queued,
     Scheduled,
     Started,
 )
 from jobledger.ledger.model.job import Job, JobState, evolve
+from jobledger.ledger.model.lifecycle import CAUSES, LEGAL
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.model.transitions import CAUSES, LEGAL, violation
+from jobledger.ledger.model.transitions import violation
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -69,7 +71,7 @@ causes: st.SearchStrategy[Cause] = st.sampled_from(
 )
 limits = st.sampled_from([(), ("api",)])
 commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Enqueue, ref=st.just(REF), task=st.just("send"), max_attempts=st.integers(1, 3), run_at=maybe_later, limits=limits),
+    st.builds(Enqueue, ref=st.just(REF), task=st.just("send"), run_at=maybe_later, order=st.builds(Order, max_attempts=st.integers(1, 3), limits=limits)),
     st.builds(Dispatch, cause=causes),
     st.builds(Claim, worker=st.just("w1"), lease_s=st.just(15.0)),
     st.builds(TakeOver, worker=st.just("w2"), lease_s=st.just(15.0), lost_epoch=epochs),
@@ -121,7 +123,7 @@ def test_nothing_that_decide_decides_breaks_the_table(steps: list[tuple[Command,
         assert not (job.state is JobState.RETRY_WAIT and job.due_at is None), (
             "left between two events of a batch"
         )
-        assert len(job.attempts) <= job.max_attempts + job.attempts_given_back
+        assert len(job.attempts) <= job.order.max_attempts + job.attempts_given_back
 
 
 def _after(*events: JobEvent) -> Job:
@@ -191,5 +193,7 @@ def test_planted_events_are_found(job: Job | None, event: JobEvent, sentence: st
 
 def test_the_tables_name_every_state_and_only_known_types() -> None:
     assert set(LEGAL) == {None, *JobState}
-    assert frozenset().union(*LEGAL.values()) == set(EVENT_TYPES)
-    assert {state for state, types in LEGAL.items() if "queued" in types} == set(CAUSES)
+    assert frozenset().union(*LEGAL.values()) == set(EVENT_CLASSES)
+    assert {state for state, types in LEGAL.items() if Queued in types} == {
+        state for state, causes in CAUSES.items() if causes
+    }

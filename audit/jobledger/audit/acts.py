@@ -15,12 +15,13 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from jobledger.audit.export.log import ExportLog, JoinedLog
-from jobledger.audit.verify.rules import lean
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import NO_VALUE, Cancelled, CancelRequested, Discarded, Queued
+from jobledger.ledger.model.events import Cancelled, CancelRequested, Discarded, Queued
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 

@@ -16,14 +16,13 @@ from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.reactor import (
     ARCHIVE,
+    REACTOR,
     Archived,
     Counted,
     CountedFailure,
     CountedJob,
     CountedTask,
     ReactorEvent,
-    decode_reactor_event,
-    seal_reactor_event,
 )
 
 #: Of a part's rows; an event must fit into a message whatever the server's limit is.
@@ -92,10 +91,10 @@ async def append_counts(log: Log, parts: Sequence[Counted]) -> None:
         UnreachableError.
     """
     for part in parts:
-        last = await log.last(log.names.reactor_chain(ARCHIVE))
-        if part.part > 1 and (last is None or not _precedes(decode_reactor_event(last), part)):
-            raise WrongSequenceError(log.names.reactor_chain(ARCHIVE), last.stream_sequence if last else 0)
-        await log.append([seal_reactor_event(part, last, log.names)])
+        last = await log.last(REACTOR.chain(log.names, ARCHIVE))
+        if part.part > 1 and (last is None or not _precedes(REACTOR.decode(last), part)):
+            raise WrongSequenceError(REACTOR.chain(log.names, ARCHIVE), last.stream_sequence if last else 0)
+        await log.append(REACTOR.link(log.names, [part], REACTOR.view(last)))
 
 
 def _precedes(event: ReactorEvent, part: Counted) -> bool:
@@ -131,11 +130,11 @@ async def counts_before(log: Log, first_sequence: int) -> Counts | None:
 
 
 async def _chain(log: Log, first_sequence: int) -> AsyncGenerator[tuple[int, ReactorEvent], None]:
-    batches = log.read_messages(from_sequence=first_sequence, subject=log.names.reactor_chain(ARCHIVE))
+    batches = log.read_messages(from_sequence=first_sequence, subject=REACTOR.chain(log.names, ARCHIVE))
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
-                yield message.stream_sequence, decode_reactor_event(message)
+                yield message.stream_sequence, REACTOR.decode(message)
 
 
 def _joined(parts: Sequence[Counted], archived: Archived, begins: int) -> Counts | None:

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.export.log import ExportLog, JoinedLog
-from jobledger.audit.verify.rules import lean
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Carried, Started
 from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 

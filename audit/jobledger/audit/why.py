@@ -51,7 +51,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
     if job.state is JobState.QUEUED:
         alive = [info for info in await ledger.leases.all() if not info.stopped]
         workers = tuple(info for info in alive if job.queue in info.queues)
-        consumer = ledger.names.consumer(job.queue, job.priority)
+        consumer = ledger.names.consumer(job.queue, job.order.priority)
         info = await api(ledger.inbox, f"CONSUMER.INFO.{ledger.names.ledger_stream}.{consumer}", {})
         if "error" not in info:
             backlog = int(info["num_pending"])
@@ -72,7 +72,7 @@ def explain(job: Job, facts: Facts) -> Why:
             sentence, hint = f"it is not due before {_moment(job, facts)}", f"jobledger jobs retry {job.id}"
         case JobState.HELD:
             sentence, hint = (
-                f"it waits for its limits ({', '.join(job.limits) or 'none named'}) to admit it",
+                f"it waits for its limits ({', '.join(job.order.limits) or 'none named'}) to admit it",
                 "",
             )
         case JobState.PAUSED:
@@ -116,11 +116,14 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
     if facts.backlog is not None and job.dispatch_sequence > facts.delivered:
         running = sum(info.running for info in facts.workers)
         return (
-            f"it stands in queue {job.queue} ({job.priority}) with {facts.backlog} not yet delivered; "
+            f"it stands in queue {job.queue} ({job.order.priority}) with {facts.backlog} not yet delivered; "
             f"{_count(len(facts.workers), 'worker')} there run {running} jobs now"
         ), start
     if facts.backlog is None:
-        return f"queue {job.queue} has no consumer of priority {job.priority} yet: its worker is starting", ""
+        return (
+            f"queue {job.queue} has no consumer of priority {job.order.priority} yet: its worker is starting",
+            "",
+        )
     return (
         "it was delivered to a worker that has not started it: it is about to, or the delivery comes again "
         "within the ack wait"

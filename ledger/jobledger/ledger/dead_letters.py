@@ -151,7 +151,7 @@ async def _new_input(client: Client, job: Job, how: Requeuing) -> bytes | None:
 
 
 async def _edited(client: Client, job: Job, edit: Mapping[str, Any]) -> dict[str, Any]:
-    old = await client.inputs.get(job.input, job.input_ref)
+    old = await client.inputs.get(job.order.input, job.order.input_ref)
     values: Any = {}
     if old:
         try:

@@ -17,11 +17,12 @@ import uuid_utils
 
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle, Sources
-from jobledger.ledger.model.chain import EMPTY_CHAIN, Sealed, seal
+from jobledger.ledger.model.chain import EMPTY_CHAIN, Linked, link
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError, WrongSequenceError
+from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.nats.payloads import Payloads
@@ -109,13 +110,15 @@ class Enqueuer:
         return Enqueue(
             ref=JobRef(queue=options.queue, job_id=options.id or new_job_id()),
             task=task.name,
-            input=value,
-            input_ref=reference,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            timeout_s=options.timeout_s,
             run_at=self._due(options),
-            notify=notify,
+            order=Order(
+                input=value,
+                input_ref=reference,
+                priority=options.priority,
+                max_attempts=options.max_attempts,
+                timeout_s=options.timeout_s,
+                notify=notify,
+            ),
         )
 
     def _due(self, options: Options) -> datetime | None:
@@ -132,9 +135,9 @@ class Enqueuer:
 
         Raises: LedgerFullError, UnreachableError.
         """
-        sealed = self._seal_first(command)
+        linked = self._seal_first(command)
         try:
-            sequence = await self._log.append(sealed.entries)
+            sequence = await self._log.append(linked.entries)
         except WrongSequenceError:
             existing = await self._log.read_chain(self._log.names.chain(command.ref))
             # A replica that lags may answer that it has nothing yet.
@@ -142,8 +145,8 @@ class Enqueuer:
             return JobHandle(self._sources, command.ref, created=False, sequence=sequence)
         return JobHandle(self._sources, command.ref, created=True, sequence=sequence)
 
-    def _seal_first(self, command: Enqueue) -> Sealed:
-        return seal(EMPTY_CHAIN, decide(None, command, self._stamp()), self._log.names)
+    def _seal_first(self, command: Enqueue) -> Linked:
+        return link(EMPTY_CHAIN, decide(None, command, self._stamp()), self._log.names)
 
     async def _bulk_order(
         self,

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.errors import InvalidInputError, LockLostError
-from jobledger.ledger.model.lock import LockView
+from jobledger.ledger.model.lock import Lock
 from jobledger.ledger.model.subjects import LockRef
 from jobledger.ledger.nats.lock_hints import LockWatch
 
@@ -37,12 +38,12 @@ class Turn:
 class HeldLock:
     """A lock as long as it is held. Its fencing number goes along with every write to what the lock guards."""
 
-    def __init__(self, turn: Turn, keeper: LeaseKeeper, view: LockView, holder: str) -> None:
-        assert view.lock is not None, "a view after `acquired` has a lock"
+    def __init__(self, turn: Turn, keeper: LeaseKeeper, view: View[Lock], holder: str) -> None:
+        assert view.state is not None, "a view after `acquired` has a lock"
         self.scope = turn.ref.scope
         self.id = turn.ref.lock_id
         self.fencing_number = (
-            view.lock.fencing_number
+            view.state.fencing_number
         )  #: stream sequence of `acquired`; grows from holder to holder
         self.holder = holder  #: the identity whose lease keeps the lock, as others see it
         self.turn = turn

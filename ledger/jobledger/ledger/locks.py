@@ -17,6 +17,7 @@ import anyio
 
 from jobledger.ledger.held_lock import AsyncBlock, HeldLock, Place, Turn
 from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import (
@@ -29,17 +30,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.lock import (
-    Acquire,
-    Lock,
-    LockEvent,
-    LockView,
-    Release,
-    advance,
-    decide,
-    seal,
-    view_of,
-)
+from jobledger.ledger.model.lock import LOCK, Acquire, Lock, LockEvent, Release, decide
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.subjects import LockRef, check_token
 from jobledger.ledger.nats.leases import Leases
@@ -186,7 +177,7 @@ class Locks:
                 await place.mutex.acquire()
         except TimeoutError as error:
             self._leave(ref, place)
-            raise _timed_out(ref, (await self._look(ref)).lock, wait_s) from error
+            raise _timed_out(ref, (await self._look(ref)).state, wait_s) from error
         except BaseException:  # cancelled while it waited
             self._leave(ref, place)
             raise
@@ -220,15 +211,15 @@ class Locks:
             keeper = await self._lease()
             turn.watch.free.clear()  # before the look, so that what is heard after it is not missed
             view = await self._look(turn.ref)
-            lost = await self._lost(view.lock, keeper)
+            lost = await self._lost(view.state, keeper)
             if lost is not None:
                 try:
                     return await self._claim(turn, keeper, view, lost)
                 except WrongSequenceError:
                     view = await self._look(turn.ref)  # who was faster
             if self._clock.monotonic() >= deadline:
-                raise _timed_out(turn.ref, view.lock, wait_s)
-            if view.lock is not None and view.lock.is_held:
+                raise _timed_out(turn.ref, view.state, wait_s)
+            if view.state is not None and view.state.is_held:
                 self._hints.tell(turn.ref, "wanted")
                 await self._await_hint(turn.watch, keeper.duration_s, began, deadline)
 
@@ -249,15 +240,15 @@ class Locks:
             return lock.fencing_number  # taken for a task that was cancelled meanwhile: it is our turn now
         return lock.fencing_number if await self._leases.find(lock.holder) is None else None
 
-    async def _claim(self, turn: Turn, keeper: LeaseKeeper, view: LockView, lost: int) -> HeldLock:
+    async def _claim(self, turn: Turn, keeper: LeaseKeeper, view: View[Lock], lost: int) -> HeldLock:
         """Append `acquired` on condition of what was read; when the caller is cancelled, it is undone behind.
 
         Raises: WrongSequenceError when somebody was faster.
         """
         identity = keeper.identity
         command = Acquire(holder=identity, lease_s=keeper.duration_s, lost=lost)
-        event = decide(turn.ref, view.lock, command, self._stamp(identity))
-        entry = seal(view, event, self._log.names)
+        event = decide(turn.ref, view.state, command, self._stamp(identity))
+        entry = LOCK.link(self._log.names, [event], view)[0]
         appending = self._spawn(self._log.append([entry]))
         try:
             await asyncio.wait({appending})
@@ -266,7 +257,7 @@ class Locks:
             turn.is_handed_on = True
             self._behind(self._undo(turn, keeper, event, entry, appending))
             raise
-        held = HeldLock(turn, keeper, advance(entry, event, sequence), identity)
+        held = HeldLock(turn, keeper, LOCK.advance(entry, event, sequence), identity)
         self._held[held.fencing_number] = held
         if not held.is_held:
             turn.is_handed_on = True
@@ -274,12 +265,12 @@ class Locks:
             raise held.error("the lease of this process was over before the lock was taken")
         if lost:
             logger.warning(
-                "%r: taken over from %s, whose lease is over", held, view.lock.holder if view.lock else "?"
+                "%r: taken over from %s, whose lease is over", held, view.state.holder if view.state else "?"
             )
         return held
 
-    async def _look(self, ref: LockRef) -> LockView:
-        return view_of(await self._log.last(self._log.names.lock_chain(ref)))
+    async def _look(self, ref: LockRef) -> View[Lock]:
+        return LOCK.view(await self._log.last(LOCK.chain(self._log.names, ref.scope, ref.lock_id)))
 
     # Giving it back.
 
@@ -297,8 +288,8 @@ class Locks:
         turn = held.turn
         try:
             command = Release(fencing_number=held.fencing_number)
-            event = decide(turn.ref, held.view.lock, command, self._stamp(held.holder))
-            entry = seal(held.view, event, self._log.names)
+            event = decide(turn.ref, held.view.state, command, self._stamp(held.holder))
+            entry = LOCK.link(self._log.names, [event], held.view)[0]
             while True:
                 try:
                     await self._log.append([entry])
@@ -330,7 +321,7 @@ class Locks:
             if sequence is None:
                 self._end_turn(turn)
         if sequence is not None:
-            await self._give_up(HeldLock(turn, keeper, advance(entry, event, sequence), event.by))
+            await self._give_up(HeldLock(turn, keeper, LOCK.advance(entry, event, sequence), event.by))
 
     async def _find(self, ref: LockRef, identity: str, entry: Entry) -> int | None:
         """Return where an append without an answer is stored; None if it is not, or if our lease is lost anyway."""

@@ -24,8 +24,9 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     ServerUnreachableError,
 )
-from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent, Paused, Scheduled, Snoozed
+from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.lifecycle import due_at
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
@@ -65,26 +66,18 @@ _decoder: msgspec.json.Decoder[Timer] = msgspec.json.Decoder(Timer)
 
 def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
     """Return the timer that `event` asks for; None when the job waits for no moment, or goes on at once."""
-    due_at: datetime | None = None
-    cause: Cause = "due"
-    match event:
-        case Scheduled():
-            due_at = event.run_at
-        case Failed():
-            # At the moment of the failure itself the batch goes on with `queued`: nobody waits.
-            cause, due_at = "retried", event.retry_at
-            due_at = None if due_at is None or due_at <= event.at else due_at
-        case Snoozed() | Paused():
-            due_at = event.until
-        case Carried():
-            # The wait began with an event that is in an archive; it is still called by that one's sequence.
-            job = evolve(None, event, stream_sequence)
-            return wait_timer(job) if job.due_at is not None and job.state in WAITING_STATES else None
-        case _:
-            pass
-    if due_at is None:
+    moment = due_at(event)
+    if moment is None:
         return None
-    return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=due_at)
+    if isinstance(event, Carried):
+        # The wait began with an event that is in an archive; it is still called by that one's sequence.
+        job = evolve(None, event, stream_sequence)
+        return wait_timer(job) if job.state in WAITING_STATES else None
+    is_retry = isinstance(event, Failed)
+    if is_retry and moment <= event.at:
+        return None  # at the moment of the failure itself the batch goes on with `queued`: nobody waits
+    cause: Cause = "retried" if is_retry else "due"
+    return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=moment)
 
 
 def wait_timer(job: Job) -> Timer:

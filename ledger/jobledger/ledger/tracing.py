@@ -84,13 +84,13 @@ class Tracing:
     @contextlib.contextmanager
     def attempt(self, job: Job) -> Generator[AttemptSpan, None, None]:
         """Be the span of a claimed attempt: a child of the enqueuer's span, and linked to it."""
-        parent = self._context(job.trace)
+        parent = self._context(job.order.trace)
         attributes: dict[str, str | int] = {
             **_attributes("run", "process", job.task, job.queue),
             "messaging.message.id": job.id,
             "jobledger.attempt": job.attempts[-1].number,
             "jobledger.worker": job.attempts[-1].worker,
-            "jobledger.priority": job.priority,
+            "jobledger.priority": job.order.priority,
         }
         from_enqueuer = self._trace.get_current_span(parent).get_span_context()
         links = [self._trace.Link(from_enqueuer)] if from_enqueuer.is_valid else []

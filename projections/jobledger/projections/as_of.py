@@ -20,7 +20,7 @@ import msgspec
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import SequenceGapError
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import files
 from jobledger.projections.agreement import refuse_lost_beginning
@@ -112,11 +112,11 @@ async def whole_from(log: Log) -> int:
     if first == 1:
         return 0
     found = first
-    chain = log.names.reactor_chain(ARCHIVE)
+    chain = REACTOR.chain(log.names, ARCHIVE)
     async with contextlib.aclosing(log.read_messages(from_sequence=first, subject=chain)) as batches:
         async for batch in batches:
             for message in batch:
-                event = decode_reactor_event(message)
+                event = REACTOR.decode(message)
                 if isinstance(event, Archived) and event.through_sequence < first:  # else not purged yet
                     found = message.stream_sequence
     return found

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Attempt, Job, JobState
 from jobledger.ledger.model.times import as_utc, time_text
@@ -23,6 +24,7 @@ Row = tuple[Value, ...]
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _RUNNING: Final = JobState.RUNNING
 _NO_PROGRESS: Final = (NULL_NUMBER, NULL_NUMBER, NULL_TEXT)
+_replace: Final = msgspec.structs.replace
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
 
@@ -33,9 +35,9 @@ def without_input(job: Job) -> Job:
     `evolve` only passes the input on, so folding with or without it gives the same rest. The input is kept
     where the column cannot give it back: beside a reference, or when it is not UTF-8.
     """
-    if job.input is NO_VALUE or job.input_ref is not None or not _is_text(job.input):
+    if job.order.input is NO_VALUE or job.order.input_ref is not None or not _is_text(job.order.input):
         return job
-    return msgspec.structs.replace(job, input=NO_VALUE)
+    return _replace(job, order=_replace(job.order, input=NO_VALUE))
 
 
 def fold_bytes(job: Job) -> bytes:
@@ -50,14 +52,14 @@ def unfold(fold: bytes) -> Job:
 
 def with_input(job: Job, data: str | None) -> Job:
     """Return a job from a column `fold` as `evolve` made it, given its column `data`."""
-    if data is None or job.input_ref is not None or job.input is not NO_VALUE:
+    if data is None or job.order.input_ref is not None or job.order.input is not NO_VALUE:
         return job
-    return msgspec.structs.replace(job, input=msgspec.Raw(data.encode()))
+    return _replace(job, order=_replace(job.order, input=msgspec.Raw(data.encode())))
 
 
 def data_text(job: Job) -> str | int:
     """Return the column `data`: the input's JSON text, or a reference to it; `schema.NULL_TEXT` without any."""
-    return _value_text(job.input, job.input_ref)
+    return _value_text(job.order.input, job.order.input_ref)
 
 
 def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
@@ -66,7 +68,7 @@ def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
     updated_at = time_text(job.updated_at)
     return (
         str(job.state),
-        job.priority,
+        job.order.priority,
         _value_text(job.result, job.result_ref),
         error.message if error is not None else NULL_TEXT,
         error.type if error is not None else NULL_TEXT,
@@ -75,14 +77,14 @@ def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
         time_text(attempts[0].started_at) if attempts else NULL_TEXT,
         updated_at if job.finished_at is job.updated_at else _optional_time_text(job.finished_at),
         len(attempts),
-        job.max_attempts,
+        job.order.max_attempts,
         max(0, len(attempts) - job.attempts_given_back - 1),
-        job.max_attempts - 1,
+        job.order.max_attempts - 1,
         job.dead_reason or NULL_TEXT,
         int(job.cancel_requested),
         attempts[-1].worker if attempts and job.state is _RUNNING else NULL_TEXT,
         *(_NO_PROGRESS if progress is None else (progress.done, _number(progress.total), progress.note)),
-        NULL_NUMBER if job.timeout_s is None else job.timeout_s,
+        NULL_NUMBER if job.order.timeout_s is None else job.order.timeout_s,
         job.last_sequence,
         bytearray(fold),
         since_us,
@@ -94,10 +96,10 @@ def job_fixed(job: Job, first_us: int) -> Row:
     return (
         job.task,
         time_text(job.created_at),
-        job.tenant,
-        job.batch,
-        job.tick,
-        job.correlation,
+        job.order.tenant,
+        job.order.batch,
+        job.order.tick,
+        job.order.correlation,
         data_text(job),
         first_us,
     )

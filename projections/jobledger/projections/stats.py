@@ -14,25 +14,19 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from jobledger.ledger.model.aggregates import JOB
 from jobledger.ledger.model.events import (
-    Cancelled,
-    Checkpointed,
-    Completed,
     DeadLettered,
     Discarded,
     Failed,
     Fenced,
     Held,
-    Interrupted,
     JobEvent,
-    Paused,
-    Progressed,
     Queued,
-    Scheduled,
-    Snoozed,
     Started,
 )
 from jobledger.ledger.model.job import FINAL_STATES, Job, JobState
+from jobledger.ledger.model.lifecycle import CLAIMED, LIFECYCLE, ORDERS, OUTCOMES
 
 #: What is counted, per minute, queue and task. Those named like an event count that event.
 COUNTERS: Final = (
@@ -100,19 +94,10 @@ FAILURE_COUNTERS: Final = ("failed", "dead_lettered")
 
 #: Events that end an attempt, a job, or both: the place of their counter, and of the worker's.
 _ENDS: Final[dict[type[JobEvent], tuple[int, int | None]]] = {
-    kind: (_AT[name], _WORKER_AT.get(name))
-    for kind, name in (
-        (Completed, "completed"),
-        (Failed, "failed"),
-        (Interrupted, "interrupted"),
-        (Snoozed, "snoozed"),
-        (Paused, "paused"),
-        (Cancelled, "cancelled"),
-        (DeadLettered, "dead_lettered"),
-        (Discarded, "discarded"),
-    )
+    cls: (_AT[tag], _WORKER_AT.get(tag))
+    for tag, cls in JOB.types.items()
+    if LIFECYCLE[cls].ends is not None and LIFECYCLE[cls].counted
 }
-_ORDERS: Final = frozenset[type[JobEvent]]({Queued, Scheduled, Held})
 _ATTEMPTS: Final = _WORKER_AT["attempts"]
 
 
@@ -187,13 +172,13 @@ class Tally:
     def move(self, before: Job | None, after: Job) -> None:
         """Count a job out of the state it was in and into the one it is in."""
         if before is not None:
-            if before.state is after.state and before.priority == after.priority:
+            if before.state is after.state and before.order.priority == after.order.priority:
                 return
             self._shift(before, -1)
         self._shift(after, 1)
 
     def _shift(self, job: Job, by: int) -> None:
-        key = (job.queue, job.priority)
+        key = (job.queue, job.order.priority)
         gauge = self.gauges.get(key)
         if gauge is None:
             gauge = self.gauges[key] = {}
@@ -223,7 +208,7 @@ class Tally:
             return
         if before is not None and before.job.state is _RUNNING and after.state is not _RUNNING:
             self._lost(self._cell(after, now_us), before)
-        if not isinstance(event, Queued):
+        if not isinstance(event, Queued | Held):
             return
         if event.cause in {"requeued", "redispatched"}:
             self._cell(after, now_us).counts[_AT[event.cause]] += 1
@@ -271,7 +256,7 @@ class Tally:
         counts[FAILURE_COUNTERS.index(name)] += 1
 
     def _lost(self, cell: Cell, before: Seen) -> None:
-        """The attempt that ran is over without a word of its worker, whose newest time therefore stays."""
+        """The attempt that ran ended without a word of its worker, whose newest time therefore stays."""
         running = before.job.running_attempt
         if running is not None:
             cell.counts[_AT["lost"]] += 1
@@ -288,11 +273,11 @@ class Tally:
 
     #: What is not here counts nothing: wishes, and what carries a job across a purge.
     _COUNTING: ClassVar[dict[type[JobEvent], Callable[..., None]]] = {
-        **dict.fromkeys(_ORDERS, _ordered),
+        **dict.fromkeys(ORDERS, _ordered),
         Started: _started,
         **dict.fromkeys(_ENDS, _ended),
         Fenced: _fenced,
-        **dict.fromkeys((Checkpointed, Progressed), _noted),
+        **dict.fromkeys(CLAIMED - OUTCOMES, _noted),
     }
 
 
@@ -301,7 +286,7 @@ def _has_failed(job: Job) -> bool:
 
 
 def _first_seen(event: JobEvent, job: Job, now_us: int) -> Seen:
-    if type(event) in _ORDERS:
+    if type(event) in ORDERS:
         return Seen(job, now_us, now_us)
     # Its first events were archived: the times that it carries itself are the best there are.
     running = job.running_attempt

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from jobledger.audit.counts import Counts
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.events import NO_VALUE, Carried, JobEvent
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.events import Carried, JobEvent
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.projections import rows, schema
 from jobledger.projections.counted_rows import begin_with, end_with
@@ -158,7 +159,7 @@ class Tables:
             else:
                 updates.append((*rows.job_changing(job, fold, seen.since_us), *key))
                 if (
-                    job.input is not NO_VALUE or job.input_ref is not old.input_ref
+                    job.order.input is not NO_VALUE or job.order.input_ref is not old.order.input_ref
                 ):  # requeued with another one
                     inputs.append((rows.data_text(job), *key))
             attempts += rows.attempt_rows(job, old)

@@ -33,13 +33,14 @@ from jobledger.ledger.model.commands import (
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     IllegalTransitionError,
     InvalidInputError,
     PayloadMissingError,
 )
-from jobledger.ledger.model.events import NO_VALUE, PayloadRef, Started, event_type
+from jobledger.ledger.model.events import PayloadRef, Started, event_type
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
@@ -80,7 +81,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
     def timeout_s(self) -> float | None:
         """How long the attempt may take; None for as long as it likes."""
         job = fold(self.before).job
-        return None if job is None else job.timeout_s
+        return None if job is None else job.order.timeout_s
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +144,7 @@ async def fetch(
 
 
 async def _large_values(ledger: Ledger, job: Job, exports: Sequence[Path]) -> dict[str, bytes]:
-    references = [each for each in (job.input_ref, job.checkpoint_ref) if each is not None]
+    references = [each for each in (job.order.input_ref, job.checkpoint_ref) if each is not None]
     return {each.sha256: await _large_value(ledger, each, exports) for each in references}
 
 
@@ -175,7 +176,7 @@ async def run(
     claimed = chain.last_sequence
     job = _job_of(chain)
     if not limited:
-        job = msgspec.structs.replace(job, timeout_s=None)
+        job = msgspec.structs.replace(job, order=msgspec.structs.replace(job.order, timeout_s=None))
         chain = JobView(job, chain.last_sequence, chain.last_data)
     here = _in_this_process(task, limited=limited)
     judge = _Witness(random.Random())  # noqa: S311 - jitter

@@ -55,7 +55,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import WAITING_STATES, Job
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, seal_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import wait_timer
 
@@ -381,7 +381,7 @@ class Archiver:
     async def _record(self, export: ExportLog) -> None:
         """Say in the ledger where its oldest events are from now on, on condition that nobody else just did."""
         manifest = export.manifest
-        last = await self._log.last(self._log.names.reactor_chain(ARCHIVE))
+        last = await self._log.last(REACTOR.chain(self._log.names, ARCHIVE))
         newest = await newest_archived(self._log)
         stamp = self._tools.stamp()
         own = manifest_sha256(export.folder)
@@ -403,7 +403,7 @@ class Archiver:
             folder=place_of(self._folder),
         )
         try:
-            await self._log.append([seal_reactor_event(event, last, self._log.names)])
+            await self._log.append(REACTOR.link(self._log.names, [event], REACTOR.view(last)))
         except WrongSequenceError as error:
             newest = await newest_archived(self._log)
             if newest is None or newest.manifest_sha256 != own:

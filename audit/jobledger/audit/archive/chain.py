@@ -15,7 +15,7 @@ from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
 from jobledger.ledger.model.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
 
 
@@ -55,10 +55,10 @@ async def newest_archived(log: Log) -> Archived | None:
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    message = await log.last(log.names.reactor_event(ARCHIVE, "archived"))
+    message = await log.last(REACTOR.of_type(log.names, "archived", ARCHIVE))
     if message is None:
         return None
-    event = decode_reactor_event(message)
+    event = REACTOR.decode(message)
     assert isinstance(event, Archived), "its subject names the type"
     return event
 

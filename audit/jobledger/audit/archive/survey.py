@@ -13,13 +13,13 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.rules import lean
+from jobledger.ledger.model.aggregate import Aggregate, Kept
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import Carried, Fenced
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
-from jobledger.ledger.model.lock import Acquired, decode_lock_event
+from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.log import Head, Log
-from jobledger.ledger.model.reactor import ARCHIVE, SealRecorded, decode_reactor_event
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.streams import list_consumers
@@ -54,11 +54,26 @@ async def bound(log: Log, before: datetime, leases: LiveHolders) -> Bound:
     """
     head = await log.head()
     found = Bound(await _stored_before(log, head, before))
-    for narrow in (_held_locks(log, found.through, leases), _reactors(log)):
-        async for sequence, what in narrow:
-            if sequence <= found.through:
-                found = Bound(sequence - 1, what)
+    for aggregate in AGGREGATES.values():
+        if aggregate is JOB:
+            continue  # jobs are carried, or go away whole
+        async for kept in _kept(log, aggregate):
+            lives = not kept.while_lives or await leases.find(kept.while_lives) is not None
+            if kept.from_sequence <= found.through and lives:
+                found = Bound(kept.from_sequence - 1, kept.why)
     return found
+
+
+async def _kept(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[Kept, None]:
+    """Yield what must stay because of the chains of an aggregate."""
+    newest: dict[tuple[str, ...], Message] = {}
+    async with contextlib.aclosing(log.read_messages(subject=aggregate.everything(log.names))) as batches:
+        async for batch in batches:
+            newest.update((aggregate.key_in(message.subject), message) for message in batch)
+    for message in newest.values():
+        kept = aggregate.kept(message)
+        if kept is not None:
+            yield kept
 
 
 async def _stored_before(log: Log, head: Head, before: datetime) -> int:
@@ -67,44 +82,6 @@ async def _stored_before(log: Log, head: Head, before: datetime) -> int:
         async for batch in batches:
             return batch[0].stream_sequence - 1
     return head.last_sequence
-
-
-async def _held_locks(log: Log, through: int, leases: LiveHolders) -> AsyncGenerator[tuple[int, str], None]:
-    """Yield the sequences of `acquired` that say who holds a lock now."""
-    held: dict[str, tuple[int, Acquired]] = {}
-    subject = f"{log.names.ledger_root}.lock.>"
-    async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
-        async for batch in batches:
-            for message in batch:
-                event = decode_lock_event(message)
-                name = f"{event.scope}/{event.lock}"
-                if isinstance(event, Acquired):
-                    held[name] = (message.stream_sequence, event)
-                else:
-                    held.pop(name, None)
-    for name, (sequence, event) in held.items():
-        if sequence <= through and await leases.find(event.holder) is not None:
-            yield sequence, f"lock {name}, which {event.holder} holds since stream sequence {sequence}"
-
-
-async def _reactors(log: Log) -> AsyncGenerator[tuple[int, str], None]:
-    """Yield from where on each reactor's own events, and what it has still to read, must be there."""
-    newest: dict[str, Message] = {}
-    subject = f"{log.names.ledger_root}.reactor.>"
-    async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
-        async for batch in batches:
-            newest.update((message.subject.split(".")[2], message) for message in batch)
-    for name, message in newest.items():
-        if name == ARCHIVE:
-            continue  # the run appends one of its own before anything goes
-        event = decode_reactor_event(message)
-        if isinstance(event, SealRecorded):
-            yield (
-                event.to_sequence + 1,
-                f"the newest seal, which goes up to stream sequence {event.to_sequence}",
-            )
-        else:
-            yield message.stream_sequence, f"reactor {name}, whose state is at {message.stream_sequence}"
 
 
 class Survey:

@@ -21,7 +21,7 @@ from jobledger.audit.verify.checker import Checker
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 
 _PROBLEMS_MAX: Final = 100  # with large values, of each export
 _NOTHING: Final = "nothing was ever archived"
@@ -72,7 +72,7 @@ class ArchiveWitness:
 
     def _compare(self, message: Message) -> None:
         try:
-            event = decode_reactor_event(message)
+            event = REACTOR.decode(message)
         except CorruptLedgerError:
             return  # which the checker tells
         if not isinstance(event, Archived):

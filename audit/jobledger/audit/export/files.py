@@ -20,7 +20,8 @@ import msgspec
 
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.audit.export.opening import open_file
-from jobledger.ledger.model.codec import Message, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, ExportDamagedError
 from jobledger.ledger.model.times import time_text
 

@@ -20,9 +20,10 @@ from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
 from jobledger.audit.export.opening import open_file
 from jobledger.audit.export.references import Reference, References
+from jobledger.ledger.model.codec import is_digest
 from jobledger.ledger.model.errors import ExportDamagedError, PayloadMissingError
 from jobledger.ledger.model.events import PayloadRef
-from jobledger.ledger.model.payload_refs import StoreName, is_digest
+from jobledger.ledger.model.lifecycle import StoreName
 
 PAYLOADS: Final = "payloads"  #: the folder
 PAYLOAD_LIST: Final = "payloads.jsonl"

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.verify.spill import scratch, translated
-from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.payload_refs import StoreName, is_digest, references_of
+from jobledger.ledger.model.codec import Message, StoredEvent, is_digest
+from jobledger.ledger.model.lifecycle import StoreName, references_of
 
 _CACHE_BYTES: Final = 2 << 20
 _BYTES_MAX: Final = 2**63 - 1  # what SQLite can hold: the event may be anybody's

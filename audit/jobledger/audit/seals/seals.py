@@ -22,7 +22,7 @@ from jobledger.audit.seals.merkle import MerkleTree
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, MalformedEventError
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import SEALS, SealRecorded, decode_reactor_event, seal_reactor_event
+from jobledger.ledger.model.reactor import REACTOR, SEALS, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of
 
 #: More events than this are sealed in several ranges, so that each can be checked alone.
@@ -72,13 +72,13 @@ async def newest_seal(log: Log) -> Seal | None:
 
     Raises: MalformedEventError, UnknownEventError, UnreachableError.
     """
-    return _seal_of(await log.last(log.names.reactor_chain(SEALS)), log.names)
+    return _seal_of(await log.last(REACTOR.chain(log.names, SEALS)), log.names)
 
 
 def _seal_of(message: Message | None, names: Names) -> Seal | None:
     if message is None:
         return None
-    event = decode_reactor_event(message)
+    event = REACTOR.decode(message)
     if not isinstance(event, SealRecorded):
         sequence = message.stream_sequence
         raise MalformedEventError(
@@ -94,7 +94,7 @@ async def each_seal(log: Log) -> AsyncGenerator[Seal, None]:
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    batches = log.read_messages(subject=log.names.reactor_chain(SEALS))
+    batches = log.read_messages(subject=REACTOR.chain(log.names, SEALS))
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
@@ -118,7 +118,7 @@ async def seal_next(
     Raises: WrongSequenceError when somebody else sealed meanwhile; CorruptLedgerError, UnreachableError,
         LedgerFullError.
     """
-    chain = log.names.reactor_chain(SEALS)
+    chain = REACTOR.chain(log.names, SEALS)
     last = await log.last(chain)
     before = _seal_of(last, log.names)
     head = await log.head()
@@ -143,7 +143,7 @@ async def seal_next(
     )
     signature = signer.sign(signed_text(draft, log.names.environment))
     event = msgspec.structs.replace(draft, signature=signature)
-    entry = seal_reactor_event(event, last, log.names)
+    entry = REACTOR.link(log.names, [event], REACTOR.view(last))[0]
     sequence = await log.append([entry])
     return Seal(environment=log.names.environment, stream_sequence=sequence, seal=event)
 

@@ -15,21 +15,25 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from jobledger.audit.verify.book import Book
-from jobledger.audit.verify.locks import LockChains, lock_name
-from jobledger.audit.verify.reactors import ReactorChains, reactor_name
+from jobledger.audit.verify.chains import Chains
 from jobledger.audit.verify.records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
 from jobledger.audit.verify.report import Compared, Report, Violation
-from jobledger.audit.verify.rules import Broken, Rule, broken_rule, early, lean, overdue
+from jobledger.audit.verify.rules import broken_rule, early, overdue
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Expected, JobName, Options
 from jobledger.audit.verify.times import StoredTimes
+from jobledger.ledger.model.aggregate import Broken, Rule
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
 from jobledger.ledger.model.events import Carried, Fenced
 from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, JobState, evolve
+from jobledger.ledger.model.lifecycle import lean
+from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.model.reactor import Archived, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 
-_LOCKS_PART: Final = 8  # of the memory, for locks
+_OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
 
 
 class Checker:
@@ -79,12 +83,18 @@ class Checker:
         memory = options.memory_bytes_max
         self._jobs: Book[Record] = Book(JOB_RECORDS, memory)
         self._closed = ClosedJobs()
-        self._locks = LockChains(
-            names,
-            from_start=from_sequence == 1,
-            memory_bytes_max=None if memory is None else max(1, memory // _LOCKS_PART),
-        )
-        self._reactors = ReactorChains(names, from_start=from_sequence == 1)
+        self._others = {
+            aggregate.name: Chains(
+                aggregate,
+                names,
+                from_start=from_sequence == 1,
+                memory_bytes_max=None if memory is None else max(1, memory // _OTHERS_PART),
+            )
+            for aggregate in AGGREGATES.values()
+            if aggregate is not JOB
+        }
+        self._archived: Archived | None = None  # the newest one
+        self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
         self._total = hashlib.sha256()
         self._head_hash = b""
@@ -136,7 +146,7 @@ class Checker:
             reopened = self._closed.unpack(record, event.queue, event.job)
             self._jobs.replace(name, reopened)
             self._tally.closed[glance(reopened)[0]] -= 1
-            if not event.prev and reopened.age <= self._reactors.archived_through:
+            if not event.prev and reopened.age <= self._archived_through:
                 self._begin_again(name, stored, digest)
             else:
                 self._follow(name, reopened, stored, digest)
@@ -144,15 +154,21 @@ class Checker:
             self._follow(name, record, stored, digest)
 
     def _feed_other(self, message: Message, digest: bytes) -> None:
-        if aggregate_of(message.subject) == "reactor":
-            about, found = reactor_name(message.subject), self._reactors.feed(message, digest)
-        else:
-            about, found = (
-                lock_name(message.subject),
-                self._locks.feed(message, digest, archived_through=self._reactors.archived_through),
-            )
+        chains = self._others[aggregate_of(message.subject)]
+        event, found = chains.feed(message, digest, archived_through=self._archived_through)
+        if isinstance(event, Archived):
+            self._archived = event
+        elif isinstance(event, SealRecorded):
+            self._seals += 1
+        aggregate = AGGREGATES[aggregate_of(message.subject)]
+        about = aggregate.label(aggregate.key_in(message.subject))
         for rule, sentence in found:
             self.note(about, rule, sentence, stream_sequence=message.stream_sequence)
+
+    @property
+    def _archived_through(self) -> int:
+        """The last stream sequence of which `archived` says that it is in the archive; 0 before there is one."""
+        return 0 if self._archived is None else self._archived.through_sequence
 
     def unreadable(self, error: CorruptLedgerError) -> None:
         """Note what a reader stumbled over; the next event is expected where reading goes on."""
@@ -263,7 +279,7 @@ class Checker:
             self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record)
             return
         # By the event of the run that took away what is missing: those of earlier runs may still be there.
-        is_over = self._reactors.archived_through >= self._from_sequence - 1
+        is_over = self._archived_through >= self._from_sequence - 1
         if self._prefix_archived and is_over and not isinstance(event, Fenced):
             sentence = (
                 f"its chain began before {self._from_sequence}, and no `carried` brought it over the archive"
@@ -320,13 +336,14 @@ class Checker:
     def close(self) -> None:
         """Let go of what was put aside on the disk; `finish` does it too."""
         self._jobs.close()
-        self._locks.close()
+        for chains in self._others.values():
+            chains.close()
 
     def _check_beginning(self) -> None:
         """Where the ledger does not begin at 1, the archive must say that it has what came before."""
         if not self._prefix_archived:
             return
-        archived, gone = self._reactors.archived, self._from_sequence - 1
+        archived, gone = self._archived, self._from_sequence - 1
         through = archived.through_sequence if archived is not None else 0
         if archived is None:
             sentence = f"the prefix is missing: the ledger begins at {gone + 1}, and no `archived` event says where 1 to {gone} are"
@@ -401,7 +418,7 @@ class Checker:
             timers_pending += job is not None and job.due_at is not None
         partial = states.pop(None, 0)
         count = sum(self._broken.values())
-        archived = self._reactors.archived
+        archived = self._archived
         return Report(
             sound=not count,
             from_sequence=self._from_sequence,
@@ -416,8 +433,8 @@ class Checker:
             attempts_lost=self._tally.lost,
             types=self._tally.by_type(),
             causes=self._tally.by_cause(),
-            locks=len(self._locks),
-            seals=self._reactors.seals,
+            locks=len(self._others[LOCK.name]),
+            seals=self._seals,
             archived_through=archived.through_sequence if archived is not None else 0,
             timers_pending=timers_pending,
             times=self._times.found,

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.audit.verify.rules import Rule
 from jobledger.audit.verify.times import Times
+from jobledger.ledger.model.aggregate import Rule
 
 _SHOWN_MAX: Final = 20
 

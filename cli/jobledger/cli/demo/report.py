@@ -87,7 +87,7 @@ async def examine(
 def _faults_of_files(jobs: Sequence[Job], files: Sequence[Path]) -> list[str]:
     """Hold jobs against files: one each, what was indexed is as it lies there, what failed cannot be tokenized."""
     faults: list[str] = []
-    by_path = {str(msgspec.json.decode(job.input)["path"]): job for job in jobs}
+    by_path = {str(msgspec.json.decode(job.order.input)["path"]): job for job in jobs}
     if len(by_path) != len(jobs) or by_path.keys() != {str(path) for path in files}:
         faults.append(f"{len(jobs)} jobs for {len(files)} files, or for other files")
     for path, job in by_path.items():
@@ -213,7 +213,7 @@ async def _show_trail(output: Output, lost: Sequence[JobHandle[Any]], root: Path
     job = fold(history).job
     assert job is not None, "a history is not empty"
     output.say()
-    output.say(f"Job {handle.id} ran {_file(job.input, root)} when its worker was killed", style="bold")
+    output.say(f"Job {handle.id} ran {_file(job.order.input, root)} when its worker was killed", style="bold")
     show_attempts(output, job)
     show_trail(output, history)
 

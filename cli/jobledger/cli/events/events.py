@@ -20,41 +20,13 @@ from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import clock_time, colored, plain, shortened
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.event_stream import read_from
+from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import (
     EVENT_TYPES,
-    NO_VALUE,
-    Cancelled,
-    CancelRequested,
-    Completed,
-    DeadLettered,
-    Discarded,
-    Failed,
-    Fenced,
-    Interrupted,
-    Progressed,
-    Queued,
-    Scheduled,
-    Started,
     event_type,
 )
-from jobledger.ledger.model.lock import (
-    LOCK_EVENT_TYPES,
-    Acquired,
-    LockEvent,
-    Released,
-    decode_lock_event,
-    lock_event_type,
-)
-from jobledger.ledger.model.reactor import (
-    REACTOR_EVENT_TYPES,
-    Archived,
-    Counted,
-    ReactorEvent,
-    SealRecorded,
-    decode_reactor_event,
-    reactor_event_type,
-)
+from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.subjects import Names, aggregate_of
 from jobledger.ledger.model.times import time_text
 from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_filter
@@ -62,8 +34,6 @@ from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_fil
 app = typer.Typer(
     help="Read the ledger's events; see what they look like, and who reads them.", no_args_is_help=True
 )
-
-_KNOWN: Final = (*EVENT_TYPES, *LOCK_EVENT_TYPES, *REACTOR_EVENT_TYPES)
 
 _TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
 _DETAIL_MAX: Final = 300
@@ -103,9 +73,10 @@ def tail(
 ) -> None:
     """Print stored events in stream order, from the first one on unless told otherwise."""
     wanted = frozenset(options.split(types))
-    unknown = sorted(wanted - set(_KNOWN))
+    known = [kind for aggregate in AGGREGATES.values() for kind in aggregate.types]
+    unknown = sorted(wanted - set(known))
     if unknown:
-        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(_KNOWN)}")
+        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(known)}")
     others = sorted(wanted - set(EVENT_TYPES))
     chosen = [name for name, value in (("queue", queue), ("task", task), ("job", job)) if value is not None]
     if others and chosen:
@@ -124,16 +95,17 @@ class _Choice(NamedTuple):
 
     jobs: EventFilter
     with_jobs: bool | None  #: None: everything there is
-    others: tuple[str, ...]  #: types of locks' and reactors' events
+    others: tuple[str, ...]  #: types of other aggregates' events
 
     def subjects(self, names: Names) -> tuple[str, ...] | None:
         """Return what the server filters by; None for everything."""
         if self.with_jobs is None:
             return None
-        root = names.ledger_root
         others = (
-            f"{root}.lock.*.*.{kind}" if kind in LOCK_EVENT_TYPES else f"{root}.reactor.*.{kind}"
+            aggregate.of_type(names, kind)
+            for aggregate in AGGREGATES.values()
             for kind in self.others
+            if kind in aggregate.types
         )
         return (*(self.jobs.subjects(names) if self.with_jobs else ()), *others)
 
@@ -162,10 +134,8 @@ async def _tail(
                     output.raw(event_json(message))
                 elif isinstance(message, StoredEvent):
                     output.line(event_line(message, narrow=output.is_narrow))
-                elif aggregate_of(message.subject) == "lock":
-                    output.line(_lock_line(message))
                 else:
-                    output.line(_reactor_line(message))
+                    output.line(_other_line(message))
         if not (shown or output.as_json):
             output.note("no event is what was asked for" if head else "the ledger has no events yet")
 
@@ -245,7 +215,7 @@ def event_parts(stored: StoredEvent) -> tuple[Text, Text]:
     head = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
     head.append_text(_unstyled(colored(name), name))
     head.append(" ")
-    return head, Text(shortened(event_detail(stored), _DETAIL_MAX))
+    return head, Text(shortened(words(stored.event), _DETAIL_MAX))
 
 
 def show_event(output: Output, stored: StoredEvent) -> None:
@@ -258,78 +228,18 @@ def _unstyled(word: Text, name: str) -> Text:
     return word
 
 
-def _lock_line(message: Message) -> Text:
-    event = decode_lock_event(message)
-    name = lock_event_type(event)
+def _other_line(message: Message) -> Text:
+    """Return an event of another aggregate as one line: the chain it is in, and what it says."""
+    aggregate = AGGREGATES[aggregate_of(message.subject)]
+    event = aggregate.decode(message)
+    name = aggregate.type_of(event)
     line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
     line.append_text(_unstyled(colored(name), name))
-    line.append(f" lock {plain(event.scope)}/{plain(event.lock)}", style="")
-    line.append(f" {shortened(_lock_detail(event), _DETAIL_MAX)}", style="dim")
+    line.append(f" {plain(aggregate.label(aggregate.key_of(event)))}", style="")
+    said = aggregate.words(event)
+    by = "" if plain(event.by) in said else f", by {event.by}"
+    line.append(f" {shortened(f'{said}{by}', _DETAIL_MAX)}", style="dim")
     return line
-
-
-def _lock_detail(event: LockEvent) -> str:
-    match event:
-        case Acquired(holder=holder, took_over=0):
-            return f"by {holder}"
-        case Acquired(holder=holder, took_over=number):
-            return f"by {holder}, over from {number}"
-        case Released(fencing_number=number):
-            return f"of {number}"
-
-
-def _reactor_line(message: Message) -> Text:
-    event = decode_reactor_event(message)
-    name = reactor_event_type(event)
-    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
-    line.append_text(_unstyled(colored(name), name))
-    line.append(f" reactor {plain(event.reactor)}", style="")
-    line.append(f" {_reactor_detail(event)}, by {plain(event.by)}", style="dim")
-    return line
-
-
-def _reactor_detail(event: ReactorEvent) -> str:
-    match event:
-        case SealRecorded(from_sequence=first, to_sequence=last):
-            return f"{first} to {last}"
-        case Archived(through_sequence=through, count=count):
-            return f"up to {through}, {count:,} events"
-        case Counted(through_sequence=through, part=part, parts=parts):
-            return f"up to {through}, part {part} of {parts}"
-
-
-def _has_input(event: Queued) -> bool:
-    return event.input is not NO_VALUE or event.input_ref is not None
-
-
-def event_detail(stored: StoredEvent) -> str:  # noqa: PLR0911 - one flat match over the facts
-    """Return what an event says beyond its type, in a few words; "" where that is all."""
-    match stored.event:
-        case Queued(cause="new"):
-            return f"priority {stored.event.priority}" if stored.event.priority != "normal" else ""
-        case Queued(cause=cause, attempt=attempt, reason=reason):
-            edited = ", new input" if cause == "requeued" and _has_input(stored.event) else ""
-            return f"{cause}, attempt {attempt} is next{edited}{f': {reason}' if reason else ''}"
-        case Scheduled(run_at=run_at):
-            return f"due at {time_text(run_at)}"
-        case Started(attempt=attempt, worker=worker):
-            return f"attempt {attempt} on {worker}"
-        case Completed(attempt=attempt):
-            return f"attempt {attempt}"
-        case Failed(attempt=attempt, error=error):
-            return f"attempt {attempt}: {error.type}: {error.message}"
-        case Interrupted(attempt=attempt, reason=reason):
-            return f"attempt {attempt}: {reason}"
-        case DeadLettered(reason=reason, error=error):
-            return reason if error is None else f"{reason}: {error.type}: {error.message}"
-        case Cancelled(reason=reason) | CancelRequested(reason=reason) | Discarded(reason=reason):
-            return reason
-        case Progressed(done=done, total=total, note=note):
-            return f"{done:g}{f' of {total:g}' if total is not None else ''} {note}".strip()
-        case Fenced(worker=worker, outcome=outcome):
-            return f"{outcome} of {worker} came after its claim was over"
-        case _:
-            return ""
 
 
 events_schema.add_to(app)

@@ -15,7 +15,6 @@ import typer
 from jobledger.audit.archive.chain import export_folders
 from jobledger.cli import audit_options, options
 from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
-from jobledger.cli.events.events import event_detail
 from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
 from jobledger.cli.output import Output
 from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
@@ -24,6 +23,7 @@ from jobledger.ledger import TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Completed, Failed, event_type
+from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.subjects import Names
 from jobledger.workers import fork as forks
 from jobledger.workers.process import settle
@@ -176,5 +176,5 @@ def _words(stored: StoredEvent) -> str:
         return f"completed: {shortened(value, _VALUE_SHOWN_MAX) if large is None else 'a large result'}"
     if isinstance(event, Failed):
         return f"failed: {event.error.type}: {shortened(event.error.message, _VALUE_SHOWN_MAX)}"
-    detail = event_detail(stored)
+    detail = words(stored.event)
     return f"{event_type(event)}{f': {detail}' if detail else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from rich.text import Text
@@ -16,15 +16,15 @@ from jobledger.cli.output import Output
 from jobledger.cli.text import colored, duration, moment, plain_lines, shortened
 from jobledger.ledger import Attempt, Job, Ledger
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError
-from jobledger.ledger.model.events import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import Progress
+from jobledger.ledger.model.lifecycle import VALUE_FIELDS
 from jobledger.ledger.nats.payloads import Payloads
 
 _VALUE_SHOWN_MAX: Final = 600
 _TRACEBACK_LINES_MAX: Final = 12
-#: Fields of stored events that hold what a task was given, noted or returned.
-_PAYLOADS: Final = frozenset({"input", "result", "value", "checkpoint"})
 
 
 async def job_object(
@@ -40,22 +40,22 @@ async def job_object(
         "queue": job.queue,
         "task": job.task,
         "status": job.state.value,
-        "priority": job.priority,
-        "input": await _value(ledger.inputs, job.input, job.input_ref, archived),
+        "priority": job.order.priority,
+        "input": await _value(ledger.inputs, job.order.input, job.order.input_ref, archived),
         "result": await _value(ledger.results, job.result, job.result_ref, archived),
         "error": _error(job.error),
         "created_at": job.created_at,
         "updated_at": job.updated_at,
         "completed_at": job.finished_at,
         "due_at": job.due_at,
-        "max_attempts": job.max_attempts,
-        "timeout_s": job.timeout_s,
+        "max_attempts": job.order.max_attempts,
+        "timeout_s": job.order.timeout_s,
         "dead_reason": job.dead_reason,
         "cancel_requested": job.cancel_requested,
         "cancel_reason": job.cancel_reason or None,
         "progress": msgspec.structs.asdict(progress) if progress is not None else None,
         "last_sequence": job.last_sequence,
-        "trace": job.trace or None,
+        "trace": job.order.trace or None,
         "attempts": [_attempt(attempt) for attempt in job.attempts],
         "events": [_event(stored) for stored in history],
     }
@@ -80,13 +80,15 @@ async def _value(
 def _event(stored: StoredEvent) -> dict[str, Any]:
     """Return an event with the fields that it was stored with, but for values: the job's own stand beside it."""
     fields: dict[str, Any] = _without_payloads(msgspec.json.decode(stored.data))
-    if "job_state" in fields:  # of `carried`
-        fields["job_state"] = _without_payloads(fields["job_state"])
     return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
 
 
 def _without_payloads(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in _PAYLOADS}
+    return {
+        name: _without_payloads(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if name not in VALUE_FIELDS
+    }
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
@@ -118,7 +120,12 @@ def show_job(
         [
             ("status", status),
             ("task", job.task),
-            ("queue", job.queue if job.priority == "normal" else f"{job.queue}, priority {job.priority}"),
+            (
+                "queue",
+                job.queue
+                if job.order.priority == "normal"
+                else f"{job.queue}, priority {job.order.priority}",
+            ),
             ("input", _shown(body["input"])),
             ("result", _shown(body["result"]) if body["result"] is not None else None),
             ("error", f"{job.error.type}: {job.error.message}" if job.error is not None else None),
@@ -128,8 +135,8 @@ def show_job(
             ("created", moment(job.created_at, now)),
             ("due", moment(job.due_at, now) if job.due_at is not None and not job.is_final else None),
             ("ended", moment(job.finished_at, now) if job.finished_at is not None else None),
-            ("attempts", f"{len(job.attempts)} of {job.max_attempts + job.attempts_given_back}"),
-            ("timeout", duration(job.timeout_s) if job.timeout_s is not None else None),
+            ("attempts", f"{len(job.attempts)} of {job.order.max_attempts + job.attempts_given_back}"),
+            ("timeout", duration(job.order.timeout_s) if job.order.timeout_s is not None else None),
         ]
     )
     show_attempts(output, job)

@@ -24,7 +24,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import ARCHIVE, Archived, decode_reactor_event
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.payloads import Stores
 from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
@@ -172,10 +172,10 @@ async def _refuse_middle(log: Log) -> None:
     first = (await log.head()).first_sequence
     if first == 1:
         return
-    async with contextlib.aclosing(log.read_messages(subject=log.names.reactor_chain(ARCHIVE))) as batches:
+    async with contextlib.aclosing(log.read_messages(subject=REACTOR.chain(log.names, ARCHIVE))) as batches:
         async for batch in batches:
             for message in batch:
-                event = decode_reactor_event(message)
+                event = REACTOR.decode(message)
                 if isinstance(event, Archived) and event.through_sequence == first - 1:
                     return
     raise UsageError(

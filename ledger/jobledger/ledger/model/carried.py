@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import msgspec
 
 from jobledger.ledger.model.events import (
-    NO_VALUE,
     Carried,
     CarriedAttempt,
     CarriedJob,
     CarriedProgress,
-    ErrorInfo,
 )
-from jobledger.ledger.model.job import Attempt, Job, evolve
+from jobledger.ledger.model.job import Attempt, Job
+from jobledger.ledger.model.lifecycle import lean
 
 _replace = msgspec.structs.replace
 _asdict = msgspec.structs.asdict
-
-#: What a check of a whole ledger does not keep of each job, see `audit.rules.lean`.
-_HEAVY: Final[dict[str, Any]] = {
-    "input": NO_VALUE,
-    "input_ref": None,
-    "trace": "",
-    "correlation": "",
-    "notify": "",
-    "error": None,
-    "checkpoint": NO_VALUE,
-    "checkpoint_ref": None,
-}
 
 
 def carried_job(job: Job, *, tracebacks: bool = True) -> CarriedJob:
@@ -52,24 +37,23 @@ def _without_tracebacks(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     )
 
 
-def difference(job: Job, event: Carried, *, lean: bool = False) -> str | None:
+def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None:
     """Return the first field in which `event` says something else than the events before it, None when it does not.
 
-    With `lean` the job lacks inputs, errors and what else no rule of an audit looks at: the rest is compared.
+    With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared.
     """
     if event.job_state.last_sequence != job.last_sequence:
         return "last_sequence"
-    said = _replace(evolve(None, event, job.last_sequence), carried_sequence=job.carried_sequence)
-    if lean:
-        job, said = _lean(job), _lean(said)
-    if said == job or said == _replace(job, attempts=_without_tracebacks(job.attempts)):
+    said = (_lean(event) if is_lean else event).job_state
+    own = [_replace(event, job_state=carried_job(job, tracebacks=whole)) for whole in (True, False)]
+    known = [(_lean(each) if is_lean else each).job_state for each in own]
+    if said in known:
         return None
-    return next(name for name in Job.__struct_fields__ if getattr(said, name) != getattr(job, name))
+    fields = CarriedJob.__struct_fields__
+    return next(name for name in fields if getattr(said, name) != getattr(known[0], name))
 
 
-_NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
-
-
-def _lean(job: Job) -> Job:
-    attempts = tuple(each if each.error is None else _replace(each, error=_NO_ERROR) for each in job.attempts)
-    return _replace(job, attempts=attempts, **_HEAVY)
+def _lean(event: Carried) -> Carried:
+    found = lean(event)
+    assert isinstance(found, Carried), "an event keeps its type"
+    return found

@@ -2,20 +2,24 @@
 
 `transact` makes a decision facts: read (unless known), decide, append on condition, and again from the newest
 view when somebody else was faster. Enqueueing and claiming, to which a lost race means something else, stand on
-`seal` and `commit`.
+`link` and `commit`. `commit_all` appends to several chains of any aggregate as one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from jobledger.ledger.model.codec import StoredEvent, digest, encode
+from jobledger.ledger.model.aggregate import Place
+from jobledger.ledger.model.aggregates import JOB, aggregate_for
+from jobledger.ledger.model.codec import StoredEvent, digest
 from jobledger.ledger.model.commands import Command, Stamp
 from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import JobNotFoundError, NotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.job import Job, evolve
@@ -86,34 +90,22 @@ def fold(stored: Iterable[StoredEvent], chain: JobView = EMPTY_CHAIN) -> JobView
     return chain if last is None else JobView(job, last.stream_sequence, last.data)
 
 
-class Sealed(msgspec.Struct, frozen=True, gc=False):
+class Linked(msgspec.Struct, frozen=True, gc=False):
     """Events made ready to append: linked by hash, encoded, addressed."""
 
     events: tuple[JobEvent, ...]
     entries: tuple[Entry, ...]
 
 
-def seal(chain: JobView, events: Sequence[JobEvent], names: Names) -> Sealed:
-    """Link `events` to the chain and to each other; the first entry carries the condition.
-
-    The events are fresh from `decide` and nobody else's, so they are linked in place.
-    """
-    filter_subject = names.chain_of(events[0])
-    entries = [_link(events[0], chain.last_hash, names, filter_subject, chain.last_sequence)]
-    for event in events[1:]:
-        entries.append(_link(event, digest(entries[-1].data), names, filter_subject, None))
-    return Sealed(tuple(events), tuple(entries))
+def link(chain: JobView, events: Sequence[JobEvent], names: Names) -> Linked:
+    """Link fresh `events` to the chain and to each other; the first entry carries the condition."""
+    return Linked(tuple(events), JOB.link(names, events, chain))
 
 
-def _link(event: JobEvent, previous: str, names: Names, filter_subject: str, expected: int | None) -> Entry:
-    force_setattr(event, "prev", previous)
-    return Entry(names.event(event), encode(event), filter_subject, expected)
-
-
-def advance(chain: JobView, sealed: Sealed, first_sequence: int) -> JobView:
-    """Return the chain after its sealed events were accepted from `first_sequence` on."""
-    last_sequence = first_sequence + len(sealed.events) - 1
-    return JobView(chain.job, last_sequence, sealed.entries[-1].data, sealed.events)
+def advance(chain: JobView, linked: Linked, first_sequence: int) -> JobView:
+    """Return the chain after its linked events were accepted from `first_sequence` on."""
+    last_sequence = first_sequence + len(linked.events) - 1
+    return JobView(chain.job, last_sequence, linked.entries[-1].data, linked.events)
 
 
 async def load(log: Log, ref: JobRef) -> JobView:
@@ -126,8 +118,63 @@ async def commit(log: Log, chain: JobView, events: Sequence[JobEvent]) -> JobVie
 
     Raises: WrongSequenceError when the chain has moved, and what `Log.append` raises.
     """
-    sealed = seal(chain, events, log.names)
-    return advance(chain, sealed, await log.append(sealed.entries))
+    linked = link(chain, events, log.names)
+    return advance(chain, linked, await log.append(linked.entries))
+
+
+#: What one chain of an append gets: where it stands, and the events decided on that, in their order; at least one.
+Addition = tuple[Place, Sequence[Envelope]]
+
+
+async def commit_all(log: Log, additions: Sequence[Addition]) -> int:
+    """Append to several chains as one, each on its own condition: all is stored, at consecutive sequences, or nothing.
+
+    Chains of any aggregate go together, each chain once; up to 1,000 events in all. Returns the first event's sequence.
+
+    Raises: WrongSequenceError when one of the chains has moved, and what `Log.append` raises.
+    """
+    entries = [
+        entry
+        for place, events in additions
+        for entry in aggregate_for(events[0]).link(log.names, events, place)
+    ]
+    return await log.append(entries)
+
+
+T = TypeVar("T")
+
+
+async def retry_raced(attempt: Callable[[], Awaitable[T]], *, tries_max: int = TRANSACT_TRIES_MAX) -> T:
+    """Return what `attempt` returns: it loads, decides and appends, and is called again when another was faster.
+
+    Each lost race means that somebody else made progress, so a few tries are enough.
+
+    Raises: WrongSequenceError after too many lost races, and what `attempt` raises.
+    """
+    for tries in range(1, tries_max + 1):
+        try:
+            return await attempt()
+        except WrongSequenceError:
+            if tries == tries_max:
+                raise
+            await asyncio.sleep(0)
+    raise AssertionError("there is at least one try")
+
+
+async def transact_all(log: Log, decide_all: Callable[[], Awaitable[Sequence[Addition]]]) -> int:
+    """Decide on several chains and append to all of them as one, again from the newest views when another was faster.
+
+    `decide_all` reads the chains each time it is called, and returns what each gets, or raises a refusal; an empty
+    list appends nothing. Returns the first event's sequence, 0 for nothing.
+
+    Raises: what `decide_all` raises, WrongSequenceError after too many lost races, and what `Log` raises.
+    """
+
+    async def attempt() -> int:
+        additions = await decide_all()
+        return await commit_all(log, additions) if additions else 0
+
+    return await retry_raced(attempt)
 
 
 async def transact(
@@ -147,23 +194,45 @@ async def transact(
     Raises: what `decide` refuses with (JobNotFoundError, IllegalTransitionError and its kin),
         WrongSequenceError after too many lost races, and what `Log` raises.
     """
-    chain = await load(log, ref) if known is None else known
-    stored = known is None  # whether `chain` was read, not given
-    reached = chain.last_sequence  # what the newest view has at the least
-    for _ in range(TRANSACT_TRIES_MAX):
+    return await transact_by(log, ref, lambda job: decide(job, command, stamp()), known=known)
+
+
+async def transact_by(
+    log: Log,
+    ref: JobRef,
+    choose: Callable[[Job | None], Sequence[JobEvent]],
+    *,
+    known: JobView | None = None,
+) -> JobView:
+    """As `transact`, where what is decided depends on the job: `choose` returns the events, or raises a refusal."""
+    found = known
+    reached = 0 if known is None else known.last_sequence  # what the newest view has at the least
+
+    async def attempt() -> JobView:
+        nonlocal found, reached
+        given, found = found, None
+        chain = given if given is not None else await _load_from(log, ref, reached)
         try:
-            events = decide(chain.job, command, stamp())
+            events = choose(chain.job)
         except (NotFoundError, RefusedError) as error:
-            if stored and chain.last_sequence >= reached:
-                if isinstance(error, JobNotFoundError):
-                    raise JobNotFoundError(ref.job_id) from error
-                raise
-        else:
-            try:
-                return await commit(log, chain, events)
-            except WrongSequenceError:
-                reached = max(reached, chain.last_sequence + 1)
-        chain, stored = await load(log, ref), True
-        if chain.last_sequence < reached:
-            await asyncio.sleep(_LAG_S)
-    raise WrongSequenceError(log.names.chain(ref), chain.last_sequence)
+            if given is not None or chain.last_sequence < reached:
+                raise WrongSequenceError(log.names.chain(ref), chain.last_sequence) from error
+            if isinstance(error, JobNotFoundError):
+                raise JobNotFoundError(ref.job_id) from error
+            raise
+        try:
+            return await commit(log, chain, events)
+        except WrongSequenceError:
+            reached = max(reached, chain.last_sequence + 1)
+            raise
+
+    return await retry_raced(attempt)
+
+
+async def _load_from(log: Log, ref: JobRef, reached: int) -> JobView:
+    """Load the chain; once more after a moment where what is known to be in it is missing."""
+    chain = await load(log, ref)
+    if chain.last_sequence < reached:
+        await asyncio.sleep(_LAG_S)
+        chain = await load(log, ref)
+    return chain

@@ -6,15 +6,15 @@ One JSON object per event, fields in the order of their definition. The hash cha
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection
 from datetime import datetime
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError, MalformedEventError, UnknownEventError
 from jobledger.ledger.model.events import EVENT_TYPES, Completed, JobEvent, Queued, Started
-from jobledger.ledger.model.subjects import AGGREGATES, aggregate_of
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[JobEvent] = msgspec.json.Decoder(JobEvent)
@@ -48,26 +48,6 @@ class StoredEvent(Message, frozen=True, kw_only=True, gc=False):
     """A job's event as the log holds it."""
 
     event: JobEvent
-
-
-def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: datetime) -> Message:
-    """Return what is stored under `subject`: `StoredEvent` for a job's event, a plain `Message` for another aggregate's.
-
-    Raises: UnknownEventError for an aggregate or type of a newer version, MalformedEventError for anything else.
-    """
-    aggregate = aggregate_of(subject)
-    if aggregate == "job":
-        event = decode(data, stream_sequence=stream_sequence)
-        return StoredEvent(
-            event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
-        )
-    if aggregate in AGGREGATES:
-        return Message(data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject)
-    message = (
-        f"{subject[:200]!r} at stream sequence {stream_sequence} is about something that this version does not "
-        "know: read this ledger with a newer jobledger"
-    )
-    raise UnknownEventError(message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1)
 
 
 def encode(event: JobEvent) -> bytes:
@@ -155,3 +135,11 @@ def _read_tag(data: bytes) -> str:
 def digest(data: bytes) -> str:
     """Return the hex sha256 of stored bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}", flags=re.ASCII)
+
+
+def is_digest(name: str) -> bool:
+    """Return whether `name` is a sha256 as we write them: nothing else may become the name of a file."""
+    return _DIGEST.fullmatch(name) is not None

@@ -6,14 +6,15 @@ from datetime import datetime
 
 import msgspec
 
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     InvalidInputError,
 )
 from jobledger.ledger.model.events import (
-    NO_VALUE,
     Cause,
     DeadReason,
     ErrorInfo,
+    Order,
     PayloadRef,
     Priority,
 )
@@ -32,21 +33,12 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
-    """Begin a job: queued at once, `scheduled` with `run_at`, or `held` with limits."""
+    """Begin a job: queued at once, `scheduled` with `run_at`, or `held` where its order names limits."""
 
     ref: JobRef
     task: str
-    input: msgspec.Raw = NO_VALUE
-    input_ref: PayloadRef | None = None
-    priority: Priority = "normal"
-    max_attempts: int = 1
-    timeout_s: float | None = None
+    order: Order = Order()
     run_at: datetime | None = None
-    notify: str = ""
-    tenant: str = ""
-    limits: tuple[str, ...] = ()
-    batch: str = ""
-    tick: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what would make a job that can never run, or an event that can never be read.
@@ -54,9 +46,9 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
         Raises: InvalidInputError.
         """
         keep_utc(self, "run_at")
-        check_finite("timeout_s", self.timeout_s)
-        if self.max_attempts < 1:
-            raise InvalidInputError(f"max_attempts is {self.max_attempts}: give at least 1")
+        check_finite("timeout_s", self.order.timeout_s)
+        if self.order.max_attempts < 1:
+            raise InvalidInputError(f"max_attempts is {self.order.max_attempts}: give at least 1")
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ and does no I/O. Whether the view it was given was the newest is checked later, 
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
+
+import msgspec
 
 from jobledger.ledger.model.carried import carried_job
 from jobledger.ledger.model.commands import (
@@ -34,6 +36,7 @@ from jobledger.ledger.model.commands import (
     Stamp,
     TakeOver,
 )
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobExistsError,
@@ -41,7 +44,6 @@ from jobledger.ledger.model.errors import (
     StaleClaimError,
 )
 from jobledger.ledger.model.events import (
-    NO_VALUE,
     Cancelled,
     CancelRequested,
     Carried,
@@ -56,6 +58,7 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Order,
     Paused,
     Progressed,
     Queued,
@@ -64,13 +67,14 @@ from jobledger.ledger.model.events import (
     Started,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, Job, JobState
-from jobledger.ledger.model.transitions import CAUSES
+from jobledger.ledger.model.lifecycle import CAUSES, PAST_ITS_LIMITS
 
 Events = tuple[JobEvent, ...]
 
-#: Looked up once: of an enumeration's class each look is a search of its metaclass.
+#: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
 _QUEUED = JobState.QUEUED
 _RUNNING = JobState.RUNNING
+_asdict: Final = msgspec.structs.asdict
 
 
 def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
@@ -97,7 +101,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         case Rescue():
             _require(job, "be rescued", JobState.RUNNING)
             _check_epoch(job, command.lost_epoch)
-            return _end_lost(job, stamp) or (_queued(job, stamp, "redispatched"),)
+            return _end_lost(job, stamp) or (_ready(job, stamp, "redispatched"),)
         case CancelJob():
             return _cancel(job, command, stamp)
         case DeadLetter():
@@ -164,8 +168,8 @@ def _envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
         "task": job.task,
         "at": stamp.at,
         "by": stamp.by,
-        "trace": stamp.trace or job.trace,
-        "correlation": stamp.correlation or job.correlation,
+        "trace": stamp.trace or job.order.trace,
+        "correlation": stamp.correlation or job.order.correlation,
         "causation": stamp.causation,
     }
 
@@ -184,52 +188,50 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
         "task": command.task,
         "at": stamp.at,
         "by": stamp.by,
-        "trace": stamp.trace,
-        "correlation": stamp.correlation,
         "causation": stamp.causation,
-        "priority": command.priority,
-        "input": command.input,
-        "input_ref": command.input_ref,
-        "max_attempts": command.max_attempts,
-        "timeout_s": command.timeout_s,
-        "notify": command.notify,
-        "tenant": command.tenant,
-        "limits": command.limits,
-        "batch": command.batch,
-        "tick": command.tick,
+        **_order_fields(command.order, stamp),
     }
     if command.run_at is not None and command.run_at > stamp.at:
         return Scheduled(**order, run_at=command.run_at)
-    if command.limits:
-        return Held(**order)
-    return Queued(**order)
+    return Held(**order) if command.order.limits else Queued(**order)
 
 
-def _queued(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued:
-    """Dispatch a job that exists: the order stays in the chain, only changes are written again."""
+def _order_fields(order: Order, stamp: Stamp) -> dict[str, Any]:
+    fields = _asdict(order)
+    fields["trace"] = order.trace or stamp.trace
+    fields["correlation"] = order.correlation or stamp.correlation
+    return fields
+
+
+def _ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Held:
+    """Make a job that exists ready: `queued`, but `held` where it has limits and they did not admit it yet.
+
+    The one way into both states, so that nothing bypasses a limit. The order stays in the chain, only changes are
+    written again.
+    """
+    order = job.order
     fields: dict[str, Any] = {
         **_envelope(job, stamp),
         "cause": cause,
         "attempt": len(job.attempts) + 1,
-        "priority": job.priority,
-        "max_attempts": job.max_attempts,
-        "timeout_s": job.timeout_s,
-    }
-    return Queued(**fields | changes)
+        "priority": order.priority,
+        "max_attempts": order.max_attempts,
+        "timeout_s": order.timeout_s,
+    } | changes
+    return Held(**fields) if order.limits and cause not in PAST_ITS_LIMITS else Queued(**fields)
 
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
     _require(job, "be queued", *WAITING_STATES)
-    if (
-        command.cause not in CAUSES[job.state] or command.cause == "carried"
-    ):  # a late timer or a redispatch must not cut another wait short
+    # A late timer or a redispatch must not cut another wait short.
+    if command.cause not in CAUSES[job.state] or command.cause == "carried":
         raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
     if command.asked_by is not None and command.asked_by != job.wait_sequence:
         raise IllegalTransitionError(
             job.id, f"waiting since sequence {job.wait_sequence}", f"be queued for {command.asked_by}"
         )
-    priority = command.priority or job.priority
-    return (_queued(job, stamp, command.cause, priority=priority, reason=command.reason),)
+    priority = command.priority or job.order.priority
+    return (_ready(job, stamp, command.cause, priority=priority, reason=command.reason),)
 
 
 def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:
@@ -249,8 +251,8 @@ def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
         task=job.task,
         at=stamp.at,
         by=stamp.by,
-        trace=stamp.trace or job.trace,
-        correlation=stamp.correlation or job.correlation,
+        trace=stamp.trace or job.order.trace,
+        correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
         attempt=len(job.attempts) + 1,
         worker=worker,
@@ -289,11 +291,11 @@ def _cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
 def _requeue(job: Job, command: Requeue, stamp: Stamp) -> Events:
     _require(job, "be requeued", JobState.DEAD_LETTERED)
     granted = len(job.attempts) - job.attempts_given_back + max(1, command.attempts)
-    priority = command.priority or job.priority
+    priority = command.priority or job.order.priority
     changes: dict[str, Any] = {"max_attempts": granted, "priority": priority, "reason": command.reason}
     if command.input is not NO_VALUE or command.input_ref is not None:
         changes |= {"input": command.input, "input_ref": command.input_ref}
-    return (_queued(job, stamp, "requeued", **changes),)
+    return (_ready(job, stamp, "requeued", **changes),)
 
 
 def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
@@ -325,7 +327,7 @@ def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
     state = carried_job(job, tracebacks=command.tracebacks)
     carried = Carried(**_envelope(job, stamp), through=command.through, job_state=state)
     if needs_work_item:
-        return (carried, _queued(job, stamp, "carried"))
+        return (carried, _ready(job, stamp, "carried"))
     return (carried,)
 
 
@@ -350,8 +352,8 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         task=job.task,
         at=stamp.at,
         by=stamp.by,
-        trace=stamp.trace or job.trace,
-        correlation=stamp.correlation or job.correlation,
+        trace=stamp.trace or job.order.trace,
+        correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
         attempt=len(job.attempts),
         result=command.result,
@@ -374,7 +376,7 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
             return _failed(job, command, stamp)
         case Interrupt():
             interrupted = Interrupted(**envelope, attempt=attempt, reason=command.reason)
-            return (interrupted, _queued(job, stamp, "interrupted"))
+            return (interrupted, _ready(job, stamp, "interrupted"))
         case Snooze():
             return (Snoozed(**envelope, attempt=attempt, until=command.until),)
         case Pause():
@@ -416,6 +418,6 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
                 retry_priority=command.retry_priority,
             ),
         )
-    priority = command.retry_priority or job.priority
+    priority = command.retry_priority or job.order.priority
     failed = Failed(**envelope, attempt=attempt, error=command.error, retry_at=stamp.at)
-    return (failed, _queued(job, stamp, "retried", priority=priority))
+    return (failed, _ready(job, stamp, "retried", priority=priority))

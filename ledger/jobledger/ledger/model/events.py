@@ -7,11 +7,14 @@ have defaults, and one golden line per event of every release must decode for ev
 
 from __future__ import annotations
 
+import operator
 from datetime import datetime
 from typing import Literal
 
 import msgspec
 from msgspec.structs import force_setattr
+
+from jobledger.ledger.model.envelope import NO_VALUE, Envelope
 
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
@@ -35,14 +38,6 @@ DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid"]
 ErrorKind = Literal[
     "exception", "timeout", "lost", "invalid_input", "invalid_result", "unknown_task", "undeliverable"
 ]
-
-#: The absence of a JSON value; told from a stored `null` by identity, and never written.
-NO_VALUE = msgspec.Raw(b"")
-
-
-def _version() -> int:
-    # A factory, because omit_defaults leaves out plain defaults, and the version is always written.
-    return 1
 
 
 class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +81,29 @@ AttemptStateName = Literal[
 ]
 
 
+class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The work order of a job: all that its enqueuer asks for, beside its name, its task and its time.
+
+    Declared here for whoever carries one as a whole; the events that begin a job have the same fields, flat.
+    A part of `carried`, so released fields never change type, meaning or name.
+    """
+
+    priority: Priority = "normal"  #: which of the queue's three lanes the job waits in
+    input: msgspec.Raw = (
+        NO_VALUE  #: JSON object of keyword arguments; absent where `input_ref` says where it lies
+    )
+    input_ref: PayloadRef | None = None  #: where a large input lies
+    max_attempts: int = 1  #: how many `started` the job may have, beyond those given back
+    timeout_s: float | None = None  #: of one attempt; None: no limit
+    notify: str = ""  #: token of the inbox that wants a hint when the job ends
+    tenant: str = ""  #: whom the job belongs to
+    limits: tuple[str, ...] = ()  #: names of the limits the job waits for
+    batch: str = ""  #: the batch the job is part of
+    tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
+    trace: str = ""  #: W3C traceparent of the enqueuer
+    correlation: str = ""  #: the first cause the job belongs to: a batch, a run, a request
+
+
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt of a job that is carried over; the fields are `job.Attempt`'s."""
 
@@ -117,18 +135,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     created_at: datetime
     updated_at: datetime
     last_sequence: int  #: stream sequence of the newest event that is added up here: the one before `carried`
-    priority: Priority = "normal"
-    input: msgspec.Raw = NO_VALUE
-    input_ref: PayloadRef | None = None
-    max_attempts: int = 1
-    timeout_s: float | None = None
-    notify: str = ""
-    tenant: str = ""
-    limits: tuple[str, ...] = ()
-    batch: str = ""
-    tick: str = ""
-    trace: str = ""
-    correlation: str = ""
+    order: Order = Order()
     attempts: tuple[CarriedAttempt, ...] = ()
     attempts_given_back: int = 0
     claim_epoch: int = 0
@@ -149,29 +156,18 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     fenced_count: int = 0
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
-    """The envelope that every fact carries.
+class Event(Envelope, frozen=True, kw_only=True, gc=False):
+    """The envelope of every fact about a job."""
 
-    `gc=False` here and in the records built from events: they hold only plain values, so no cycle can run
-    through them, and the collector need not visit millions of them.
-    """
-
-    v: int = msgspec.field(default_factory=_version)  #: version of the event's form
     job: str  #: job id
     queue: str  #: the job's queue
     task: str  #: the name of the function the job runs
-    at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
-    by: str  #: who appended it: `<host>-<pid>-<random>`, or an operator's name
-    trace: str = ""  #: W3C traceparent of the caller
     correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
     causation: str = ""  #: the fact or job that led directly to this one
-    prev: str = msgspec.field(
-        default_factory=str
-    )  #: sha256 of the chain's previous event as stored, "" for the first
 
 
 class _Order(Event, frozen=True, kw_only=True, gc=False):
-    """The work order: what a job's first event says, whichever of the three it is."""
+    """The fields of `Order`, flat: what a job's first event says, whichever of the three it is."""
 
     priority: Priority = "normal"  #: which of the queue's three lanes the job waits in
     input: msgspec.Raw = (
@@ -193,16 +189,20 @@ class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
     run_at: datetime  #: when it becomes due
 
 
-class Held(_Order, frozen=True, kw_only=True, tag="held", gc=False):
-    """The job waits for a limit to admit it."""
+class _Ready(_Order, frozen=True, kw_only=True, gc=False):
+    """The job may run as far as its own course goes: `queued`, or `held` where it has limits."""
 
-
-class Queued(_Order, frozen=True, kw_only=True, tag="queued", gc=False):
-    """The job may be taken. This stored message *is* the work item that workers pull."""
-
-    cause: Cause = "new"  #: why it was dispatched
+    cause: Cause = "new"  #: why
     attempt: int = 1  #: the number the next attempt will have
     reason: str = ""  #: why an operator dispatched it; "" where the job's own course did
+
+
+class Held(_Ready, frozen=True, kw_only=True, tag="held", gc=False):
+    """The job waits for its limits to admit it: instead of `queued`, with the same cause."""
+
+
+class Queued(_Ready, frozen=True, kw_only=True, tag="queued", gc=False):
+    """The job may be taken. This stored message *is* the work item that workers pull."""
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
@@ -341,3 +341,10 @@ def event_type(event: JobEvent) -> str:
 
 _TYPE_OF: dict[type[JobEvent], str] = {cls: str(cls.__struct_config__.tag) for cls in EVENT_CLASSES}
 EVENT_TYPES: tuple[str, ...] = tuple(_TYPE_OF.values())
+
+_read_order = operator.attrgetter(*Order.__struct_fields__)
+
+
+def order_of(event: Scheduled | Held | Queued) -> Order:
+    """Return the work order in a job's first event."""
+    return Order(*_read_order(event))

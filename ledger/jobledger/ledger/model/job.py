@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
-    NO_VALUE,
     Cancelled,
     CancelRequested,
     Carried,
@@ -29,14 +29,15 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Order,
     Paused,
     PayloadRef,
-    Priority,
     Progressed,
     Queued,
     Scheduled,
     Snoozed,
     Started,
+    order_of,
 )
 
 
@@ -103,18 +104,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     created_at: datetime
     updated_at: datetime
     last_sequence: int  #: stream sequence of the newest event folded
-    priority: Priority = "normal"
-    input: msgspec.Raw = NO_VALUE
-    input_ref: PayloadRef | None = None
-    max_attempts: int = 1
-    timeout_s: float | None = None
-    notify: str = ""
-    tenant: str = ""
-    limits: tuple[str, ...] = ()
-    batch: str = ""
-    tick: str = ""
-    trace: str = ""
-    correlation: str = ""
+    order: Order = Order()  #: as requeues and retries changed it
     attempts: tuple[Attempt, ...] = ()
     attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
@@ -142,7 +132,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     @property
     def attempts_left(self) -> int:
         """How many more attempts may start; never negative."""
-        left = self.max_attempts + self.attempts_given_back - len(self.attempts)
+        left = self.order.max_attempts + self.attempts_given_back - len(self.attempts)
         return left if left > 0 else 0  # noqa: FURB136 - without a call, since every claim asks twice
 
     @property
@@ -157,7 +147,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 _replace = msgspec.structs.replace
-# Of an enumeration's class each look is a search of its metaclass.
+# Enum member access goes through the metaclass and is slow; cached because every event asks.
 _RUNNING = JobState.RUNNING
 _COMPLETED = JobState.COMPLETED
 
@@ -181,8 +171,9 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             ended = _end_attempt(
                 job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error
             )
-            priority = event.retry_priority or job.priority
-            return _replace(ended, due_at=event.retry_at, wait_sequence=stream_sequence, priority=priority)
+            if event.retry_priority is not None:
+                ended = _replace(ended, order=_replace(job.order, priority=event.retry_priority))
+            return _replace(ended, due_at=event.retry_at, wait_sequence=stream_sequence)
         case Interrupted():
             ended = _end_attempt(job, event, "interrupted", JobState.RETRY_WAIT, stream_sequence)
             return _given_back(ended, None, stream_sequence)
@@ -231,18 +222,7 @@ def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
         created_at=event.at,
         updated_at=event.at,
         last_sequence=stream_sequence,
-        trace=event.trace,
-        correlation=event.correlation,
-        priority=event.priority,
-        input=event.input,
-        input_ref=event.input_ref,
-        max_attempts=event.max_attempts,
-        timeout_s=event.timeout_s,
-        notify=event.notify,
-        tenant=event.tenant,
-        limits=event.limits,
-        batch=event.batch,
-        tick=event.tick,
+        order=order_of(event),
         dispatches=1 if is_queued else 0,
         dispatch_sequence=stream_sequence if is_queued else 0,
         wait_sequence=stream_sequence,
@@ -260,8 +240,7 @@ def _begin(event: Event, stream_sequence: int) -> Job:
         created_at=event.at,
         updated_at=event.at,
         last_sequence=stream_sequence,
-        trace=event.trace,
-        correlation=event.correlation,
+        order=Order(trace=event.trace, correlation=event.correlation),
     )
 
 
@@ -296,18 +275,20 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         dispatches += 1
     dispatch_sequence = stream_sequence if isinstance(event, Queued) else job.dispatch_sequence
     due_at = event.run_at if isinstance(event, Scheduled) else None
-    edited = event.input is not NO_VALUE or event.input_ref is not None
+    order: dict[str, Any] = {
+        "priority": event.priority,
+        "max_attempts": event.max_attempts,
+        "timeout_s": event.timeout_s,
+    }
+    if event.input is not NO_VALUE or event.input_ref is not None:
+        order |= {"input": event.input, "input_ref": event.input_ref}
     return _replace(
         job,
         attempts=_closed(job, event, "lost"),
         state=_WAITING_STATE_OF[type(event)],
         updated_at=event.at,
         last_sequence=stream_sequence,
-        priority=event.priority,
-        input=event.input if edited else job.input,
-        input_ref=event.input_ref if edited else job.input_ref,
-        max_attempts=event.max_attempts,
-        timeout_s=event.timeout_s,
+        order=_replace(job.order, **order),
         dispatches=dispatches,
         dispatch_sequence=dispatch_sequence,
         wait_sequence=stream_sequence,
@@ -322,9 +303,8 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
 
 
 def _dispatched_anew(job: Job, event: Queued, stream_sequence: int) -> Job:
-    return _replace(
-        job, priority=event.priority, last_sequence=stream_sequence, dispatch_sequence=stream_sequence
-    )
+    order = _replace(job.order, priority=event.priority)
+    return _replace(job, order=order, last_sequence=stream_sequence, dispatch_sequence=stream_sequence)
 
 
 def _started(job: Job, event: Started, stream_sequence: int) -> Job:

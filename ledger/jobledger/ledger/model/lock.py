@@ -7,70 +7,39 @@ meaning or name, as those of jobs. Source: ADR 007.
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
 
 import msgspec
 
-from jobledger.ledger.model.codec import Message, decode_message, digest
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.errors import LockHeldError, LockLostError
-from jobledger.ledger.model.log import Entry
-from jobledger.ledger.model.subjects import LockRef, Names
+from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.errors import LockHeldError, LockLostError, RefusedError
+from jobledger.ledger.model.subjects import LockRef
 
 
-def _version() -> int:
-    # A factory, because omit_defaults leaves out plain defaults, and the version is always written.
-    return 1
-
-
-class _Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     """What every fact about a lock carries."""
 
-    v: int = msgspec.field(default_factory=_version)  #: version of the event's form
     scope: str  #: what kind of thing is locked: "account", "document", "global"
     lock: str  #: lock id within the scope
-    at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
-    by: str  #: who appended it: `<host>-<pid>-<random>`
-    trace: str = ""  #: W3C traceparent of the caller
-    prev: str = msgspec.field(
-        default_factory=str
-    )  #: sha256 of the lock's previous event as stored, "" for the first
 
 
-class Acquired(_Envelope, frozen=True, kw_only=True, tag="acquired", gc=False):
+class Acquired(_Fact, frozen=True, kw_only=True, tag="acquired", gc=False):
     """A process got the lock. The stream sequence of this event is the fencing number."""
 
     holder: str  #: whose lease keeps the lock: `<host>-<pid>-<random>`
     lease_s: float  #: how long after its last renewal the holder may still be at work
-    took_over: int = 0  #: fencing number of the holder whose lease was over; 0: the lock was free
+    took_over: int = 0  #: fencing number of the holder whose lease had expired; 0: the lock was free
 
 
-class Released(_Envelope, frozen=True, kw_only=True, tag="released", gc=False):
+class Released(_Fact, frozen=True, kw_only=True, tag="released", gc=False):
     """The holder gave the lock back."""
 
     fencing_number: int  #: which acquisition this ends
 
 
 LockEvent = Acquired | Released
-
-LOCK_EVENT_CLASSES: tuple[type[LockEvent], ...] = (Acquired, Released)
-LOCK_EVENT_TYPES: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in LOCK_EVENT_CLASSES)
-
-_encode = msgspec.json.Encoder().encode
-_decoder: msgspec.json.Decoder[LockEvent] = msgspec.json.Decoder(LockEvent)
-
-
-def lock_event_type(event: LockEvent) -> str:
-    """Return the event's tag as written on the wire: `acquired`, `released`."""
-    return str(event.__struct_config__.tag)
-
-
-def decode_lock_event(message: Message) -> LockEvent:
-    """Return the event in a message of a lock's chain.
-
-    Raises: UnknownEventError for a type of a newer version, MalformedEventError for anything else.
-    """
-    return decode_message(_decoder, message, "lock event", LOCK_EVENT_TYPES)
 
 
 class Lock(msgspec.Struct, frozen=True, gc=False):
@@ -86,7 +55,7 @@ class Lock(msgspec.Struct, frozen=True, gc=False):
         return bool(self.holder)
 
 
-def evolve(event: LockEvent, stream_sequence: int) -> Lock:
+def evolve(_before: Lock | None, event: LockEvent, stream_sequence: int) -> Lock:
     """Return the lock after `event`, whatever came before it."""
     match event:
         case Acquired(holder=holder, lease_s=lease_s):
@@ -146,30 +115,46 @@ def decide(ref: LockRef, lock: Lock | None, command: LockCommand, stamp: Stamp) 
             )
 
 
-class LockView(msgspec.Struct, frozen=True, gc=False):
-    """A lock and the place in the log where its next event must follow."""
-
-    lock: Lock | None = None  #: None: nobody ever took it
-    last_sequence: int = 0
-    last_data: bytes = b""
-
-
-def view_of(message: Message | None) -> LockView:
-    """Return what the newest message of a lock's chain says; None where there is none."""
-    if message is None:
-        return LockView()
-    lock = evolve(decode_lock_event(message), message.stream_sequence)
-    return LockView(lock, message.stream_sequence, message.data)
+def _words(event: LockEvent) -> str:
+    match event:
+        case Acquired(holder=holder, took_over=0):
+            return f"by {holder}"
+        case Acquired(holder=holder, took_over=number):
+            return f"by {holder}, taken over from {number}"
+        case Released(fencing_number=number):
+            return f"of {number}"
 
 
-def seal(view: LockView, event: LockEvent, names: Names) -> Entry:
-    """Link `event` to its chain, and make it ready to append on condition that nothing came between."""
+def _check(before: Lock | None, event: LockEvent, stream_sequence: int) -> Iterator[Broken]:
+    """Decide again what the event says was decided; it must come out the same."""
     ref = LockRef(scope=event.scope, lock_id=event.lock)
-    linked = msgspec.structs.replace(event, prev=digest(view.last_data) if view.last_data else "")
-    subject = names.lock_event(ref, lock_event_type(event))
-    return Entry(subject, _encode(linked), names.lock_chain(ref), view.last_sequence)
+    command: LockCommand
+    if isinstance(event, Acquired):
+        command = Acquire(holder=event.holder, lease_s=event.lease_s, lost=event.took_over)
+    else:
+        command = Release(fencing_number=event.fencing_number)
+    kind = LOCK.type_of(event)
+    try:
+        decided = decide(ref, before, command, Stamp(at=event.at, by=event.by, trace=event.trace))
+    except RefusedError as error:
+        yield "transition", f"`{kind}` was accepted, although {error}"
+    else:
+        if msgspec.structs.replace(decided, prev=event.prev) != event:
+            yield "transition", f"`{kind}` is not what follows on the lock as it was"
+    if isinstance(event, Acquired) and before is not None and stream_sequence <= before.fencing_number:
+        yield "epoch", f"fencing number {stream_sequence} follows {before.fencing_number}: they must grow"
 
 
-def advance(entry: Entry, event: LockEvent, stream_sequence: int) -> LockView:
-    """Return the view after a sealed event was accepted."""
-    return LockView(evolve(event, stream_sequence), stream_sequence, entry.data)
+def _keeps(event: LockEvent, stream_sequence: int) -> Kept | None:
+    """A lock that is held stays; one that is free may go with its whole chain."""
+    if isinstance(event, Released):
+        return None
+    what = (
+        f"lock {event.scope}/{event.lock}, which {event.holder} holds since stream sequence {stream_sequence}"
+    )
+    return Kept(stream_sequence, what, while_lives=event.holder)
+
+
+LOCK: Aggregate[LockEvent, Lock] = Aggregate(
+    "lock", ("scope", "lock"), LockEvent, state=Lock, evolve=evolve, words=_words, check=_check, keeps=_keeps
+)

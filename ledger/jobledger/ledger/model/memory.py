@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerFullError,

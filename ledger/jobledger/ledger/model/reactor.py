@@ -7,37 +7,25 @@ type, meaning or name.
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.codec import Message, decode_message, digest
-from jobledger.ledger.model.log import Entry
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.envelope import Envelope
 
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
 ARCHIVE: Final = "archive"  #: the reactor that moves old events into files
 
 
-def _version() -> int:
-    # A factory, because omit_defaults leaves out plain defaults, and the version is always written.
-    return 1
-
-
-class _Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     """What every fact about a reactor carries."""
 
-    v: int = msgspec.field(default_factory=_version)  #: version of the event's form
     reactor: str  #: whose chain it is in
-    at: datetime  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
-    by: str  #: who appended it: `<host>-<pid>-<random>`, or an operator's name
-    prev: str = msgspec.field(
-        default_factory=str
-    )  #: sha256 of the reactor's previous event as stored, "" for the first
 
 
-class SealRecorded(_Envelope, frozen=True, kw_only=True, tag="sealed", gc=False):
+class SealRecorded(_Fact, frozen=True, kw_only=True, tag="sealed", gc=False):
     """A range of the ledger as one signed number: whoever kept it can tell a ledger that is not what it was."""
 
     from_sequence: int  #: of the range; the one after the previous seal's last
@@ -51,7 +39,7 @@ class SealRecorded(_Envelope, frozen=True, kw_only=True, tag="sealed", gc=False)
     signature: str  #: hex Ed25519 signature
 
 
-class Archived(_Envelope, frozen=True, kw_only=True, tag="archived", gc=False):
+class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     """Everything up to a sequence lies in an export, and may be gone from the stream."""
 
     through_sequence: int  #: the last one that was moved
@@ -88,7 +76,7 @@ class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     since_us: int  #: the event that began its present state or attempt; microseconds since 1970
 
 
-class Counted(_Envelope, frozen=True, kw_only=True, tag="counted", gc=False):
+class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     """A part of all that was counted up to a sequence, so that counters go on where their beginning was archived.
 
     All parts of one count come one after the other, right before the `archived` event of the same run.
@@ -103,37 +91,73 @@ class Counted(_Envelope, frozen=True, kw_only=True, tag="counted", gc=False):
     totals: tuple[CountedTask, ...] = ()  #: the one that came first in the ledger first
     failure_columns: tuple[str, ...] = ()  #: what is counted by type of error
     failures: tuple[CountedFailure, ...] = ()  #: as `totals`
-    jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not over
+    jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
 ReactorEvent = SealRecorded | Archived | Counted
 
-REACTOR_EVENT_CLASSES: tuple[type[ReactorEvent], ...] = (SealRecorded, Archived, Counted)
-REACTOR_EVENT_TYPES: tuple[str, ...] = tuple(str(cls.__struct_config__.tag) for cls in REACTOR_EVENT_CLASSES)
-
-_encode = msgspec.json.Encoder().encode
-_decoder: msgspec.json.Decoder[ReactorEvent] = msgspec.json.Decoder(ReactorEvent)
+#: Whose chain each event belongs to.
+_REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {SealRecorded: SEALS, Archived: ARCHIVE, Counted: ARCHIVE}
 
 
-def reactor_event_type(event: ReactorEvent) -> str:
-    """Return the event's tag as written on the wire: `sealed`, `archived`."""
-    return str(event.__struct_config__.tag)
+class Recorded(msgspec.Struct, frozen=True, gc=False):
+    """What a reactor's chain adds up to."""
+
+    archived_through: int = 0  #: `through_sequence` of its newest `archived`
 
 
-def decode_reactor_event(message: Message) -> ReactorEvent:
-    """Return the event in a message of a reactor's chain.
+def evolve(before: Recorded | None, event: ReactorEvent, _stream_sequence: int) -> Recorded:
+    """Return what a reactor has recorded after `event`."""
+    if isinstance(event, Archived):
+        return Recorded(event.through_sequence)
+    return before or Recorded()
 
-    Raises: UnknownEventError for a type of a newer version, MalformedEventError for anything else.
-    """
-    return decode_message(_decoder, message, "reactor event", REACTOR_EVENT_TYPES)
+
+def _words(event: ReactorEvent) -> str:
+    match event:
+        case SealRecorded(from_sequence=first, to_sequence=last):
+            return f"{first} to {last}"
+        case Archived(through_sequence=through, count=count):
+            return f"up to {through}, {count:,} events"
+        case Counted(through_sequence=through, part=part, parts=parts):
+            return f"up to {through}, part {part} of {parts}"
 
 
-def seal_reactor_event(event: ReactorEvent, last: Message | None, names: Names) -> Entry:
-    """Link a reactor's next event to its newest one, and make it ready to append on that condition."""
-    linked = msgspec.structs.replace(event, prev=digest(last.data) if last is not None else "")
-    return Entry(
-        names.reactor_event(event.reactor, reactor_event_type(event)),
-        _encode(linked),
-        names.reactor_chain(event.reactor),
-        last.stream_sequence if last is not None else 0,
-    )
+def _check(before: Recorded | None, event: ReactorEvent, stream_sequence: int) -> Iterator[Broken]:
+    if event.reactor != _REACTOR_OF[type(event)]:
+        yield "subject", f"`{REACTOR.type_of(event)}` is in the chain of reactor {event.reactor!a}"
+    match event:
+        case Archived(through_sequence=through):
+            known = 0 if before is None else before.archived_through
+            if not known < through < stream_sequence:
+                yield "archive", f"`archived` through {through} follows one through {known}"
+        case Counted(archive_through=archived, through_sequence=through):
+            if not archived <= through < stream_sequence:
+                what = f"`counted` through {through} of an archive through {archived}"
+                yield "archive", f"{what} is stored at {stream_sequence}"
+            if not 1 <= event.part <= event.parts:
+                yield "archive", f"it is part {event.part} of {event.parts}"
+        case SealRecorded():
+            pass
+
+
+def _keeps(event: ReactorEvent, stream_sequence: int) -> Kept | None:
+    """What the newest seal does not cover stays; an archive run appends an event of its own before anything goes."""
+    if event.reactor == ARCHIVE:
+        return None
+    if isinstance(event, SealRecorded):
+        end = event.to_sequence
+        return Kept(end + 1, f"the newest seal, which goes up to stream sequence {end}")
+    return Kept(stream_sequence, f"reactor {event.reactor}, whose state is at {stream_sequence}")
+
+
+REACTOR: Aggregate[ReactorEvent, Recorded] = Aggregate(
+    "reactor",
+    ("reactor",),
+    ReactorEvent,
+    state=Recorded,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    keeps=_keeps,
+)

@@ -15,16 +15,12 @@ from msgspec.structs import force_setattr
 
 from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
 from jobledger.ledger.model.events import PRIORITIES, JobEvent, Priority, Queued, event_type
+from jobledger.ledger.model.lifecycle import TIMED_WAITS
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
-#: The types of event that may name a moment at which the job goes on by itself.
-TIMED_WAITS: Final = ("scheduled", "failed", "snoozed", "paused", "carried")
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
-
-#: What this version knows chains of; the second token of a ledger subject.
-AGGREGATES: Final = frozenset({"job", "lock", "reactor"})
 
 _AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and all the rest
 
@@ -40,7 +36,7 @@ def check_token(field: str, value: object) -> str:
 
 
 def aggregate_of(subject: str) -> str:
-    """Return what a ledger subject is about, "job", "lock" or "reactor"; "" for what has not the form of one."""
+    """Return the name of the aggregate that a ledger subject is about; "" for what has not the form of one."""
     tokens = subject.split(".", 2)
     return tokens[1] if len(tokens) == _AGGREGATE_TOKENS else ""
 
@@ -145,7 +141,7 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def all_events(self) -> str:
-        """The filter that fits every event of the ledger."""
+        """The filter that matches every event of the ledger."""
         return f"{self.ledger_root}.>"
 
     def chain(self, ref: JobRef) -> str:
@@ -172,22 +168,6 @@ class Names(msgspec.Struct, frozen=True):
     def chains_of_id(self, job_id: str) -> str:
         """Return the filter of every chain with this job id, whatever its queue."""
         return f"{self.ledger_root}.job.*.{job_id}.>"
-
-    def lock_chain(self, ref: LockRef) -> str:
-        """Return the filter of one lock's chain."""
-        return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.>"
-
-    def lock_event(self, ref: LockRef, event: str) -> str:
-        """Return the subject under which a lock's event of this type is stored."""
-        return f"{self.ledger_root}.lock.{ref.scope}.{ref.lock_id}.{event}"
-
-    def reactor_chain(self, name: str) -> str:
-        """Return the filter of one reactor's chain."""
-        return f"{self.ledger_root}.reactor.{name}.>"
-
-    def reactor_event(self, name: str, event: str) -> str:
-        """Return the subject under which a reactor's event of this type is stored."""
-        return f"{self.ledger_root}.reactor.{name}.{event}"
 
     def lock_hint(self, ref: LockRef) -> str:
         """Return the core subject of "look at this lock now"."""
@@ -216,7 +196,7 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def all_timers(self) -> str:
-        """The filter that fits every subject of the timers' stream."""
+        """The filter that matches every subject of the timers' stream."""
         return f"{self._subject('timer')}.>"
 
     @property
@@ -231,11 +211,11 @@ class Names(msgspec.Struct, frozen=True):
 
     def timer_at(self, ref: JobRef, wait_sequence: int) -> str:
         """Return the subject of one wait's timer: a job that waits anew gets another, and no late copy replaces it."""
-        return f"{self._subject('timer')}.at.{ref.queue}.{ref.job_id}.{wait_sequence}"
+        return f"{self._subject('timer')}.at.job.{ref.queue}.{ref.job_id}.{wait_sequence}"
 
     def timer_due(self, ref: JobRef, wait_sequence: int) -> str:
         """Return the subject under which one wait's timer fires."""
-        return f"{self._subject('timer')}.due.{ref.queue}.{ref.job_id}.{wait_sequence}"
+        return f"{self._subject('timer')}.due.job.{ref.queue}.{ref.job_id}.{wait_sequence}"
 
     @property
     def timed_waits(self) -> tuple[str, ...]:

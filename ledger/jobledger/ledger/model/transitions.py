@@ -1,25 +1,24 @@
-"""Which event may follow in which state: the transition table of a job, and what breaks it.
+"""What breaks the rules of a job: which event may not follow on it as it is.
 
-`decide` never produces a violation, and the tests look for one in whatever it makes; `evolve` takes any event.
+The table of what may follow is `lifecycle`'s. `decide` never produces a violation, and the tests look for one in whatever it makes; `evolve` takes any event.
 Pure; the state is `job.evolve`'s, and there is no second way to compute it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final, Protocol, get_args
+from typing import Final, Protocol
 
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,
     CancelRequested,
     Carried,
-    Cause,
     Checkpointed,
     Completed,
     DeadLettered,
     Failed,
     Fenced,
+    Held,
     Interrupted,
     JobEvent,
     Paused,
@@ -30,65 +29,10 @@ from jobledger.ledger.model.events import (
     event_type,
 )
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.lifecycle import CAUSES, CLAIMED, LEGAL, PAST_ITS_LIMITS
 
-#: The types of event that may follow in each state; None is the state before the first event held. `fenced` is a
-#: receipt and may come late; `carried` says the state once more; `retry_wait` is also where a job is between
-#: the two events of one atomic batch.
-LEGAL: Final[Mapping[JobState | None, frozenset[str]]] = MappingProxyType(
-    {
-        None: frozenset({"scheduled", "held", "queued", "carried"}),
-        JobState.SCHEDULED: frozenset({"queued", "cancelled", "fenced", "carried"}),
-        JobState.HELD: frozenset({"queued", "cancelled", "fenced", "carried"}),
-        JobState.QUEUED: frozenset(
-            {"started", "cancelled", "held", "queued", "dead_lettered", "fenced", "carried"}
-        ),
-        JobState.RUNNING: frozenset(
-            {
-                "completed",
-                "failed",
-                "cancelled",
-                "interrupted",
-                "paused",
-                "snoozed",
-                "started",
-                "queued",
-                "dead_lettered",
-                "checkpointed",
-                "progressed",
-                "cancel_requested",
-                "fenced",
-                "carried",
-            },
-        ),
-        JobState.RETRY_WAIT: frozenset({"queued", "cancelled", "dead_lettered", "fenced", "carried"}),
-        JobState.PAUSED: frozenset({"queued", "cancelled", "fenced", "carried"}),
-        JobState.COMPLETED: frozenset({"fenced", "carried"}),
-        JobState.CANCELLED: frozenset({"fenced", "carried"}),
-        JobState.DEAD_LETTERED: frozenset({"queued", "discarded", "fenced", "carried"}),
-        JobState.DISCARDED: frozenset({"fenced", "carried"}),
-    },
-)
-
-_LEGAL_CLASSES: Final = {
-    state: frozenset(cls for cls in EVENT_CLASSES if cls.__struct_config__.tag in types)
-    for state, types in LEGAL.items()
-}
-
-#: Why a job may be queued in each state from which it may be.
-CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
-    {
-        None: frozenset[Cause]({"new"}),
-        JobState.SCHEDULED: frozenset[Cause]({"due", "admitted"}),
-        JobState.HELD: frozenset[Cause]({"admitted"}),
-        JobState.QUEUED: frozenset[Cause]({"redispatched", "carried"}),
-        JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
-        JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
-        JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),
-        JobState.DEAD_LETTERED: frozenset[Cause]({"requeued"}),
-    },
-)
-
-_OfAttempt = Completed | Failed | Interrupted | Snoozed | Paused | Checkpointed | Progressed
+#: The classes of `CLAIMED`, for the type checkers.
+_Claimed = Completed | Failed | Interrupted | Snoozed | Paused | Checkpointed | Progressed
 
 
 class _Rule(Protocol):
@@ -106,7 +50,7 @@ def violation(job: Job | None, event: JobEvent) -> str | None:
 
 def _type_fits_state(job: Job | None, event: JobEvent) -> str | None:
     state = None if job is None else job.state
-    if type(event) in _LEGAL_CLASSES[state]:
+    if type(event) in LEGAL[state]:
         return None
     kind = event_type(event)
     return f"`{kind}` is its first event" if state is None else f"`{kind}` follows while it is {state.value}"
@@ -119,21 +63,34 @@ def _names_agree(job: Job | None, event: JobEvent) -> str | None:
     return None
 
 
-def _may_be_queued(job: Job | None, event: JobEvent) -> str | None:
-    if not isinstance(event, Queued):
+def _may_be_ready(job: Job | None, event: JobEvent) -> str | None:
+    if not isinstance(event, Queued | Held):
         return None
+    kind = event_type(event)
     state = None if job is None else job.state
     if event.cause not in CAUSES[state]:
         return (
-            f"`queued` with cause {event.cause!r} while it is {'not there' if state is None else state.value}"
+            f"`{kind}` with cause {event.cause!r} while it is {'not there' if state is None else state.value}"
         )
     number = 1 if job is None else len(job.attempts) + 1
     if event.attempt != number:
-        return f"`queued` for attempt {event.attempt}, the next one is {number}"
+        return f"`{kind}` for attempt {event.attempt}, the next one is {number}"
     given_back = 0 if job is None else job.attempts_given_back
-    if event.max_attempts + given_back < number and event.cause != "carried":  # nothing is to start anew
-        return f"`queued` for attempt {number} of {event.max_attempts} (given back: {given_back})"
+    if event.max_attempts + given_back < number and event.cause != "carried":  # it starts no attempt
+        return f"`{kind}` for attempt {number} of {event.max_attempts} (given back: {given_back})"
     return None
+
+
+def _waits_for_its_limits(job: Job | None, event: JobEvent) -> str | None:
+    if not isinstance(event, Queued | Held):
+        return None
+    limits = event.limits if job is None else job.order.limits
+    must_wait = bool(limits) and event.cause not in PAST_ITS_LIMITS
+    if must_wait == isinstance(event, Held):
+        return None
+    if must_wait:
+        return f"`queued` as {event.cause!r} past its limits ({', '.join(limits)})"
+    return f"`held` as {event.cause!r}, though nothing holds it"
 
 
 def _may_start(job: Job | None, event: JobEvent) -> str | None:
@@ -143,14 +100,14 @@ def _may_start(job: Job | None, event: JobEvent) -> str | None:
     if event.attempt != number:
         return f"`started` as attempt {event.attempt}, the next one is {number}"
     if not job.attempts_left:
-        return f"`started` as attempt {number} of {job.max_attempts} (given back: {job.attempts_given_back})"
+        return f"`started` as attempt {number} of {job.order.max_attempts} (given back: {job.attempts_given_back})"
     if job.cancel_requested:
         return "`started` although it was asked to end"
     return None
 
 
 def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
-    if job is None or not isinstance(event, _OfAttempt):
+    if job is None or not isinstance(event, _Claimed):
         return None
     running = job.running_attempt
     if running is None or event.attempt != running.number:
@@ -193,9 +150,9 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
 
 _OF_EVERY_EVENT: Final[tuple[_Rule, ...]] = (_type_fits_state, _names_agree)
 _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
-    Queued: (_may_be_queued,),
+    **dict.fromkeys((Queued, Held), (_may_be_ready, _waits_for_its_limits)),
     Started: (_may_start,),
-    **dict.fromkeys(get_args(_OfAttempt), (_is_of_the_running_attempt,)),
+    **dict.fromkeys(CLAIMED, (_is_of_the_running_attempt,)),
     DeadLettered: (_gives_up_an_undecided_job,),
     CancelRequested: (_asks_once,),
     Fenced: (_fences_a_stale_claim,),

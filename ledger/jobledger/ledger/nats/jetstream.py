@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.codec import Message, StoredEvent, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
     LedgerError,

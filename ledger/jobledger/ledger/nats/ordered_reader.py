@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Any, Final
 
-from jobledger.ledger.model.codec import Message, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     JetStreamDisabledError,

@@ -13,19 +13,20 @@ import nats.js.errors
 from nats.js.object_store import ObjectStore
 
 from jobledger.ledger.model.codec import digest
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     LedgerFullError,
     PayloadMissingError,
     PayloadTooLargeError,
     ServerUnreachableError,
 )
-from jobledger.ledger.model.events import NO_VALUE, PayloadRef
+from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.nats.connection import Connection
 
 if TYPE_CHECKING:
     import io
 
-    from jobledger.ledger.model.payload_refs import StoreName
+    from jobledger.ledger.model.lifecycle import StoreName
 
 _TRANSFER_S: Final = 60.0
 

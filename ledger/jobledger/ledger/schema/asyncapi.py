@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.events import PRIORITIES
-from jobledger.ledger.model.subjects import JobRef, LockRef, Names
+from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.schema.events import SchemaBuilder, described
 
 #: Of what this document says, by the rules of semantic versioning; the distribution has another.
@@ -85,22 +86,15 @@ def asyncapi_document() -> dict[str, Any]:
 
 def address_of(aggregate: str, tag: str) -> str:
     """Return the subject of a type of event in the plain environment, with names in braces where tokens stand."""
-    names = Names()
-    match aggregate:
-        case "job":
-            subject = names.of_type(JobRef(queue="{queue}", job_id="{job}"), tag)
-            return f"{subject}.{{priority}}" if tag == "queued" else subject
-        case "lock":
-            return names.lock_event(LockRef(scope="{scope}", lock_id="{lock}"), tag)
-        case _:
-            assert aggregate == "reactor", "each aggregate has a form of its own"
-            return names.reactor_event("{reactor}", tag)
+    of = AGGREGATES[aggregate]
+    subject = of.of_type(Names(), tag, *(f"{{{field}}}" for field in of.key))
+    return f"{subject}.{{priority}}" if (aggregate, tag) == ("job", "queued") else subject
 
 
 def _channel(address: str, tag: str, summary: str) -> dict[str, Any]:
     return {
         "address": address,
         "summary": summary,
-        "parameters": {name: _PARAMETERS[name] for name in _PARAMETER.findall(address)},
+        "parameters": {name: _PARAMETERS.get(name, {}) for name in _PARAMETER.findall(address)},
         "messages": {tag: {"$ref": f"#/components/messages/{tag}"}},
     }

@@ -17,38 +17,25 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect as types
 
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import EVENT_CLASSES, NO_VALUE
-from jobledger.ledger.model.lock import LOCK_EVENT_CLASSES
-from jobledger.ledger.model.reactor import REACTOR_EVENT_CLASSES
 
 Schema = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
 #: Fields that are words of a subject as well.
-_TOKENS: Final = frozenset({"job", "queue", "task", "scope", "lock", "reactor"})
+_TOKENS: Final = frozenset({"task", *(field for each in AGGREGATES.values() for field in each.key)})
 _HEXADECIMAL: Final = frozenset({"prev", "sha256", "merkle_root", "head_hash", "previous_root", "digest"})
 _WRITTEN_WHEN_EMPTY: Final = (msgspec.NODEFAULT, list, dict, set)  # made by these, an empty value is left out
-
-#: What may be stored under `ledger.>`, by aggregate: the classes of its events.
-AGGREGATE_EVENTS: Final[Mapping[str, tuple[type[msgspec.Struct], ...]]] = {
-    "job": EVENT_CLASSES,
-    "lock": LOCK_EVENT_CLASSES,
-    "reactor": REACTOR_EVENT_CLASSES,
-}
-
-
-def tag_of(cls: type[msgspec.Struct]) -> str:
-    """Return what an event of this class has as `type`."""
-    return str(cls.__struct_config__.tag)
 
 
 def described() -> Iterator[tuple[str, str, type[msgspec.Struct]]]:
     """Yield aggregate, type and class of every event there is."""
-    for aggregate, classes in AGGREGATE_EVENTS.items():
-        for cls in classes:
-            yield aggregate, tag_of(cls), cls
+    for aggregate in AGGREGATES.values():
+        for tag, cls in aggregate.types.items():
+            yield aggregate.name, tag, cls
 
 
 def event_schema(event_type: str) -> Schema:

@@ -17,7 +17,8 @@ from typing import Final, Self
 
 import msgspec
 
-from jobledger.ledger.model.codec import StoredEvent, read_message
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     InvalidInputError,

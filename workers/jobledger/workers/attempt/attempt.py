@@ -284,7 +284,7 @@ class Attempts:
             await self._fence(job, outcome, identity)
             return False
         # Else nobody asked, and what it made need not be folded.
-        if job.notify or job.task in self._hooks.hooked:
+        if job.order.notify or job.task in self._hooks.hooked:
             self._announce(_job(after), identity)
         return True
 
@@ -300,8 +300,8 @@ class Attempts:
 
     def _announce(self, job: Job, identity: str) -> None:
         """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
-        if job.is_final and job.notify:
-            self._ledger.hints.tell(job.notify, JobRef(queue=job.queue, job_id=job.id))
+        if job.is_final and job.order.notify:
+            self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
         if job.state is JobState.COMPLETED:
             self._hooks.tell("success", job, worker=identity)
         elif job.attempts and job.attempts[-1].state == "failed":

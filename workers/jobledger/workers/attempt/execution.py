@@ -16,6 +16,7 @@ import msgspec
 from jobledger.ledger.context import Context
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outcome
 from jobledger.ledger.model.commands import Snooze as SnoozeJob
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     InvalidError,
@@ -23,7 +24,7 @@ from jobledger.ledger.model.errors import (
     PayloadMissingError,
     PayloadTooLargeError,
 )
-from jobledger.ledger.model.events import NO_VALUE, ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.outcome import SNOOZE_S_MIN, Cancel, Retry, Snooze
@@ -111,10 +112,10 @@ class Execution:
         """
         job = running.job
         try:
-            if job.input_ref is None:
-                text = bytes(job.input)
+            if job.order.input_ref is None:
+                text = bytes(job.order.input)
             else:
-                text = await self._ledger.inputs.get(job.input, job.input_ref)
+                text = await self._ledger.inputs.get(job.order.input, job.order.input_ref)
             arguments = task.signature.decode(text)
             if task.rules.run_in == "process":
                 return await self._run_in_process(task, running, text)
@@ -123,7 +124,7 @@ class Execution:
         except (InvalidInputError, PayloadMissingError, PayloadTooLargeError) as error:
             return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
         try:
-            if task.is_async and job.timeout_s is None and task.rules.heartbeat_s is None:
+            if task.is_async and job.order.timeout_s is None and task.rules.heartbeat_s is None:
                 value = await task.function(**arguments)  # as below, without what is not needed
             else:
                 value = await self._within(task, running, lambda: self._call(task, running, arguments))
@@ -142,7 +143,7 @@ class Execution:
 
     async def _within(self, task: Task[Any, Any], running: Running, call: Callable[[], Awaitable[T]]) -> T:
         """Call within the attempt's limits, if it has any; a TimeoutError of the task's own stays what it is."""
-        limit_s = running.job.timeout_s
+        limit_s = running.job.order.timeout_s
         if limit_s is None and task.rules.heartbeat_s is None:
             return await call()
         limit = asyncio.timeout(limit_s)
@@ -327,4 +328,8 @@ class Execution:
 
 def _deadline(job: Job) -> datetime | None:
     """When the running attempt times out, by this worker's clock."""
-    return None if job.timeout_s is None else job.attempts[-1].started_at + timedelta(seconds=job.timeout_s)
+    return (
+        None
+        if job.order.timeout_s is None
+        else job.attempts[-1].started_at + timedelta(seconds=job.order.timeout_s)
+    )

@@ -17,8 +17,9 @@ from typing import IO, Any, Final, Protocol
 
 import msgspec
 
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError
-from jobledger.ledger.model.events import NO_VALUE, ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.workers.pool.messages import (
     HEADER_BYTES,
     Answer,

@@ -11,8 +11,9 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError, StaleClaimError, UnreachableError
-from jobledger.ledger.model.events import NO_VALUE, ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 
 HEADER_BYTES: Final = 4

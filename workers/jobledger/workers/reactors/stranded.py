@@ -131,8 +131,8 @@ class StrandedJobs:
             logger.warning("job %s of %s was stranded: dispatched anew", ref.job_id, ref.queue)
             return job
         logger.error("job %s of %s was stranded: it is %s", ref.job_id, ref.queue, job.state.value)
-        if job.notify:
-            self._ledger.hints.tell(job.notify, ref)
+        if job.order.notify:
+            self._ledger.hints.tell(job.order.notify, ref)
         if job.state is JobState.DEAD_LETTERED and self._on_dead_letter is not None:
             self._on_dead_letter(job)
         return job

@@ -1,0 +1,214 @@
+"""What every aggregate of the ledger has in common: its subjects, its chain, its wire form. Pure.
+
+An aggregate is declared once: its name, the fields that name one of its chains, its events, and what they add up to.
+Subjects, chain filters, decoding, linking, schemas, the check of a ledger, the list of events and the archive follow
+from that. `aggregates.AGGREGATES` lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from jobledger.ledger.model.codec import Message, decode_message, digest
+from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.subjects import Names
+
+E = TypeVar("E", bound=Envelope)
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+
+#: What a ledger is checked for; each name is the rule that a violation breaks.
+Rule = Literal[
+    "sequence",  # the stream sequence is dense and grows
+    "readable",  # every message is an event this version knows, at a time with a zone
+    "subject",  # the subject says what the event says
+    "chain",  # `prev` is the hash of the event before it in its job
+    "transition",  # the event may follow in the state the job is in
+    "outcome",  # an attempt has one accepted outcome, and a lost one has none
+    "epoch",  # every claim of a job is newer than the one before
+    "attempts",  # no more attempts than the job may have, and only a requeue grants more
+    "timer",  # nothing is dispatched before its time, and nothing waits long after it
+    "batch",  # an attempt's end and what becomes of the job stand next to each other
+    "history",  # the ledger begins as an earlier report saw it
+    "archive",  # what is gone from the beginning was archived, and who was under way was carried over
+    "projection",  # the tables say what the events add up to
+    "export",  # an export's files are as its manifest says
+    "seal",  # the ledger is what it was when it was sealed
+    "enqueue",  # the jobs are those whose enqueue was acknowledged
+    "final",  # every job has a final state
+    "consumer",  # nothing is left in the consumers of work
+]
+
+#: A rule, and one sentence that says how it is broken.
+Broken = tuple[Rule, str]
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Place(Protocol):
+    """The newest event of a chain, on which the next append is conditional."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Its stream sequence, 0 for none."""
+        ...
+
+    @property
+    def last_hash(self) -> str:
+        """The hex sha256 of its bytes, "" for none."""
+        ...
+
+
+class View(msgspec.Struct, Generic[S_co], frozen=True, gc=False):
+    """What a chain adds up to, and where its next event must follow."""
+
+    state: S_co | None = None  #: None: the chain has no event
+    last_sequence: int = 0
+    last_data: bytes = b""  #: the newest event as stored
+
+    @property
+    def last_hash(self) -> str:
+        """What the next event's `prev` must be."""
+        return digest(self.last_data) if self.last_data else ""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """How far an archive run may not go because of a chain."""
+
+    from_sequence: int  #: the first stream sequence that must stay
+    why: str  #: what it is, as the subject of a sentence
+    while_lives: str = ""  #: the process whose lease this depends on; "": it always holds
+
+
+class Aggregate(Generic[E, S]):
+    """One kind of chain. Its events say all that the next one builds on, unless `evolve` is given the state before."""
+
+    def __init__(
+        self,
+        name: str,
+        key: tuple[str, ...],
+        union: Any,
+        *,
+        state: type[S],
+        evolve: Callable[[S | None, E, int], S],
+        words: Callable[[E], str],
+        check: Callable[[S | None, E, int], Iterator[Broken]] | None = None,
+        keeps: Callable[[E, int], Kept | None] | None = None,
+        leaf: Callable[[E], str] | None = None,
+    ) -> None:
+        """Declare it.
+
+        `key`: the fields of its events that name one chain, in the order of the subject.
+        `union`: its events, `A | B | ...`.
+        `state`: what they add up to, a class that msgspec can write and read.
+        `evolve`: state before (None: unknown or none), event, its stream sequence -> state after. Never refuses.
+        `words`: what an event says beyond its type, for a person.
+        `check`: state before, event, stream sequence -> each rule that the event breaks, and how.
+        `keeps`: the newest event of a chain and its sequence -> what an archive run must leave; None: nothing. Without
+            it the newest event of every chain stays.
+        `leaf`: the last words of an event's subject, where those are more than its type.
+        """
+        self.name = name
+        self.key = key
+        classes: tuple[type[E], ...] = get_args(union) or (union,)
+        self.types: Mapping[str, type[E]] = {str(cls.__struct_config__.tag): cls for cls in classes}
+        self.state = state
+        self.evolve = evolve
+        self.words = words
+        self.check = check
+        self._tags = {cls: tag for tag, cls in self.types.items()}
+        self._keeps = keeps
+        self._leaf = leaf
+        self._decoder: msgspec.json.Decoder[E] = msgspec.json.Decoder(union)
+
+    def type_of(self, event: E) -> str:
+        """Return the event's tag as written on the wire."""
+        return self._tags[type(event)]
+
+    def key_of(self, event: E) -> tuple[str, ...]:
+        """Return the words that name the event's chain."""
+        return tuple(getattr(event, field) for field in self.key)
+
+    def key_in(self, subject: str) -> tuple[str, ...]:
+        """Return the words of a stored subject that name its chain."""
+        return tuple(subject.split(".")[2 : 2 + len(self.key)])
+
+    def label(self, key: tuple[str, ...]) -> str:
+        """Return what a person calls a chain: `lock account/42`."""
+        return f"{self.name} {'/'.join(key)}"
+
+    def chain(self, names: Names, *key: str) -> str:
+        """Return the filter of one chain, always this same string for every append to it."""
+        return ".".join((names.ledger_root, self.name, *key, ">"))
+
+    def everything(self, names: Names) -> str:
+        """Return the filter of all chains."""
+        return f"{names.ledger_root}.{self.name}.>"
+
+    def of_type(self, names: Names, tag: str, *key: str) -> str:
+        """Return the subject of one chain's events of a type; without a key the filter of every chain's."""
+        return ".".join((names.ledger_root, self.name, *(key or ("*",) * len(self.key)), tag))
+
+    def subject(self, names: Names, event: E) -> str:
+        """Return the subject under which `event` is stored."""
+        leaf = self.type_of(event) if self._leaf is None else self._leaf(event)
+        return self.of_type(names, leaf, *self.key_of(event))
+
+    def decode(self, message: Message) -> E:
+        """Return the event in a message of one of its chains.
+
+        Raises: UnknownEventError for a type of a newer version, MalformedEventError for anything else.
+        """
+        return decode_message(self._decoder, message, f"{self.name} event", self.types)
+
+    def view(self, newest: Message | None) -> View[S]:
+        """Return what the newest message of a chain says, for aggregates whose events say the whole state."""
+        if newest is None:
+            return View()
+        state = self.evolve(None, self.decode(newest), newest.stream_sequence)
+        return View(state, newest.stream_sequence, newest.data)
+
+    def chain_of(self, names: Names, event: E) -> str:
+        """Return the filter of the chain that `event` belongs to."""
+        return self.chain(names, *self.key_of(event))
+
+    def encode(self, event: E) -> bytes:
+        """Return the bytes of `event` as they will be stored.
+
+        Raises: InvalidInputError for what no reader could read again.
+        """
+        return _encode(event)
+
+    def link(self, names: Names, events: Sequence[E], place: Place) -> tuple[Entry, ...]:
+        """Link fresh events to their chain and to each other, ready to append on condition that nothing came between.
+
+        The first entry carries the condition. The events are nobody else's yet, so they are linked in place.
+        """
+        chain = self.chain_of(names, events[0])
+        expected: int | None = place.last_sequence
+        previous = place.last_hash
+        entries: list[Entry] = []
+        for event in events:
+            if entries:
+                expected, previous = None, digest(entries[-1].data)
+            force_setattr(event, "prev", previous)
+            entries.append(Entry(self.subject(names, event), self.encode(event), chain, expected))
+        return tuple(entries)
+
+    def advance(self, entry: Entry, event: E, stream_sequence: int, before: S | None = None) -> View[S]:
+        """Return the view after a linked event was accepted; `before` is the state that it was decided on."""
+        return View(self.evolve(before, event, stream_sequence), stream_sequence, entry.data)
+
+    def kept(self, newest: Message) -> Kept | None:
+        """Return what an archive run must leave because of a chain whose newest message this is."""
+        sequence = newest.stream_sequence
+        if self._keeps is not None:
+            return self._keeps(self.decode(newest), sequence)
+        return Kept(
+            sequence, f"{self.label(self.key_in(newest.subject))}, whose newest event is at {sequence}"
+        )

@@ -1,0 +1,345 @@
+"""The events of a job as one table: a row for each type says all that there is to say about it.
+
+Which event may follow, what a job waits for, what is counted, what is kept of an event and in which words a person
+reads it follow from these rows; `evolve` in `job` says what an event does to a job, and there is no third place. Pure.
+Tables are built when this module is loaded, so that no event costs more than a look into one of them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.events import (
+    EVENT_CLASSES,
+    Cancelled,
+    CancelRequested,
+    Carried,
+    CarriedJob,
+    Cause,
+    Checkpointed,
+    Completed,
+    DeadLettered,
+    Discarded,
+    ErrorInfo,
+    Event,
+    Failed,
+    Fenced,
+    Held,
+    Interrupted,
+    JobEvent,
+    Order,
+    Paused,
+    PayloadRef,
+    Progressed,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.model.job import WAITING_STATES, AttemptState, JobState
+from jobledger.ledger.model.times import time_text
+
+#: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
+StoreName = Literal["inputs", "results"]
+
+E = TypeVar("E", bound=Event)
+_replace: Final = msgspec.structs.replace
+_NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
+
+
+class Row(msgspec.Struct, Generic[E], frozen=True, kw_only=True):
+    """All that there is to say about a type of event."""
+
+    after: frozenset[JobState | None]  #: the states in which it may follow; None: before a job's first event
+    to: JobState | None = None  #: the state it leads to; None: it leaves the job in its state
+    ends: AttemptState | None = None  #: what becomes of the attempt that runs; None: it goes on
+    claimed: bool = False  #: only the holder of the claim may say it, about the attempt that runs
+    order: bool = False  #: it has the fields of a work order, and may begin a job
+    due: str = ""  #: its field with the moment at which the job goes on by itself
+    payloads: tuple[
+        tuple[StoreName, str], ...
+    ] = ()  #: its fields that refer to a large value, and where that lies
+    lean: Callable[[E], E] | None = (
+        None  #: the event without the values that no check looks at; None: it has none
+    )
+    counted: bool = True  #: statistics count it under its own name
+    words: Callable[[E], str]  #: what it says beyond its type, for a person; "" where that is all
+
+
+_S = JobState
+_ANY: Final = frozenset[JobState | None](JobState)
+_RUNNING: Final = frozenset[JobState | None]({_S.RUNNING})
+_FROM_NOTHING: Final = frozenset[JobState | None]({None})
+_INPUTS: Final[tuple[tuple[StoreName, str], ...]] = (("inputs", "input_ref"),)
+_NO_ORDER: Final[dict[str, Any]] = {
+    "input": NO_VALUE,
+    "input_ref": None,
+    "trace": "",
+    "correlation": "",
+    "notify": "",
+}
+
+
+def _without(**values: Any) -> Callable[[Any], Any]:
+    return lambda event: _replace(event, **values)
+
+
+def _lean_carried(event: Carried) -> Carried:
+    state = event.job_state
+    attempts = tuple(
+        each if each.error is None else _replace(each, error=_NO_ERROR) for each in state.attempts
+    )
+    no_values: dict[str, Any] = {
+        "error": None,
+        "result": NO_VALUE,
+        "checkpoint": NO_VALUE,
+        "checkpoint_ref": None,
+    }
+    order = _replace(state.order, **_NO_ORDER)
+    return _replace(event, job_state=_replace(state, order=order, attempts=attempts, **no_values))
+
+
+def _reason(event: Cancelled | CancelRequested | Discarded) -> str:
+    return event.reason
+
+
+def _ready(event: Queued | Held) -> str:
+    parts = [] if event.cause == "new" else [event.cause, f"attempt {event.attempt} is next"]
+    if event.priority != "normal":
+        parts.append(f"priority {event.priority}")
+    if event.cause != "new" and (event.input is not NO_VALUE or event.input_ref is not None):
+        parts.append("new input")
+    return ", ".join(parts) + (f": {event.reason}" if event.reason else "")
+
+
+def error_words(error: ErrorInfo) -> str:
+    """Return an error as a person reads it in one line: its type, and its message if it has one."""
+    return f"{error.type}: {error.message}" if error.message else error.type
+
+
+def _of_attempt(attempt: int, rest: str = "", *, until: datetime | None = None) -> str:
+    moment = "" if until is None else f" until {time_text(until)}"
+    return f"attempt {attempt}{moment}{f': {rest}' if rest else ''}"
+
+
+def _progress(event: Progressed) -> str:
+    of = "" if event.total is None else f" of {event.total:g}"
+    return f"{event.done:g}{of} {event.note}".strip()
+
+
+LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = {
+    Scheduled: Row[Scheduled](
+        after=_FROM_NOTHING,
+        to=_S.SCHEDULED,
+        order=True,
+        due="run_at",
+        payloads=_INPUTS,
+        lean=_without(**_NO_ORDER),
+        counted=False,
+        words=lambda event: f"due at {time_text(event.run_at)}",
+    ),
+    Held: Row[Held](
+        after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
+        to=_S.HELD,
+        order=True,
+        payloads=_INPUTS,
+        lean=_without(**_NO_ORDER),
+        counted=False,
+        words=_ready,
+    ),
+    Queued: Row[Queued](
+        after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
+        to=_S.QUEUED,
+        order=True,
+        payloads=_INPUTS,
+        lean=_without(**_NO_ORDER),
+        counted=False,
+        words=_ready,
+    ),
+    Started: Row[Started](
+        after=_RUNNING | {_S.QUEUED},
+        to=_S.RUNNING,
+        words=lambda event: f"attempt {event.attempt} on {event.worker}",
+    ),
+    Completed: Row[Completed](
+        after=_RUNNING,
+        to=_S.COMPLETED,
+        ends="completed",
+        claimed=True,
+        payloads=(("results", "result_ref"),),
+        words=lambda event: f"attempt {event.attempt}",
+    ),
+    Failed: Row[Failed](
+        after=_RUNNING,
+        to=_S.RETRY_WAIT,
+        ends="failed",
+        claimed=True,
+        due="retry_at",
+        lean=_without(error=_NO_ERROR),
+        words=lambda event: _of_attempt(event.attempt, error_words(event.error)),
+    ),
+    Interrupted: Row[Interrupted](
+        after=_RUNNING,
+        to=_S.RETRY_WAIT,
+        ends="interrupted",
+        claimed=True,
+        words=lambda event: _of_attempt(event.attempt, event.reason),
+    ),
+    Snoozed: Row[Snoozed](
+        after=_RUNNING,
+        to=_S.RETRY_WAIT,
+        ends="snoozed",
+        claimed=True,
+        due="until",
+        words=lambda event: _of_attempt(event.attempt, until=event.until),
+    ),
+    Paused: Row[Paused](
+        after=_RUNNING,
+        to=_S.PAUSED,
+        ends="paused",
+        claimed=True,
+        due="until",
+        words=lambda event: _of_attempt(
+            event.attempt, f"for event {event.event}" if event.event else "", until=event.until
+        ),
+    ),
+    Cancelled: Row[Cancelled](
+        after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=_reason
+    ),
+    DeadLettered: Row[DeadLettered](
+        after=_RUNNING | {_S.QUEUED, _S.RETRY_WAIT},
+        to=_S.DEAD_LETTERED,
+        ends="lost",
+        lean=_without(error=None),
+        words=lambda event: (
+            event.reason if event.error is None else f"{event.reason}: {error_words(event.error)}"
+        ),
+    ),
+    Discarded: Row[Discarded](
+        after=frozenset({_S.DEAD_LETTERED}), to=_S.DISCARDED, ends="lost", words=_reason
+    ),
+    Checkpointed: Row[Checkpointed](
+        after=_RUNNING,
+        claimed=True,
+        payloads=(("inputs", "value_ref"),),
+        lean=_without(value=NO_VALUE, value_ref=None),
+        counted=False,
+        words=lambda event: f"attempt {event.attempt}",
+    ),
+    Progressed: Row[Progressed](after=_RUNNING, claimed=True, counted=False, words=_progress),
+    CancelRequested: Row[CancelRequested](after=_RUNNING, counted=False, words=_reason),
+    Fenced: Row[Fenced](
+        after=_ANY,
+        words=lambda event: f"{event.outcome} of {event.worker} came after its claim expired",
+    ),
+    Carried: Row[Carried](
+        after=_ANY | _FROM_NOTHING,
+        due="job_state.due_at",
+        payloads=(
+            ("inputs", "job_state.order.input_ref"),
+            ("inputs", "job_state.checkpoint_ref"),
+            ("results", "job_state.result_ref"),
+        ),
+        lean=_lean_carried,
+        counted=False,
+        words=lambda event: f"whole, since events up to {event.through} go into an archive",
+    ),
+}
+assert set(LIFECYCLE) == set(EVENT_CLASSES), "every event has its row: add the missing one above"
+
+_ROW_OF_TYPE: Final[Mapping[str, Row[Any]]] = {
+    str(cls.__struct_config__.tag): row for cls, row in LIFECYCLE.items()
+}
+
+#: The classes of event that may follow in each state; None is the state before the first event held. `fenced` is a
+#: receipt and may come late; `carried` says the state once more; `retry_wait` is also where a job is between
+#: the two events of one atomic batch.
+LEGAL: Final[Mapping[JobState | None, frozenset[type[JobEvent]]]] = MappingProxyType(
+    {
+        state: frozenset(cls for cls, row in LIFECYCLE.items() if state in row.after)
+        for state in (None, *JobState)
+    }
+)
+#: Events that begin a job, or dispatch it again.
+ORDERS: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.order)
+#: Events about the attempt that runs, which only the holder of its claim may append.
+CLAIMED: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.claimed)
+#: Those of them that end it.
+OUTCOMES: Final = frozenset(cls for cls in CLAIMED if LIFECYCLE[cls].ends is not None)
+#: Events after which no attempt runs, by their type.
+ENDING_TYPES: Final = frozenset(tag for tag, row in _ROW_OF_TYPE.items() if row.ends is not None)
+#: The types of event that may name a moment at which the job goes on by itself.
+TIMED_WAITS: Final = tuple(tag for tag, row in _ROW_OF_TYPE.items() if row.due)
+
+#: Why a job may become ready (`queued`, or `held` where it has limits) in each state.
+CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
+    {
+        None: frozenset[Cause]({"new"}),
+        JobState.SCHEDULED: frozenset[Cause]({"due"}),
+        JobState.HELD: frozenset[Cause]({"admitted"}),
+        JobState.QUEUED: frozenset[Cause]({"redispatched", "carried"}),
+        JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
+        JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
+        JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),
+        JobState.COMPLETED: frozenset[Cause](),
+        JobState.CANCELLED: frozenset[Cause](),
+        JobState.DEAD_LETTERED: frozenset[Cause]({"requeued"}),
+        JobState.DISCARDED: frozenset[Cause](),
+    },
+)
+#: Causes with which a job that has limits is queued at once: its limits admitted it, or it still has its slot.
+PAST_ITS_LIMITS: Final = frozenset[Cause]({"admitted", "interrupted", "redispatched", "carried"})
+
+#: Fields of events with values of users, which belong into no log and no list: those that are kept as raw JSON.
+VALUE_FIELDS: Final = frozenset(
+    name
+    for cls in (*EVENT_CLASSES, *Held.__mro__, CarriedJob, Order)
+    for name, annotation in vars(cls).get("__annotations__", {}).items()
+    if annotation == "msgspec.Raw"
+)
+
+
+def words(event: JobEvent) -> str:
+    """Return what an event says beyond its type, in a few words for a person; "" where that is all."""
+    found: str = LIFECYCLE[type(event)].words(event)
+    return found
+
+
+def lean(event: JobEvent) -> JobEvent:
+    """Return `event` without the values that no check looks at, so that an open job keeps no payload alive."""
+    make = _LEAN_OF[type(event)]
+    return event if make is None else make(event)
+
+
+_LEAN_OF: Final = {cls: row.lean for cls, row in LIFECYCLE.items()}
+
+
+def due_at(event: JobEvent) -> datetime | None:
+    """Return the moment at which the job goes on by itself, as the event names it; None where it names none."""
+    read = _DUE_OF.get(type(event))
+    moment: datetime | None = None if read is None else read(event)
+    return moment
+
+
+_DUE_OF: Final = {cls: operator.attrgetter(row.due) for cls, row in LIFECYCLE.items() if row.due}
+
+
+def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
+    """Yield the large values that an event refers to, and where each lies."""
+    for store, read in _REFERENCES_OF[type(event)]:
+        reference: PayloadRef | None = read(event)
+        if reference is not None:
+            yield store, reference
+
+
+_REFERENCES_OF: Final = {
+    cls: tuple((store, operator.attrgetter(field)) for store, field in row.payloads)
+    for cls, row in LIFECYCLE.items()
+}
