@@ -185,7 +185,7 @@ def test_the_checker_sees_a_lock_that_was_taken_from_a_holder() -> None:
     second = decide(ref, None, Acquire(holder="b", lease_s=1.0), stamp)
 
     async def scenario() -> list[Message]:
-        entry = LOCK.link(log.names, [first], View())[0]
+        entry = LOCK.link(log.names, [first], LOCK.view(None))[0]
         view = LOCK.advance(entry, first, await log.append([entry]))
         await log.append([LOCK.link(log.names, [second], view)[0]])
         return [message async for batch in log.read_messages() for message in batch]

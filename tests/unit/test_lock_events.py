@@ -101,7 +101,7 @@ def test_the_newest_event_alone_is_the_state() -> None:
 
 def test_an_append_is_linked_to_the_chain_and_conditional_on_it() -> None:
     first = decide(REF, None, TAKE, STAMP)
-    entry = LOCK.link(Names("staging"), [first], View())[0]
+    entry = LOCK.link(Names("staging"), [first], LOCK.view(None))[0]
     assert (entry.subject, entry.chain) == (
         "staging_ledger.lock.account.42.acquired",
         "staging_ledger.lock.account.42.>",

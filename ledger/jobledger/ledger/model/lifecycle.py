@@ -134,124 +134,126 @@ def _progress(event: Progressed) -> str:
     return f"{event.done:g}{of} {event.note}".strip()
 
 
-LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = {
-    Scheduled: Row[Scheduled](
-        after=_FROM_NOTHING,
-        to=_S.SCHEDULED,
-        order=True,
-        due="run_at",
-        payloads=_INPUTS,
-        lean=_without(**_NO_ORDER),
-        counted=False,
-        words=lambda event: f"due at {time_text(event.run_at)}",
-    ),
-    Held: Row[Held](
-        after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
-        to=_S.HELD,
-        order=True,
-        payloads=_INPUTS,
-        lean=_without(**_NO_ORDER),
-        counted=False,
-        words=_ready,
-    ),
-    Queued: Row[Queued](
-        after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
-        to=_S.QUEUED,
-        order=True,
-        payloads=_INPUTS,
-        lean=_without(**_NO_ORDER),
-        counted=False,
-        words=_ready,
-    ),
-    Started: Row[Started](
-        after=_RUNNING | {_S.QUEUED},
-        to=_S.RUNNING,
-        words=lambda event: f"attempt {event.attempt} on {event.worker}",
-    ),
-    Completed: Row[Completed](
-        after=_RUNNING,
-        to=_S.COMPLETED,
-        ends="completed",
-        claimed=True,
-        payloads=(("results", "result_ref"),),
-        words=lambda event: f"attempt {event.attempt}",
-    ),
-    Failed: Row[Failed](
-        after=_RUNNING,
-        to=_S.RETRY_WAIT,
-        ends="failed",
-        claimed=True,
-        due="retry_at",
-        lean=_without(error=_NO_ERROR),
-        words=lambda event: _of_attempt(event.attempt, error_words(event.error)),
-    ),
-    Interrupted: Row[Interrupted](
-        after=_RUNNING,
-        to=_S.RETRY_WAIT,
-        ends="interrupted",
-        claimed=True,
-        words=lambda event: _of_attempt(event.attempt, event.reason),
-    ),
-    Snoozed: Row[Snoozed](
-        after=_RUNNING,
-        to=_S.RETRY_WAIT,
-        ends="snoozed",
-        claimed=True,
-        due="until",
-        words=lambda event: _of_attempt(event.attempt, until=event.until),
-    ),
-    Paused: Row[Paused](
-        after=_RUNNING,
-        to=_S.PAUSED,
-        ends="paused",
-        claimed=True,
-        due="until",
-        words=lambda event: _of_attempt(
-            event.attempt, f"for event {event.event}" if event.event else "", until=event.until
+LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
+    {
+        Scheduled: Row[Scheduled](
+            after=_FROM_NOTHING,
+            to=_S.SCHEDULED,
+            order=True,
+            due="run_at",
+            payloads=_INPUTS,
+            lean=_without(**_NO_ORDER),
+            counted=False,
+            words=lambda event: f"due at {time_text(event.run_at)}",
         ),
-    ),
-    Cancelled: Row[Cancelled](
-        after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=_reason
-    ),
-    DeadLettered: Row[DeadLettered](
-        after=_RUNNING | {_S.QUEUED, _S.RETRY_WAIT},
-        to=_S.DEAD_LETTERED,
-        ends="lost",
-        lean=_without(error=None),
-        words=lambda event: (
-            event.reason if event.error is None else f"{event.reason}: {error_words(event.error)}"
+        Held: Row[Held](
+            after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
+            to=_S.HELD,
+            order=True,
+            payloads=_INPUTS,
+            lean=_without(**_NO_ORDER),
+            counted=False,
+            words=_ready,
         ),
-    ),
-    Discarded: Row[Discarded](
-        after=frozenset({_S.DEAD_LETTERED}), to=_S.DISCARDED, ends="lost", words=_reason
-    ),
-    Checkpointed: Row[Checkpointed](
-        after=_RUNNING,
-        claimed=True,
-        payloads=(("inputs", "value_ref"),),
-        lean=_without(value=NO_VALUE, value_ref=None),
-        counted=False,
-        words=lambda event: f"attempt {event.attempt}",
-    ),
-    Progressed: Row[Progressed](after=_RUNNING, claimed=True, counted=False, words=_progress),
-    CancelRequested: Row[CancelRequested](after=_RUNNING, counted=False, words=_reason),
-    Fenced: Row[Fenced](
-        after=_ANY,
-        words=lambda event: f"{event.outcome} of {event.worker} came after its claim expired",
-    ),
-    Carried: Row[Carried](
-        after=_ANY | _FROM_NOTHING,
-        due="job_state.due_at",
-        payloads=(
-            ("inputs", "job_state.order.input_ref"),
-            ("inputs", "job_state.checkpoint_ref"),
-            ("results", "job_state.result_ref"),
+        Queued: Row[Queued](
+            after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
+            to=_S.QUEUED,
+            order=True,
+            payloads=_INPUTS,
+            lean=_without(**_NO_ORDER),
+            counted=False,
+            words=_ready,
         ),
-        lean=_lean_carried,
-        counted=False,
-        words=lambda event: f"whole, since events up to {event.through} go into an archive",
-    ),
-}
+        Started: Row[Started](
+            after=_RUNNING | {_S.QUEUED},
+            to=_S.RUNNING,
+            words=lambda event: f"attempt {event.attempt} on {event.worker}",
+        ),
+        Completed: Row[Completed](
+            after=_RUNNING,
+            to=_S.COMPLETED,
+            ends="completed",
+            claimed=True,
+            payloads=(("results", "result_ref"),),
+            words=lambda event: f"attempt {event.attempt}",
+        ),
+        Failed: Row[Failed](
+            after=_RUNNING,
+            to=_S.RETRY_WAIT,
+            ends="failed",
+            claimed=True,
+            due="retry_at",
+            lean=_without(error=_NO_ERROR),
+            words=lambda event: _of_attempt(event.attempt, error_words(event.error)),
+        ),
+        Interrupted: Row[Interrupted](
+            after=_RUNNING,
+            to=_S.RETRY_WAIT,
+            ends="interrupted",
+            claimed=True,
+            words=lambda event: _of_attempt(event.attempt, event.reason),
+        ),
+        Snoozed: Row[Snoozed](
+            after=_RUNNING,
+            to=_S.RETRY_WAIT,
+            ends="snoozed",
+            claimed=True,
+            due="until",
+            words=lambda event: _of_attempt(event.attempt, until=event.until),
+        ),
+        Paused: Row[Paused](
+            after=_RUNNING,
+            to=_S.PAUSED,
+            ends="paused",
+            claimed=True,
+            due="until",
+            words=lambda event: _of_attempt(
+                event.attempt, f"for event {event.event}" if event.event else "", until=event.until
+            ),
+        ),
+        Cancelled: Row[Cancelled](
+            after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=_reason
+        ),
+        DeadLettered: Row[DeadLettered](
+            after=_RUNNING | {_S.QUEUED, _S.RETRY_WAIT},
+            to=_S.DEAD_LETTERED,
+            ends="lost",
+            lean=_without(error=None),
+            words=lambda event: (
+                event.reason if event.error is None else f"{event.reason}: {error_words(event.error)}"
+            ),
+        ),
+        Discarded: Row[Discarded](
+            after=frozenset({_S.DEAD_LETTERED}), to=_S.DISCARDED, ends="lost", words=_reason
+        ),
+        Checkpointed: Row[Checkpointed](
+            after=_RUNNING,
+            claimed=True,
+            payloads=(("inputs", "value_ref"),),
+            lean=_without(value=NO_VALUE, value_ref=None),
+            counted=False,
+            words=lambda event: f"attempt {event.attempt}",
+        ),
+        Progressed: Row[Progressed](after=_RUNNING, claimed=True, counted=False, words=_progress),
+        CancelRequested: Row[CancelRequested](after=_RUNNING, counted=False, words=_reason),
+        Fenced: Row[Fenced](
+            after=_ANY,
+            words=lambda event: f"{event.outcome} of {event.worker} came after its claim expired",
+        ),
+        Carried: Row[Carried](
+            after=_ANY | _FROM_NOTHING,
+            due="job_state.due_at",
+            payloads=(
+                ("inputs", "job_state.order.input_ref"),
+                ("inputs", "job_state.checkpoint_ref"),
+                ("results", "job_state.result_ref"),
+            ),
+            lean=_lean_carried,
+            counted=False,
+            words=lambda event: f"whole, since events up to {event.through} go into an archive",
+        ),
+    }
+)
 assert set(LIFECYCLE) == set(EVENT_CLASSES), "every event has its row: add the missing one above"
 
 _ROW_OF_TYPE: Final[Mapping[str, Row[Any]]] = {
@@ -318,7 +320,9 @@ def lean(event: JobEvent) -> JobEvent:
     return event if make is None else make(event)
 
 
-_LEAN_OF: Final = {cls: row.lean for cls, row in LIFECYCLE.items()}
+_LEAN_OF: Final[Mapping[type[JobEvent], Callable[[Any], JobEvent] | None]] = {
+    cls: row.lean for cls, row in LIFECYCLE.items()
+}
 
 
 def due_at(event: JobEvent) -> datetime | None:
@@ -328,7 +332,9 @@ def due_at(event: JobEvent) -> datetime | None:
     return moment
 
 
-_DUE_OF: Final = {cls: operator.attrgetter(row.due) for cls, row in LIFECYCLE.items() if row.due}
+_DUE_OF: Final[Mapping[type[JobEvent], Callable[[JobEvent], Any]]] = {
+    cls: operator.attrgetter(row.due) for cls, row in LIFECYCLE.items() if row.due
+}
 
 
 def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
@@ -339,7 +345,7 @@ def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
             yield store, reference
 
 
-_REFERENCES_OF: Final = {
+_REFERENCES_OF: Final[Mapping[type[JobEvent], tuple[tuple[StoreName, Callable[[JobEvent], Any]], ...]]] = {
     cls: tuple((store, operator.attrgetter(field)) for store, field in row.payloads)
     for cls, row in LIFECYCLE.items()
 }
