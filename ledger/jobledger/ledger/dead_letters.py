@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol, TypedDict
 
 import msgspec
 
-from jobledger.ledger.model.chain import TRANSACT_TRIES_MAX, JobView, commit, load
+from jobledger.ledger.model.chain import JobView, commit, load, retry_raced
 from jobledger.ledger.model.commands import Discard, Requeue, Stamp
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import encode_value
@@ -104,7 +104,8 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
     PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, WrongSequenceError after
     too many lost races, UnreachableError.
     """
-    for _ in range(TRANSACT_TRIES_MAX):
+
+    async def attempt() -> Requeued:
         chain = await load(client.log, ref)
         job = _refuse(client, chain, ref, how)
         text = await _new_input(client, job, how)
@@ -112,13 +113,11 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
         if text is not None:
             value, reference = await client.inputs.put(text, what=_what(job))
             command = msgspec.structs.replace(command, input=value, input_ref=reference)
-        try:
-            after = await commit(client.log, chain, decide(job, command, client.stamp(by)))
-        except WrongSequenceError:
-            continue
+        after = await commit(client.log, chain, decide(job, command, client.stamp(by)))
         assert after.job is not None, "an append leaves a job"
         return Requeued(job=after.job, input_text=text)
-    raise WrongSequenceError(client.log.names.chain(ref), 0)
+
+    return await retry_raced(attempt)
 
 
 async def plan_discard(client: Client, ref: JobRef) -> Job:

@@ -30,11 +30,10 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, operator, run, until_closed, watch_signals
 from jobledger.ledger import Ledger
 from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.chain import retry_raced
 from jobledger.workers.reactors.reactor import host
 from jobledger.workers.reactors.sealer import EVENTS_DEFAULT, INTERVAL_S_DEFAULT, Sealer, SealingConfig
 
-_TRIES_MAX: Final = 5
 _KEY_SHOWN: Final = 12
 
 SealKey = Annotated[
@@ -175,13 +174,11 @@ async def _seal(output: Output, target: Target, signer: Signer, publisher: _Publ
 
 async def _seal_once(ledger: Ledger, signer: Signer) -> Seal | None:
     """Seal the next range; who is quicker has sealed it, so then there is less to do or nothing."""
-    for tries in range(_TRIES_MAX):
-        try:
-            return await seal_next(ledger.log, signer, by=operator(), at=ledger.clock.now())
-        except WrongSequenceError:
-            if tries == _TRIES_MAX - 1:
-                raise
-    return None
+
+    async def attempt() -> Seal | None:
+        return await seal_next(ledger.log, signer, by=operator(), at=ledger.clock.now())
+
+    return await retry_raced(attempt)
 
 
 async def _follow(

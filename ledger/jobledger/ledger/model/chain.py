@@ -194,17 +194,6 @@ async def transact(
     Raises: what `decide` refuses with (JobNotFoundError, IllegalTransitionError and its kin),
         WrongSequenceError after too many lost races, and what `Log` raises.
     """
-    return await transact_by(log, ref, lambda job: decide(job, command, stamp()), known=known)
-
-
-async def transact_by(
-    log: Log,
-    ref: JobRef,
-    choose: Callable[[Job | None], Sequence[JobEvent]],
-    *,
-    known: JobView | None = None,
-) -> JobView:
-    """As `transact`, where what is decided depends on the job: `choose` returns the events, or raises a refusal."""
     found = known
     reached = 0 if known is None else known.last_sequence  # what the newest view has at the least
 
@@ -213,7 +202,7 @@ async def transact_by(
         given, found = found, None
         chain = given if given is not None else await _load_from(log, ref, reached)
         try:
-            events = choose(chain.job)
+            events = decide(chain.job, command, stamp())
         except (NotFoundError, RefusedError) as error:
             if given is not None or chain.last_sequence < reached:
                 raise WrongSequenceError(log.names.chain(ref), chain.last_sequence) from error

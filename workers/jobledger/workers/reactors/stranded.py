@@ -14,10 +14,9 @@ from typing import Final, Literal
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.chain import JobView, commit, load
+from jobledger.ledger.model.chain import JobView, commit, load, retry_raced
 from jobledger.ledger.model.commands import DeadLetter, Dispatch, Rescue
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
@@ -26,7 +25,6 @@ logger = logging.getLogger("jobledger.workers.reactors.stranded")
 
 #: Dispatches in a row that nobody started, after which another one would be as useless.
 DISPATCHES_MAX: Final = 3
-_TRIES_MAX: Final = 8
 
 OnDeadLetter = Callable[[Job], None]
 
@@ -104,19 +102,17 @@ class StrandedJobs:
         Raises: WrongSequenceError after too many lost races, UnreachableError, LedgerFullError, CorruptLedgerError.
         """
         log = self._ledger.log
-        chain = await load(log, ref)
-        for _ in range(_TRIES_MAX):
+
+        async def attempt() -> Settled:
+            chain = await load(log, ref)
             verdict = await self._judge(chain.job, dispatch_sequence, deliveries)
             if verdict is None or verdict == "wait" or not certain:
                 return Settled(verdict, chain.job)
             assert chain.job is not None, "a verdict is about a job"
-            try:
-                after = await commit(log, chain, decide(chain.job, verdict, self._ledger.stamp()))
-            except WrongSequenceError:
-                chain = await load(log, ref)
-                continue
+            after = await commit(log, chain, decide(chain.job, verdict, self._ledger.stamp()))
             return Settled(verdict, self._tell(ref, after))
-        raise WrongSequenceError(log.names.chain(ref), chain.last_sequence)
+
+        return await retry_raced(attempt)
 
     async def _judge(self, job: Job | None, dispatch_sequence: int, deliveries: int) -> Verdict:
         attempt = job.running_attempt if job is not None else None

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.chain import commit
+from jobledger.ledger.model.chain import commit, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import decode
 from jobledger.ledger.model.commands import Dispatch
@@ -25,7 +25,6 @@ from jobledger.ledger.model.errors import (
     NotFoundError,
     RefusedError,
     UnreachableError,
-    WrongSequenceError,
 )
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.streams import api
@@ -48,7 +47,6 @@ _LAG_S: Final = 0.25
 _LAG_S_MAX: Final = 30.0
 _MESSAGE_NOT_FOUND: Final = 10037
 _LAGGING_DELIVERIES_MAX: Final = 8
-_TRIES_MAX: Final = 8
 
 
 class TwoClocks:
@@ -105,24 +103,22 @@ class Dispatcher:
     async def _dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
         log = self._ledger.log
         command = Dispatch(cause=timer.cause, asked_by=timer.asked_by)
-        for _ in range(_TRIES_MAX):
+
+        async def attempt() -> Later | None:
             chain = await self._known.chain(timer)
             if chain is None:
                 return None
-            if (
-                chain.last_sequence < timer.asked_by
-            ):  # a replica that lags behind, if it is this ledger at all
+            # Either a replica that lags behind, or another ledger.
+            if chain.last_sequence < timer.asked_by:
                 return await self._lagging(timer, delivery)
             try:
                 events = decide(chain.job, command, self._ledger.stamp())
             except (NotFoundError, RefusedError):
                 return None  # cancelled, run by a person, or dispatched by another process
-            try:
-                await commit(log, chain, events)
-            except WrongSequenceError:
-                continue
+            await commit(log, chain, events)
             return None
-        raise WrongSequenceError(log.names.chain(timer.ref), timer.asked_by)
+
+        return await retry_raced(attempt)
 
     async def _lagging(self, timer: Timer, delivery: Delivery) -> Later | None:
         """Wait for the view that has the wait in it, unless the stream's leader has not got it either."""

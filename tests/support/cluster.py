@@ -1,0 +1,68 @@
+"""Three nats-servers as one cluster, on free ports of loopback, each with a store of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from tests.support.limits import LIMIT_S
+
+from jobledger.ledger import connect
+from jobledger.ledger.model.errors import LedgerError
+
+SIZE = 3
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _configuration(number: int, folder: Path, ports: list[int]) -> str:
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[SIZE:])
+    return (
+        f'server_name: "n{number}"\nhost: "127.0.0.1"\nport: {ports[number]}\n'
+        f'jetstream {{ store_dir: "{folder / f"store-{number}"}", max_file_store: 2GB }}\n'
+        f'cluster {{ name: "c", host: "127.0.0.1", port: {ports[SIZE + number]}, routes: [{routes}] }}\n'
+    )
+
+
+def _start(binary: str, number: int, folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
+    path = folder / f"n{number}.conf"
+    path.write_text(_configuration(number, folder, ports), encoding="utf-8")
+    return subprocess.Popen([binary, "-c", str(path), "-l", str(folder / f"n{number}.log")])
+
+
+@contextlib.asynccontextmanager
+async def cluster(binary: str, folder: Path) -> AsyncGenerator[str]:
+    """Yield the addresses of the cluster, separated by commas, once it stores what it is given."""
+    ports = _free_ports(2 * SIZE)
+    servers: list[subprocess.Popen[bytes]] = []
+    try:
+        servers += [_start(binary, number, folder, ports) for number in range(SIZE)]
+        url = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:SIZE])
+        await _ready(url)
+        yield url
+    finally:
+        for server in servers:
+            server.kill()
+        for server in servers:
+            server.wait()
+
+
+async def _ready(url: str) -> None:
+    """Wait until the cluster has a leader: then a ledger of three replicas can be made."""
+    async with asyncio.timeout(2 * LIMIT_S):
+        while True:
+            try:
+                async with connect(url, environment="probe", replicas=SIZE, ledger_bytes_max=16 << 20):
+                    return
+            except LedgerError:
+                await asyncio.sleep(0.1)
