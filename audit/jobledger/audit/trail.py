@@ -12,7 +12,8 @@ from datetime import datetime
 import msgspec
 
 from jobledger.audit.trail_words import count, happened, span, waits_for
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import (
     CancelRequested,
     Carried,
@@ -26,6 +27,7 @@ from jobledger.ledger.model.events import (
     event_type,
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.subjects import aggregate_of
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +106,29 @@ def trail_of(events: Iterable[StoredEvent], *, now: datetime | None = None) -> T
     for stored in events:
         teller.tell(stored)
     return teller.end(now)
+
+
+def lines_of_chain(messages: Iterable[Message]) -> tuple[Line, ...]:
+    """Return the trail of a chain of any aggregate but jobs: all its messages in stream order; may be empty.
+
+    Raises: UnknownEventError, MalformedEventError.
+    """
+    lines: list[Line] = []
+    for message in messages:
+        aggregate = AGGREGATES[aggregate_of(message.subject)]
+        event = aggregate.decode(message)
+        kind, said = aggregate.type_of(event), aggregate.words(event)
+        lines.append(
+            Line(
+                stream_sequence=message.stream_sequence,
+                at=message.stored_at,
+                since_s=_between(lines[-1].at, message.stored_at) if lines else None,
+                event=kind,
+                by=event.by,
+                what=f"{kind}: {said}" if said else kind,
+            )
+        )
+    return tuple(lines)
 
 
 class _Teller:

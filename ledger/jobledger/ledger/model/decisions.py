@@ -221,10 +221,14 @@ def _ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Hel
     return Held(**fields) if order.limits and cause not in PAST_ITS_LIMITS else Queued(**fields)
 
 
+#: Causes of a dispatch that only follows from another command, in the same batch.
+_NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted"})
+
+
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
     _require(job, "be queued", *WAITING_STATES)
     # A late timer or a redispatch must not cut another wait short.
-    if command.cause not in CAUSES[job.state] or command.cause == "carried":
+    if command.cause not in CAUSES[job.state] or command.cause in _NEVER_ASKED:
         raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
     if command.asked_by is not None and command.asked_by != job.wait_sequence:
         raise IllegalTransitionError(

@@ -72,6 +72,10 @@ def _may_be_ready(job: Job | None, event: JobEvent) -> str | None:
         return (
             f"`{kind}` with cause {event.cause!r} while it is {'not there' if state is None else state.value}"
         )
+    if event.cause == "interrupted" and (
+        job is None or not job.attempts or job.attempts[-1].state != "interrupted"
+    ):
+        return f"`{kind}` as interrupted, though its newest attempt was not"
     number = 1 if job is None else len(job.attempts) + 1
     if event.attempt != number:
         return f"`{kind}` for attempt {event.attempt}, the next one is {number}"
