@@ -46,6 +46,8 @@ COUNTERS: Final = (
     "fenced",  # outcomes that were refused because their claim was stale
     "redispatched",  # dispatches of a job that nobody had taken, or whose worker died
 )
+_COUNTED: Final = frozenset(tag for tag, cls in JOB.types.items() if LIFECYCLE[cls].counted)
+assert set(COUNTERS) >= _COUNTED, "every event that is counted has its column: add it to COUNTERS"
 #: `wait`: from becoming queued to its start. `run`: from the start to the outcome, lost attempts left out.
 #: `total`: from the job's first event to a final state.
 HISTOGRAMS: Final = ("wait", "run", "total")

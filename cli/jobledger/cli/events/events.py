@@ -237,8 +237,8 @@ def _other_line(message: Message) -> Text:
     line.append_text(_unstyled(colored(name), name))
     line.append(f" {plain(aggregate.label(aggregate.key_of(event)))}", style="")
     said = aggregate.words(event)
-    by = "" if plain(event.by) in said else f", by {event.by}"
-    line.append(f" {shortened(f'{said}{by}', _DETAIL_MAX)}", style="dim")
+    parts = [said] if event.by in said else [said, f"by {event.by}"]
+    line.append(f" {shortened(', '.join(filter(None, parts)), _DETAIL_MAX)}", style="dim")
     return line
 
 

@@ -254,7 +254,8 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
         ),
     }
 )
-assert set(LIFECYCLE) == set(EVENT_CLASSES), "every event has its row: add the missing one above"
+_UNEVEN: Final = sorted(cls.__name__ for cls in set(LIFECYCLE) ^ set(EVENT_CLASSES))
+assert not _UNEVEN, f"each event is a member of JobEvent and has a row in LIFECYCLE, but not {_UNEVEN}"
 
 _ROW_OF_TYPE: Final[Mapping[str, Row[Any]]] = {
     str(cls.__struct_config__.tag): row for cls, row in LIFECYCLE.items()

@@ -164,7 +164,7 @@ def field_notes(cls: type) -> Mapping[str, str]:
     """Return what the comments `#:` in the source of a class, and of those it builds on, say about its fields."""
     notes: dict[str, str] = {}
     for each in reversed(cls.__mro__):
-        if each.__module__.startswith("jobledger."):
+        if issubclass(each, msgspec.Struct) and each is not msgspec.Struct:
             try:
                 source = textwrap.dedent(inspect.getsource(each))
             except OSError:  # run from where there are no sources: schemas without these descriptions
