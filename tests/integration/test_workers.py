@@ -287,8 +287,8 @@ async def test_an_input_that_no_longer_fits_is_given_up_without_running(ledger: 
 async def test_a_task_that_no_worker_knows_is_given_up_after_some_deliveries(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt.delays._UNKNOWN_TASK_S", 0.001)
-    monkeypatch.setattr("jobledger.workers.attempt.delays.UNKNOWN_TASK_DELIVERIES_MAX", 10)
+    monkeypatch.setattr("jobledger.workers.attempt.settlement._UNKNOWN_TASK_S", 0.001)
+    monkeypatch.setattr("jobledger.workers.attempt.settlement.UNKNOWN_TASK_DELIVERIES_MAX", 10)
     async with working(ledger, double):
         job = await ended(await _order(ledger, "gone", "{}", max_attempts=5))
         assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "rejected")
@@ -299,7 +299,7 @@ async def test_a_task_that_no_worker_knows_is_given_up_after_some_deliveries(
 async def test_a_task_unknown_here_is_run_by_a_worker_that_knows_it(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt.delays._UNKNOWN_TASK_S", 0.05)
+    monkeypatch.setattr("jobledger.workers.attempt.settlement._UNKNOWN_TASK_S", 0.05)
     async with connected() as one, connected() as two, working(one, double) as knows_it_not:
         job = await one.enqueue(fails_until, 1)
         await until(lambda: knows_it_not.counts().deliveries > 0)

@@ -241,7 +241,7 @@ async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Le
 async def test_a_full_ledger_loses_no_job_once_there_is_room(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt.delays._FULL_S", 0.1)
+    monkeypatch.setattr("jobledger.workers.attempt.settlement._FULL_S", 0.1)
     async with connected(ledger_bytes_max=1 << 16) as ledger:
         jobs: list[JobHandle[int]] = []
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+import types
+from collections.abc import Awaitable, Generator
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -68,3 +69,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         AttemptStoppedError, UnreachableError.
         """
         return self.channel.checkpoint(value)
+
+
+@types.coroutine  # unlike a coroutine's, nothing complains when what it returns is not awaited
+def done() -> Generator[None, None, None]:
+    """Return what `Channel.checkpoint` gives a sync task: awaiting it is allowed, and does nothing."""
+    yield from ()

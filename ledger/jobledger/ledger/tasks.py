@@ -376,6 +376,10 @@ class TaskRegistry:
             raise UnknownTaskError(name, sorted(self._tasks))
         return found
 
+    def find(self, name: str) -> Task[Any, Any] | None:
+        """Return the task of that name, None where it is not loaded."""
+        return self._tasks.get(name)
+
     @property
     def queues(self) -> list[str]:
         """The queues that the tasks name by default, sorted."""

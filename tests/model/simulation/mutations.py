@@ -13,7 +13,7 @@ from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model import chain as chain_module
 from jobledger.ledger.model import decisions
 from jobledger.ledger.model.chain import JobView, load
-from jobledger.ledger.model.commands import Dispatch
+from jobledger.ledger.model.commands import Dispatch, Outcome
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Cause, JobEvent
 from jobledger.ledger.model.log import Entry, Log
@@ -21,6 +21,8 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.workers.attempt.attempt import Attempts
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.settlement import ACK
 
 Planted = contextlib.AbstractContextManager[Any]
 
@@ -34,13 +36,13 @@ def _all(*patches: Planted) -> Generator[None, None, None]:
 
 
 def ack_before_the_outcome() -> Planted:
-    real = Attempts._run
+    real = Attempts._execute
 
-    async def run(self: Attempts, delivery: Any, *rest: Any) -> None:
-        self._intake.ack(delivery)
-        await real(self, delivery, *rest)
+    async def execute(self: Attempts, attempt: Attempt) -> Outcome:
+        self._settle(self._handled[attempt.job.dispatch_sequence], ACK)
+        return await real(self, attempt)
 
-    return mock.patch.object(Attempts, "_run", run)
+    return mock.patch.object(Attempts, "_execute", execute)
 
 
 def take_over_without_a_look_at_the_lease() -> Planted:
@@ -70,7 +72,7 @@ def take_a_lost_race_for_won() -> Planted:
 
     return _all(
         mock.patch.object(chain_module, "commit", commit),
-        mock.patch("jobledger.workers.attempt.attempt.commit", commit),
+        mock.patch("jobledger.workers.attempt.recording.commit", commit),
     )
 
 

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import msgspec
 
 from jobledger.audit.export.payloads import PayloadFiles
@@ -47,11 +46,11 @@ from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.options import Rules
 from jobledger.ledger.tasks import Task
-from jobledger.ledger.tracing import Tracing
 from jobledger.workers.attempt.execution import Execution
-from jobledger.workers.attempt.running import Running
+from jobledger.workers.attempt.running import Attempt, Control
+from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.retry_policy import RetryPolicy
-from jobledger.workers.surroundings import Watched
+from jobledger.workers.surroundings import Surroundings
 
 #: Who acts in a fork.
 FORK: Final = "fork"
@@ -171,7 +170,7 @@ async def run(
 
     Raises: IllegalTransitionError when the job cannot run at that point, such as one that had ended.
     """
-    fork = _Fork(names, clock, material.values)
+    fork = _in_memory(names, clock, material.values)
     chain = await _claimed(fork, material)
     claimed = chain.last_sequence
     job = _job_of(chain)
@@ -179,29 +178,35 @@ async def run(
         job = msgspec.structs.replace(job, order=msgspec.structs.replace(job.order, timeout_s=None))
         chain = JobView(job, chain.last_sequence, chain.last_data)
     here = _in_this_process(task, limited=limited)
-    judge = _Witness(random.Random())  # noqa: S311 - jitter
-    execution = Execution(fork, anyio.CapacityLimiter(1), judge)
+    policy = _Witness(random.Random())  # noqa: S311 - jitter
+    execution = Execution(fork, Threads(fork.loop, 1), policy)
     own_task = asyncio.current_task(fork.loop)
     assert own_task is not None, "a coroutine runs in a task"
-    running = Running(
-        ref=material.ref, task=own_task, in_thread=not here.is_async, identity=FORK, chain=chain, job=job
+    running = Attempt(
+        ref=material.ref,
+        task=here,
+        identity=FORK,
+        chain=chain,
+        job=job,
+        own_task=own_task,
+        control=Control(),
     )
     try:
-        outcome: Outcome = await execution.run(here, running)
+        outcome: Outcome = await execution.run(running)
     except AttemptStoppedError as error:
         outcome = Interrupt(epoch=job.claim_epoch, reason=str(error))
-    if running.channel is not None:
-        await running.channel.close()
-    after = await commit(fork.log, running.newest_chain, decide(job, outcome, fork.stamp()))
+    if running.control.channel is not None:
+        await running.control.channel.close()
+    after = await commit(fork.log, running.newest_chain, decide(job, outcome, fork.stamp(FORK)))
     events = [
         stored
         for stored in await fork.log.read_chain(names.chain(material.ref))
         if stored.stream_sequence >= claimed
     ]
-    return Ran(job=_job_of(after), events=tuple(events), error=judge.error)
+    return Ran(job=_job_of(after), events=tuple(events), error=policy.error)
 
 
-async def _claimed(fork: _Fork, material: Material) -> JobView:
+async def _claimed(fork: Surroundings, material: Material) -> JobView:
     """Copy the job's past into memory and claim the attempt, as its worker did."""
     chain_filter, last = fork.log.names.chain(material.ref), 0
     for stored in material.before:
@@ -221,8 +226,8 @@ async def _claimed(fork: _Fork, material: Material) -> JobView:
     return chain
 
 
-async def _follow(fork: _Fork, chain: JobView, command: Command) -> JobView:
-    return await commit(fork.log, chain, decide(chain.job, command, fork.stamp()))
+async def _follow(fork: Surroundings, chain: JobView, command: Command) -> JobView:
+    return await commit(fork.log, chain, decide(chain.job, command, fork.stamp(FORK)))
 
 
 def _job_of(chain: JobView) -> Job:
@@ -257,24 +262,18 @@ class _Witness(RetryPolicy):
         return super().raised(job, rules, error, now)
 
 
-class _Fork:
+def _in_memory(names: Names, clock: Clock, values: dict[str, bytes]) -> Surroundings:
     """A ledger in memory: surroundings of an attempt that leave no trace."""
-
-    def __init__(self, names: Names, clock: Clock, values: dict[str, bytes]) -> None:
-        self.log = MemoryLog(names=names, clock=clock)
-        self.clock = clock
-        self.inputs = self.results = _Values(values)
-        self.hints: Watched = _Nobody()
-        self.loop = asyncio.get_running_loop()
-        self.tracing: Tracing | None = None
-
-    @property
-    def connection(self) -> _Fork:
-        """There is none; the loop is known here."""
-        return self
-
-    def stamp(self, by: str = "") -> Stamp:
-        return Stamp(at=self.clock.now(), by=by or FORK)
+    kept = _Values(values)
+    return Surroundings(
+        log=MemoryLog(names=names, clock=clock),
+        clock=clock,
+        loop=asyncio.get_running_loop(),
+        inputs=kept,
+        results=kept,
+        stamp=lambda by: Stamp(at=clock.now(), by=by),
+        tell_progress=lambda _ref, _report: None,
+    )
 
 
 class _Values:
@@ -297,9 +296,3 @@ class _Values:
             return self._values[reference.sha256]
         except KeyError as error:
             raise PayloadMissingError(f"payload {reference.sha256[:12]}... was not fetched") from error
-
-
-class _Nobody:
-    """Who watches a fork."""
-
-    def tell_progress(self, ref: JobRef, report: bytes) -> None: ...

@@ -44,6 +44,16 @@ class RetryPolicy:
         return Fail(epoch=fail.epoch, error=fail.error, retry_at=retry_at, retry_priority=asked.priority)
 
 
+def unknown_task(job: Job, deliveries: int) -> Fail:
+    """Return what follows when no worker had the task of a job in that many deliveries."""
+    message = (
+        f"no worker of queue {job.queue} knew task {job.task!r} in {deliveries} deliveries: "
+        "start one with the module that holds it, then requeue the job"
+    )
+    error = ErrorInfo(kind="unknown_task", type="UnknownTaskError", message=message)
+    return Fail(epoch=job.claim_epoch, error=error, give_up="rejected")
+
+
 def after(now: datetime, delay_s: float) -> datetime:
     """Return the moment `delay_s` from now; delays are limited, so only a clock near the year 9999 can fail."""
     return now + timedelta(seconds=delay_s)
@@ -70,7 +80,7 @@ def _user_frames(error: BaseException, own_modules: frozenset[str]) -> Any:
 _OWN_MODULES: Final = frozenset(
     {
         "jobledger.workers.attempt.execution",
-        "jobledger.workers.threads",
+        "jobledger.workers.attempt.threads",
         "anyio.to_thread",
         "anyio._backends._asyncio",
     }

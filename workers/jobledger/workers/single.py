@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import random
 
-import anyio
-
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.chain import JobView, fold
@@ -21,9 +19,11 @@ from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
+from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.surroundings import Surroundings
 
 _FAREWELL_S = 2.0
 _WAITS = frozenset({JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED})
@@ -42,7 +42,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     tasks.get(job.task)
 
     def on_lost(_identity: str) -> None:
-        _stop(attempts, "the lease was lost")
+        attempts.stop("the lease was lost")
 
     lease = LeaseKeeper(
         ledger.leases,
@@ -53,8 +53,10 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
         jobs=lambda: (ref.job_id,),
     )
     hooks = HookRunner(tasks)
-    execution = Execution(ledger, anyio.CapacityLimiter(1), RetryPolicy(random.Random()))  # noqa: S311 - jitter
-    attempts = Attempts(ledger, tasks, lease, _Nobody(), execution=execution, hooks=hooks)
+    policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
+    execution = Execution(Surroundings.of(ledger), Threads(ledger.connection.loop, 1), policy)
+    # No broker hears of it: the delivery of its dispatch to some worker takes its own course.
+    attempts = Attempts(ledger, tasks, lease, None, execution=execution, hooks=hooks)
     cancels = CancelWatch(ledger, (ref.queue,), running=attempts.claims_held, on_cancel=attempts.cancel)
     await lease.open()
     pool = None
@@ -64,17 +66,17 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
         execution.open(pool)
     await cancels.open()
     keepers = [asyncio.create_task(lease.run()), asyncio.create_task(cancels.run())]
-    carried = asyncio.create_task(attempts.carry(_delivery(stored)))
+    attempt = asyncio.create_task(attempts.handle(_delivery(stored)))
     try:
-        await asyncio.shield(carried)
+        await asyncio.shield(attempt)
     except asyncio.CancelledError:
-        _stop(attempts, "its operator stopped it")
-        await asyncio.wait([carried], timeout=_FAREWELL_S)
+        attempts.stop("its operator stopped it")
+        await asyncio.wait([attempt], timeout=_FAREWELL_S)
         raise
     finally:
-        for task in (*keepers, carried):
+        for task in (*keepers, attempt):
             task.cancel()
-        await asyncio.gather(*keepers, carried, return_exceptions=True)
+        await asyncio.gather(*keepers, attempt, return_exceptions=True)
         await hooks.close()
         if pool is not None:
             await pool.close()
@@ -123,21 +125,3 @@ def _delivery(stored: StoredEvent) -> Delivery:
         stored_ns=0,
         pending=0,
     )
-
-
-def _stop(attempts: Attempts, reason: str) -> None:
-    for running in list(attempts.running.values()):
-        running.stop(reason)
-
-
-class _Nobody:
-    """No broker is to be told: its own delivery of the job takes its course."""
-
-    def is_fresh(self, delivery: Delivery) -> bool:  # noqa: ARG002 - the protocol's
-        return True
-
-    def ack(self, delivery: Delivery) -> None: ...
-
-    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None: ...
-
-    def drop(self, delivery: Delivery) -> None: ...

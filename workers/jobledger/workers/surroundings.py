@@ -1,12 +1,14 @@
-"""What an attempt needs of the ledger it runs in: a connected `Ledger`, or a `Fork` that exists in memory alone."""
+"""What an attempt needs of the ledger it runs in: of a connected `Ledger`, or of one that exists in memory alone."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.events import PayloadRef
@@ -31,61 +33,28 @@ class Values(Protocol):
         ...
 
 
-class Watched(Protocol):
-    """Whoever watches the progress of jobs; see `Hints`."""
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a ledger that attempts use."""
 
-    def tell_progress(self, ref: JobRef, report: bytes) -> None:
-        """Pass a report on."""
-        ...
+    log: Log
+    clock: Clock
+    loop: asyncio.AbstractEventLoop  #: everything runs on it; kept, since asking for it each time is slow
+    inputs: Values  #: large inputs and checkpoints
+    results: Values  #: large results
+    stamp: Callable[[str], Stamp]  #: identity of the worker -> who and when, for events decided now
+    tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
+    tracing: Tracing | None = None  #: the spans of what runs here; None where nothing is traced
 
-
-class HasLoop(Protocol):
-    """The loop everything runs on, known without asking the system for it each time."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return it."""
-        ...
-
-
-class Surroundings(Protocol):
-    """The part of a `Ledger` that attempts use."""
-
-    @property
-    def log(self) -> Log:
-        """Where events are appended."""
-        ...
-
-    @property
-    def clock(self) -> Clock:
-        """Whose time counts."""
-        ...
-
-    @property
-    def inputs(self) -> Values:
-        """Large inputs and checkpoints."""
-        ...
-
-    @property
-    def results(self) -> Values:
-        """Large results."""
-        ...
-
-    @property
-    def hints(self) -> Watched:
-        """Who hears of progress."""
-        ...
-
-    @property
-    def connection(self) -> HasLoop:
-        """What knows the loop."""
-        ...
-
-    @property
-    def tracing(self) -> Tracing | None:
-        """The spans of what runs here; None where nothing is traced."""
-        ...
-
-    def stamp(self, by: str = "") -> Stamp:
-        """Return who and when, for events decided now."""
-        ...
+    @classmethod
+    def of(cls, ledger: Ledger) -> Surroundings:
+        """Return what attempts use of a connected ledger."""
+        return cls(
+            log=ledger.log,
+            clock=ledger.clock,
+            loop=ledger.connection.loop,
+            inputs=ledger.inputs,
+            results=ledger.results,
+            stamp=ledger.stamp,
+            tell_progress=ledger.hints.tell_progress,
+            tracing=ledger.tracing,
+        )

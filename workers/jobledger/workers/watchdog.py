@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from jobledger.workers.attempt.running import Running
+from jobledger.workers.attempt.running import Attempt
 
 logger = logging.getLogger("jobledger.workers.watchdog")
 
@@ -34,8 +34,8 @@ class Watchdog:
         loop: asyncio.AbstractEventLoop,
         *,
         limit_s: float,
-        find: Callable[[asyncio.Task[Any]], Running | None],
-        on_stall: Callable[[Running, float], None],
+        find: Callable[[asyncio.Task[Any]], Attempt | None],
+        on_stall: Callable[[Attempt, float], None],
     ) -> None:
         self._loop = loop
         self._limit_s = limit_s
@@ -57,7 +57,7 @@ class Watchdog:
             self._stopped.set()
 
     def _watch(self) -> None:
-        culprit: Running | None = None
+        culprit: Attempt | None = None
         seen_beat = 0.0
         said_s = 0.0
         while not self._stopped.wait(_BEAT_S):
@@ -73,7 +73,7 @@ class Watchdog:
             culprit = (None if task is None else self._find(task)) or culprit
             self._say(culprit, blocked_s)
 
-    def _say(self, culprit: Running | None, blocked_s: float) -> None:
+    def _say(self, culprit: Attempt | None, blocked_s: float) -> None:
         name = f"task {culprit.job.task} of job {culprit.ref.job_id}" if culprit is not None else ""
         frame = sys._current_frames().get(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] # the one way to another's stack
             self._loop_thread
@@ -87,7 +87,7 @@ class Watchdog:
             stack,
         )
 
-    def _report(self, culprit: Running, blocked_s: float) -> None:
+    def _report(self, culprit: Attempt, blocked_s: float) -> None:
         try:
             self._loop.call_soon_threadsafe(self._on_stall, culprit, blocked_s)
         except RuntimeError:

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-import anyio
 import msgspec
 
 from jobledger.ledger.client import Ledger
@@ -21,15 +20,17 @@ from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
-from jobledger.workers.attempt.delays import busy_s
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
-from jobledger.workers.attempt.running import Running
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.settlement import busy_s, nak
+from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.reactors.hosting import start_reactors
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.surroundings import Surroundings
 from jobledger.workers.watchdog import Watchdog
 
 logger = logging.getLogger("jobledger.workers")
@@ -89,13 +90,14 @@ class Worker:
             ledger.clock,
             self.queues,
             running=lambda: len(self._attempts.running),
-            on_lost=self._on_lease_lost,
+            on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
             jobs=self._job_ids,
             supervisor=self._config.supervisor,
             announce=announce,
         )
-        threads = anyio.CapacityLimiter(self._config.concurrency)
-        self._execution = Execution(ledger, threads, RetryPolicy(random.Random()))  # noqa: S311 - jitter
+        self._threads = Threads(ledger.connection.loop, self._config.concurrency)
+        policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
+        self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._hooks = HookRunner(tasks)
         self._attempts = Attempts(
             ledger, tasks, self._lease, self._intake, execution=self._execution, hooks=self._hooks
@@ -106,7 +108,7 @@ class Worker:
         self._watchdog = Watchdog(
             ledger.connection.loop,
             limit_s=self._config.stall_s,
-            find=self._running_of,
+            find=self._attempt_of,
             on_stall=self._attempts.stalled,
         )
 
@@ -206,36 +208,30 @@ class Worker:
     # Deliveries: started by the reader's call, or given back at once.
 
     def _free(self) -> int:
-        return self._config.concurrency - len(self._active) - self._execution.abandoned_threads
+        return self._config.concurrency - len(self._active) - self._threads.abandoned
 
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
             # Without a slot it came by a request that was waiting before the slots filled: for an idle worker.
-            self._intake.nak(delivery, busy_s(delivery.delivered))
+            self._intake.settle(delivery, nak(busy_s(delivery.delivered)))
             return
-        task = self._ledger.connection.loop.create_task(self._attempts.carry(delivery))
+        task = self._ledger.connection.loop.create_task(self._attempts.handle(delivery))
         self._active.add(task)
         task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._active.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a delivery could not be carried through", exc_info=task.exception())
+            logger.error("a delivery could not be handled", exc_info=task.exception())
         if not self._active:
             self._idle.set()
         self._intake.wake()
 
-    def _on_lease_lost(self, identity: str) -> None:
-        """Stop what can be stopped; a thread cannot be, and its outcome will be judged by the ledger."""
-        for running in list(self._attempts.running.values()):
-            if running.identity == identity and not running.in_thread:
-                running.stop("the worker lost its lease")
-
     def _job_ids(self) -> list[str]:
         return [ref.job_id for ref in self._attempts.running]
 
-    def _running_of(self, task: asyncio.Task[Any]) -> Running | None:
-        return next((each for each in list(self._attempts.running.values()) if each.task is task), None)
+    def _attempt_of(self, task: asyncio.Task[Any]) -> Attempt | None:
+        return next((each for each in list(self._attempts.running.values()) if each.own_task is task), None)
 
     # The end.
 
@@ -244,8 +240,7 @@ class Worker:
         if self._pool is not None:
             self._pool.refuse()  # who waits for a process has not claimed its job, and lets it go
         if not await self._all_done(self._config.grace_s, self._stopping_at_once):
-            for running in list(self._attempts.running.values()):
-                running.stop("the worker was stopped")
+            self._attempts.stop("the worker was stopped")
             await self._all_done(_FAREWELL_S)
 
     async def _all_done(self, limit_s: float, cut: asyncio.Event | None = None) -> bool:

@@ -1,85 +1,60 @@
-"""One attempt, from a delivery to a recorded outcome: read -> claim -> run -> record -> acknowledge.
+"""One attempt, from a delivery to its settlement: read, claim, execute, record, settle.
 
-A crash anywhere leaves a prefix of this, and a redelivery finishes it: the ack comes last, after the outcome
-is in the ledger, and whoever is delivered the job next finds in the ledger what was done.
+A crash anywhere leaves a prefix of this, and the redelivery finishes it: the broker hears the ack only after the
+outcome is in the ledger, and the next worker to get the delivery reads there what was done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import Any, Final, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.model.chain import JobView, commit, load, transact
-from jobledger.ledger.model.commands import ConfirmCancel, Fail, Fence, Interrupt, Outcome
-from jobledger.ledger.model.decisions import decide, outcome_type
+from jobledger.ledger.model.chain import JobView
+from jobledger.ledger.model.commands import ConfirmCancel, Interrupt, Outcome
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     CorruptLedgerError,
-    IllegalTransitionError,
-    JobNotFoundError,
     LedgerFullError,
-    StaleClaimError,
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.events import ErrorInfo, Queued
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.events import Queued
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import Task, TaskRegistry
-from jobledger.ledger.tracing import AttemptSpan
-from jobledger.workers.attempt import delays
-from jobledger.workers.attempt.claims import Claimed, Claimer, NotOurs, read_dispatch
+from jobledger.ledger.tracing import UNTRACED, AttemptSpan
+from jobledger.workers.attempt import settlement as settlements
+from jobledger.workers.attempt.claims import Claimer, read_dispatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
-from jobledger.workers.attempt.retry_store import retry_store
-from jobledger.workers.attempt.running import Running
+from jobledger.workers.attempt.intake import Intake
+from jobledger.workers.attempt.recording import Recorder
+from jobledger.workers.attempt.running import Attempt, Control
+from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
-_NOBODY_S: Final = 0.5
-#: Ends of an attempt that only the holder of its claim can record.
-_BY_ITS_HOLDER: Final = frozenset({"completed", "failed", "interrupted", "snoozed", "paused"})
-
-
-#: While all processes of the pool are taken, a job is offered to other workers so often before it waits here.
+#: Delay of a delivery that came while this worker had no lease.
+_NO_LEASE_S: Final = 0.5
+#: A job whose task needs a process is offered to other workers this many times before it waits for one here.
 _PROCESS_DELIVERIES: Final = 3
 _PROCESS_DELAY_S: Final = 0.5
 
 
-class Settlement(Protocol):
-    """What an attempt says to the broker about its delivery; see `Intake`, which is the usual one."""
-
-    def is_fresh(self, delivery: Delivery) -> bool:
-        """Return whether the broker can still take the delivery to be ours."""
-        ...
-
-    def ack(self, delivery: Delivery) -> None:
-        """Settle it for good."""
-        ...
-
-    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None:
-        """Give it back."""
-        ...
-
-    def drop(self, delivery: Delivery) -> None:
-        """Let it go without a word."""
-        ...
-
-
 class Attempts:
-    """Carries deliveries through to their end; one per worker."""
+    """Makes the attempts of one worker; `intake` None: the deliveries come from no broker, which hears nothing."""
 
     def __init__(
         self,
         ledger: Ledger,
         tasks: TaskRegistry,
         lease: LeaseKeeper,
-        intake: Settlement,
+        intake: Intake | None,
         *,
         execution: Execution,
         hooks: HookRunner,
@@ -90,278 +65,186 @@ class Attempts:
         self._intake = intake
         self._execution = execution
         self._hooks = hooks
-        self.running: dict[JobRef, Running] = {}
-        self.fenced = 0  #: outcomes of ours that were refused because their claim was lost
-        self._carried: set[int] = set()  # stream sequences of the dispatches under way
-        self._claimer = Claimer(ledger, lease, self.running.__contains__)
+        self._recorder = Recorder(ledger, hooks)
+        self.running: dict[JobRef, Attempt] = {}
+        self._claimer = Claimer(
+            ledger, lease, runs_here=self.running.__contains__, on_ended=self._recorder.announce
+        )
+        #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
+        self._handled: dict[int, list[Delivery]] = {}
 
-    async def carry(self, delivery: Delivery) -> None:
-        """Do all that is to be done about one delivery; never raises but for cancellation."""
-        if delivery.stream_sequence in self._carried:
-            # Delivered again while we are at it, perhaps before our claim is answered: it must not look like a
-            # claim that we made and lost.
-            self._intake.drop(delivery)
+    @property
+    def fenced(self) -> int:
+        """How many outcomes were refused because their claim was lost."""
+        return self._recorder.fenced
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Make the attempt that a delivery asks for and settle it; raises nothing but CancelledError."""
+        if delivery.stream_sequence in self._handled:
+            # Delivered again while it is handled, perhaps before its claim is answered: a second look at it would
+            # take the first one's claim for one that was made and lost.
+            self._settle([delivery], DROP)
             return
-        self._carried.add(delivery.stream_sequence)
+        self._handled[delivery.stream_sequence] = [delivery]
+        settlement = DROP
         try:
-            await self._carry(delivery)
-        except LedgerFullError as error:
-            logger.error("stream sequence %d: %s", delivery.stream_sequence, error)  # noqa: TRY400 - a sentence
-            self._intake.nak(delivery, delays.full_ledger_s(delivery.delivered))
-        except CorruptLedgerError as error:
-            logger.error("%s", error)  # noqa: TRY400 - a sentence
-            self._intake.nak(delivery, delays.unreadable_s(delivery.delivered))
-        except (UnreachableError, WrongSequenceError) as error:
-            logger.warning("stream sequence %d is left for a redelivery: %s", delivery.stream_sequence, error)
-            self._intake.drop(delivery)
-        except asyncio.CancelledError:
-            # The worker's end, or a task that cancelled the very attempt it runs in; held, it would be kept alive.
-            logger.warning(
-                "stream sequence %d was cut off and is left for a redelivery", delivery.stream_sequence
-            )
-            self._intake.drop(delivery)
+            settlement = await self._attempt(delivery)
+        except asyncio.CancelledError:  # the worker ends, or the task cancelled the attempt that it runs in
+            logger.warning("stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence)
             raise
-        except Exception:
-            # Also for what nobody thought of: a delivery that is held for ever would keep its job from everybody.
-            logger.exception("stream sequence %d is left for a redelivery", delivery.stream_sequence)
-            self._intake.drop(delivery)
+        except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
+            settlement = _after_trouble(error, delivery)
         finally:
-            self._carried.discard(delivery.stream_sequence)
+            self._settle(self._handled.pop(delivery.stream_sequence), settlement)
 
-    async def _carry(self, delivery: Delivery) -> None:
+    async def _attempt(self, delivery: Delivery) -> Settlement:
+        """Read, claim, execute and record; return how the delivery is to be settled."""
         queued = read_dispatch(delivery)
-        if queued.task not in self._tasks:
-            await self._pass_on(delivery, queued)
-            return
-        identity = self._lease.identity
-        if not self._intake.is_fresh(delivery):
-            self._intake.drop(delivery)  # it may be somebody else's by now
-            return
-        if not self._lease.holds(identity):
-            # We are nobody, until the next lease.
-            self._intake.nak(delivery, delays.soon_s(_NOBODY_S, delivery.delivered))
-            return
-        task = self._tasks.get(queued.task)
-        if task.rules.run_in != "process":
-            await self._claim_and_run(delivery, queued, task, identity)
-            return
-        # A job that waits for a process is not claimed yet; at first it is left to workers that have one free.
-        wait = delivery.delivered > _PROCESS_DELIVERIES
-        async with self._execution.place(wait=wait) as free:
-            if free:
-                await self._claim_and_run(delivery, queued, task, identity)
-            else:
-                self._intake.nak(delivery, _PROCESS_DELAY_S)
+        task = self._tasks.find(queued.task)
+        obstacle = self._obstacle(delivery, queued, task)
+        if obstacle is not None:
+            return obstacle
+        async with self._execution.place(task, wait=delivery.delivered > _PROCESS_DELIVERIES) as has_place:
+            if not has_place:  # a job that waits for a process is not claimed yet
+                return nak(_PROCESS_DELAY_S)
+            claimed = await self._claimer.claim(delivery, queued)
+            if isinstance(claimed, Settlement):
+                return self._join(delivery, queued) if claimed is JOIN else claimed
+            attempt = self._begin(claimed, task)
+            try:
+                with self._span(attempt.job) as span:
+                    outcome = await self._execute(attempt)
+                    span.ended(outcome)
+                    accepted = await self._recorder.record(attempt, outcome)
+            finally:
+                self._end(attempt)
+        # A refused outcome means that job and message are its new holder's: an ack would settle theirs.
+        return ACK if accepted else DROP
 
-    async def _claim_and_run(
-        self, delivery: Delivery, queued: Queued, task: Task[Any, Any], identity: str
-    ) -> None:
-        verdict = await self._claimer.claim(delivery, queued)
-        if not isinstance(verdict, Claimed):
-            self._settle(delivery, verdict, queued)
-        elif self._lease.holds(identity):
-            await self._run(delivery, verdict, task, identity)
-        else:
-            self._finish(delivery, await self._give_back(verdict.chain))
+    def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
+        """Tell the broker what becomes of deliveries that were handled; nothing else does."""
+        if self._intake is None or settlement is JOIN:
+            return
+        for delivery in deliveries:
+            self._intake.settle(delivery, settlement)
 
-    def _finish(self, delivery: Delivery, accepted: bool) -> None:  # noqa: FBT001 - what `_record` said
-        """Ack after an accepted outcome; else the message is its new holder's, and an ack would settle theirs."""
-        if accepted:
-            self._intake.ack(delivery)
-        else:
-            self._intake.drop(delivery)
+    # The steps.
 
-    def _settle(self, delivery: Delivery, verdict: NotOurs, queued: Queued) -> None:
-        if verdict.ended is not None:
-            self._announce(verdict.ended, self._lease.identity)
-        if verdict.settle == "ack":
-            self._intake.ack(delivery)
-        elif verdict.settle == "nak":
-            self._intake.nak(delivery, verdict.delay_s)
-        else:
-            self._keep(delivery, JobRef(queue=queued.queue, job_id=queued.job))
+    def _obstacle(self, delivery: Delivery, queued: Queued, task: Task[Any, Any] | None) -> Settlement | None:
+        """Return what becomes of a delivery that cannot be claimed here and now, None for one that can."""
+        if self._intake is not None and not self._intake.is_fresh(delivery):
+            return DROP  # the broker may have delivered it to somebody else by now
+        if not self._lease.is_valid:
+            return nak(settlements.soon_s(_NO_LEASE_S, delivery.delivered))
+        if task is not None or delivery.delivered >= settlements.UNKNOWN_TASK_DELIVERIES_MAX:
+            return None
+        logger.warning("task %r of job %s is not loaded here: passed on", queued.task, queued.job)
+        return nak(settlements.unknown_task_s(delivery.delivered))
 
-    def _keep(self, delivery: Delivery, ref: JobRef) -> None:
+    def _join(self, delivery: Delivery, queued: Queued) -> Settlement:
         """Hold a newer work item of a job that runs here, as an archive run makes one, until the attempt ends.
 
-        Dropped, it would come again after every ack wait, and each delay of it would be longer than the last.
+        Dropped, it would be delivered again after every ack wait, each time with a longer delay.
         """
-        running = self.running.get(ref)
-        if running is None:
-            self._intake.drop(delivery)
-            return
-        if running.newer is not None:
-            self._intake.drop(running.newer)
-        running.newer = delivery
+        attempt = self.running[JobRef(queue=queued.queue, job_id=queued.job)]
+        self._handled[attempt.job.dispatch_sequence].append(delivery)
+        return JOIN
 
-    async def _run(self, delivery: Delivery, claimed: Claimed, task: Task[Any, Any], identity: str) -> None:
-        running = self._begin(claimed.chain, task, identity)
-        self.running[running.ref] = running
-        tracing = self._ledger.tracing
-        try:
-            if tracing is None:
-                accepted = await self._run_and_record(task, running)
-            else:
-                with tracing.attempt(running.job) as span:
-                    accepted = await self._run_and_record(task, running, span)
-            self._finish(delivery, accepted)
-            if running.newer is not None:
-                self._finish(running.newer, accepted)
-        finally:
-            if running.newer is not None:
-                self._intake.drop(running.newer)  # unless it was settled just now
-            if self.running.get(running.ref) is running:
-                del self.running[running.ref]
-
-    def _begin(self, chain: JobView, task: Task[Any, Any], identity: str) -> Running:
-        job = _job(chain)
+    def _begin(self, chain: JobView, task: Task[Any, Any] | None) -> Attempt:
+        job = chain.job
+        assert job is not None, "a claimed chain has a job"
         own_task = asyncio.current_task(self._ledger.connection.loop)
-        assert own_task is not None
-        in_thread = not task.is_async and task.rules.run_in != "process"
-        ref = JobRef(queue=job.queue, job_id=job.id)
-        if job.task in self._hooks.hooked:
-            self._hooks.tell("start", job, worker=identity)
-        return Running(ref=ref, task=own_task, in_thread=in_thread, identity=identity, chain=chain, job=job)
+        assert own_task is not None, "a coroutine runs in a task"
+        attempt = Attempt(
+            ref=JobRef(queue=job.queue, job_id=job.id),
+            task=task,
+            identity=job.attempts[-1].worker,
+            chain=chain,
+            job=job,
+            own_task=own_task,
+            control=Control(),
+        )
+        self.running[attempt.ref] = attempt
+        return attempt
 
-    async def _run_and_record(
-        self, task: Task[Any, Any], running: Running, span: AttemptSpan | None = None
-    ) -> bool:
-        """Return whether the outcome was accepted; see `_record`."""
-        outcome = await self._execute(task, running)
-        running.recording = True
-        if running.channel is not None:
-            await running.channel.close()
-        if span is not None:
-            span.ended(outcome)
-        return await self._record(running.newest_chain, outcome, running.identity)
+    def _end(self, attempt: Attempt) -> None:
+        if (
+            self.running.get(attempt.ref) is attempt
+        ):  # else the job was taken over, by this worker's next identity
+            del self.running[attempt.ref]
 
-    async def _execute(self, task: Task[Any, Any], running: Running) -> Outcome:
+    def _span(self, job: Job) -> AbstractContextManager[AttemptSpan]:
+        tracing = self._ledger.tracing
+        return UNTRACED if tracing is None else tracing.attempt(job)
+
+    async def _execute(self, attempt: Attempt) -> Outcome:
         """Run the task; an attempt that was told to stop ends as it was told."""
-        job = running.job
+        job, control = attempt.job, attempt.control
+        if not self._lease.holds(attempt.identity):
+            reason = "the worker lost its lease while it claimed the job"
+            return Interrupt(epoch=job.claim_epoch, reason=reason)
+        if job.task in self._hooks.hooked:
+            self._hooks.tell("start", job, worker=attempt.identity)
         try:
-            outcome = await self._execution.run(task, running)
+            outcome = await self._execution.run(attempt)
         except (asyncio.CancelledError, AttemptStoppedError):
-            if not running.stop_reason:
+            if not control.stop_reason:
                 raise
-            running.task.uncancel()
-            if running.cancelled:
-                return ConfirmCancel(epoch=job.claim_epoch, reason=running.stop_reason)
-            return Interrupt(epoch=job.claim_epoch, reason=running.stop_reason)
-        if running.stalled:
-            self._hooks.tell("stall", job, worker=running.identity, reason=running.stalled)
+            attempt.own_task.uncancel()
+            if control.cancelled:
+                return ConfirmCancel(epoch=job.claim_epoch, reason=control.stop_reason)
+            return Interrupt(epoch=job.claim_epoch, reason=control.stop_reason)
+        if control.stalled:
+            self._hooks.tell("stall", job, worker=attempt.identity, reason=control.stalled)
         return outcome
+
+    # What others ask of the attempts that run.
 
     def claims_held(self) -> dict[JobRef, int]:
         """Return job -> claim epoch of what runs now and was not told to stop."""
         return {
-            ref: running.job.claim_epoch
-            for ref, running in self.running.items()
-            if not (running.stop_reason or running.recording)
+            ref: attempt.job.claim_epoch
+            for ref, attempt in self.running.items()
+            if not (attempt.control.stop_reason or attempt.control.recording)
         }
 
     def cancel(self, ref: JobRef, epoch: int, reason: str) -> None:
-        """End a running attempt because somebody cancelled its job; one of another claim is left alone."""
-        running = self.running.get(ref)
-        if running is not None and running.job.claim_epoch == epoch:
-            running.stop(reason or "cancelled", cancelled=True)
+        """Stop the attempt of a job that somebody cancelled; one of another claim is left alone."""
+        attempt = self.running.get(ref)
+        if attempt is not None and attempt.job.claim_epoch == epoch:
+            attempt.stop(reason or "cancelled", cancelled=True)
 
-    def stalled(self, running: Running, blocked_s: float) -> None:
+    def stop(self, reason: str) -> None:
+        """Stop every attempt; each job is given back."""
+        for attempt in list(self.running.values()):
+            attempt.stop(reason)
+
+    def lose(self, identity: str) -> None:
+        """Stop what was claimed under an identity whose lease is lost.
+
+        A thread cannot be stopped: its task runs on, and the ledger judges its outcome.
+        """
+        for attempt in list(self.running.values()):
+            if attempt.identity == identity and not attempt.in_thread:
+                attempt.stop("the worker lost its lease")
+
+    def stalled(self, attempt: Attempt, blocked_s: float) -> None:
         """Tell the hooks that an attempt blocked the event loop."""
         reason = f"it blocked its worker's event loop for {blocked_s:.1f} s"
-        self._hooks.tell("stall", running.job, worker=running.identity, reason=reason)
-
-    async def _record(self, chain: JobView, outcome: Outcome, identity: str) -> bool:
-        """Append the outcome on condition of the claim and return True; when it is lost, leave the receipt."""
-        job, log = _job(chain), self._ledger.log
-        try:
-            try:
-                after = await commit(log, chain, decide(job, outcome, self._ledger.stamp(identity)))
-            except (LedgerFullError, UnreachableError, WrongSequenceError):
-                after = await self._store(chain, outcome, identity)
-        except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: over, and archived
-            if await self._is_recorded(job):
-                return True
-            await self._fence(job, outcome, identity)
-            return False
-        # Else nobody asked, and what it made need not be folded.
-        if job.order.notify or job.task in self._hooks.hooked:
-            self._announce(_job(after), identity)
-        return True
-
-    async def _store(self, chain: JobView, outcome: Outcome, identity: str) -> JobView:
-        """Append what follows from the outcome, whatever trouble a first try met."""
-        job, log = _job(chain), self._ledger.log
-        ref = JobRef(queue=job.queue, job_id=job.id)
-        return await retry_store(
-            f"the outcome of job {job.id}",
-            # `known`, so that no lagging replica's view, older than our claim, makes it look lost.
-            lambda: transact(log, ref, outcome, lambda: self._ledger.stamp(identity), known=chain),
-        )
-
-    def _announce(self, job: Job, identity: str) -> None:
-        """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
-        if job.is_final and job.order.notify:
-            self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
-        if job.state is JobState.COMPLETED:
-            self._hooks.tell("success", job, worker=identity)
-        elif job.attempts and job.attempts[-1].state == "failed":
-            self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
-        if job.state is JobState.DEAD_LETTERED:
-            self._hooks.tell(
-                "dead_letter", job, worker=identity, error=job.error, reason=job.dead_reason or ""
-            )
-
-    async def _is_recorded(self, job: Job) -> bool:
-        """Return whether the claim came to an outcome all the same: ours, whose answer was lost for too long."""
-        stored = (await load(self._ledger.log, JobRef(queue=job.queue, job_id=job.id))).job
-        held = [] if stored is None else [each for each in stored.attempts if each.epoch == job.claim_epoch]
-        return any(each.state in _BY_ITS_HOLDER for each in held)
-
-    async def _fence(self, job: Job, outcome: Outcome, identity: str) -> None:
-        refused = outcome_type(outcome)
-        self.fenced += 1
-        logger.warning(
-            "job %s was taken over: our %s for attempt %d is refused", job.id, refused, len(job.attempts)
-        )
-        command = Fence(epoch=job.claim_epoch, attempt=len(job.attempts), worker=identity, outcome=refused)
-        with contextlib.suppress(IllegalTransitionError, JobNotFoundError):
-            await transact(
-                self._ledger.log,
-                JobRef(queue=job.queue, job_id=job.id),
-                command,
-                lambda: self._ledger.stamp(identity),
-            )
-
-    async def _give_back(self, chain: JobView) -> bool:
-        job = _job(chain)
-        command = Interrupt(
-            epoch=job.claim_epoch, reason="the worker lost its lease while it claimed the job"
-        )
-        return await self._record(chain, command, job.attempts[-1].worker)
-
-    async def _pass_on(self, delivery: Delivery, queued: Queued) -> None:
-        """Offer a task that we do not have to other workers, and give it up when nobody has it."""
-        if delivery.delivered < delays.UNKNOWN_TASK_DELIVERIES_MAX:
-            logger.warning("task %r of job %s is not loaded here: passed on", queued.task, queued.job)
-            self._intake.nak(delivery, delays.unknown_task_s(delivery.delivered))
-            return
-        ref = JobRef(queue=queued.queue, job_id=queued.job)
-        message = (
-            f"no worker of queue {queued.queue} knew task {queued.task!r} in {delivery.delivered} deliveries: "
-            "start one with the module that holds it, then requeue the job"
-        )
-        error = ErrorInfo(kind="unknown_task", type="UnknownTaskError", message=message)
-        verdict = await self._claimer.claim(delivery, queued)
-        if isinstance(verdict, NotOurs):
-            self._settle(delivery, verdict, queued)
-            return
-        epoch = _job(verdict.chain).claim_epoch
-        command = Fail(epoch=epoch, error=error, give_up="rejected")
-        self._finish(delivery, await self._record(verdict.chain, command, self._lease.identity))
-        logger.error("job %s in %s is a dead letter: %s", ref.job_id, ref.queue, message)
+        self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=reason)
 
 
-def _job(chain: JobView) -> Job:
-    job = chain.job
-    assert job is not None, "a claimed chain has a job"
-    return job
+def _after_trouble(error: Exception, delivery: Delivery) -> Settlement:
+    """Return what becomes of a delivery whose attempt could not be brought to an end; the log says why."""
+    sequence, delivered = delivery.stream_sequence, delivery.delivered
+    if isinstance(error, LedgerFullError):
+        logger.error("stream sequence %d: %s", sequence, error)
+        return nak(settlements.full_ledger_s(delivered))
+    if isinstance(error, CorruptLedgerError):
+        logger.error("%s", error)
+        return nak(settlements.unreadable_s(delivered))
+    if isinstance(error, UnreachableError | WrongSequenceError):
+        logger.warning("stream sequence %d is left for a redelivery: %s", sequence, error)
+    else:
+        logger.error("stream sequence %d is left for a redelivery", sequence, exc_info=error)
+    return DROP

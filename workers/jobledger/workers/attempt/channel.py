@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable
 from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.context import done
 from jobledger.ledger.model.chain import JobView, transact
 from jobledger.ledger.model.commands import Checkpoint, Command, ReportProgress
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError
@@ -55,7 +56,7 @@ class AttemptChannel:
         job = chain.job
         assert job is not None, "a claimed chain has a job"
         self._ledger = ledger
-        self._loop = ledger.connection.loop
+        self._loop = ledger.loop
         self._loop_thread = threading.get_ident()
         self._ref = JobRef(queue=job.queue, job_id=job.id)
         self._epoch = job.claim_epoch
@@ -110,7 +111,7 @@ class AttemptChannel:
             keeping.add_done_callback(self._keeping.discard)
             return keeping
         asyncio.run_coroutine_threadsafe(self._keep(text), self._loop).result(timeout=2 * LIMIT_S)
-        return _Done()
+        return done()
 
     def _on_loop(self) -> bool:
         return threading.get_ident() == self._loop_thread
@@ -129,7 +130,7 @@ class AttemptChannel:
                 assert report is not None, "only a report starts this"
                 if report is not self._told:
                     self._told = report
-                    self._ledger.hints.tell_progress(self._ref, msgspec.json.encode(report))
+                    self._ledger.tell_progress(self._ref, msgspec.json.encode(report))
                 now = self._loop.time()
                 if now - self._stored_at >= _LEDGER_EVERY_S:
                     self._stored_at, self._stored = now, report
@@ -174,11 +175,3 @@ class AttemptChannel:
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
-
-
-class _Done:
-    """What a sync task gets: awaiting it is allowed, and does nothing."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield

@@ -7,9 +7,7 @@ conditional append is refused, and only then the chain is read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
@@ -22,44 +20,47 @@ from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.workers.attempt import delays
+from jobledger.workers.attempt.settlement import (
+    ACK,
+    JOIN,
+    Settlement,
+    held_elsewhere_s,
+    nak,
+    soon_s,
+)
 
 _TRIES_MAX: Final = 8
 _WAIT_STEP_S_MIN: Final = 0.25
 
 
-class Claimed(msgspec.Struct, frozen=True, gc=False):
-    """The job is ours to run; `chain` ends with our `started`."""
-
-    chain: JobView
-
-
-class NotOurs(msgspec.Struct, frozen=True):
-    """The job is not to be run now, by us."""
-
-    settle: Literal["ack", "nak", "keep"]
-    delay_s: float = 0.0  #: of a nak
-    ended: Job | None = None  #: the job, if it came to its end here
-
-
-Verdict = Claimed | NotOurs
-
-_DONE: Final = NotOurs("ack")
-_QUEUED: Final = JobState.QUEUED  # of an enumeration's class each look is a search of its metaclass
+_QUEUED: Final = JobState.QUEUED  # reading a member of an enumeration class is slow, and every job asks
 
 
 class Claimer:
-    """Makes claims for one worker."""
+    """Makes claims for one worker.
 
-    def __init__(self, ledger: Ledger, lease: LeaseKeeper, runs_here: Callable[[JobRef], bool]) -> None:
+    `runs_here` says whether a job runs in this worker; `on_ended` hears of each job that a claim brought to its end.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: LeaseKeeper,
+        *,
+        runs_here: Callable[[JobRef], bool],
+        on_ended: Callable[[Job, str], None],
+    ) -> None:
         self._ledger = ledger
         self._lease = lease
         self._runs_here = runs_here
+        self._on_ended = on_ended
 
-    async def claim(self, delivery: Delivery, queued: Queued) -> Verdict:
+    async def claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
         """Try to get the right to run the job of a delivery; `queued` is its event.
 
-        Raises: UnreachableError, WrongSequenceError after too many lost races: the delivery comes again.
+        Returns the chain, which ends with our claim, or else what becomes of the delivery.
+
+        Raises: UnreachableError, WrongSequenceError after too many lost races: leave the delivery for a redelivery.
         """
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         if queued.cause == "new":
@@ -74,49 +75,53 @@ class Claimer:
                     and job.state is _QUEUED
                     and job.dispatch_sequence == delivery.stream_sequence
                     and job.attempts_left
-                ):  # nearly always, so it is not left to `_judge`: every coroutine on the way costs each await
+                ):  # nearly always, so it is not left to `_judge`: each await costs a call in every coroutine on the way
                     command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
-                    return Claimed(await commit(self._ledger.log, chain, decide(job, command, self._stamp())))
+                    return await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
                 return await self._judge(chain, ref, delivery)
             except WrongSequenceError:
                 chain = await load(self._ledger.log, ref)
         raise WrongSequenceError(self._ledger.names.chain(ref), chain.last_sequence)
 
-    async def _judge(self, chain: JobView, ref: JobRef, delivery: Delivery) -> Verdict:
-        """Deal with a job that cannot just be started."""
+    async def _judge(self, chain: JobView, ref: JobRef, delivery: Delivery) -> JobView | Settlement:
+        """Deal with a job that cannot simply be started."""
         job = chain.job
         if job is None or job.dispatch_sequence < delivery.stream_sequence:
             # The view lacks the very event that was delivered: it came from a replica that lags behind.
-            return NotOurs("nak", delays.soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
+            return nak(soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
         if job.dispatch_sequence > delivery.stream_sequence:
-            return _DONE  # dispatched anew: the newer message is the work item
+            return ACK  # it was dispatched again since: the newer message is the work item
         if job.state is JobState.QUEUED:  # and has no attempt left
             events = decide(job, DeadLetter(reason="exhausted"), self._stamp())
-            return NotOurs("ack", ended=(await commit(self._ledger.log, chain, events)).job)
+            return self._ended(await commit(self._ledger.log, chain, events))
         if job.state is JobState.RUNNING:
             return await self._rescue(chain, job, ref, delivery.delivered)
-        return _DONE  # it came to an end, or waits for something else
+        return ACK  # it came to an end, or waits for something else
 
-    async def _rescue(self, chain: JobView, job: Job, ref: JobRef, delivered: int) -> Verdict:
-        """Deal with a job that is running: somewhere, here, or nowhere any more."""
+    async def _rescue(self, chain: JobView, job: Job, ref: JobRef, delivered: int) -> JobView | Settlement:
+        """Deal with a running job: it runs elsewhere, or here, or its worker is gone."""
         holder = job.attempts[-1].worker
         if holder == self._lease.identity:
             if self._runs_here(ref):
-                return NotOurs("keep")  # a newer work item of what we are at
+                return JOIN  # a newer work item of what runs here
         else:
             info = await self._ledger.leases.find(holder)
             if info is not None:
                 left = (info.renewed_at - self._ledger.clock.now()).total_seconds() + self._lease.duration_s
                 step = self._lease.duration_s / 5  # clocks may differ: look again before long
-                wait_s = min(max(left, _WAIT_STEP_S_MIN), step)
-                return NotOurs("nak", delays.held_elsewhere_s(wait_s, delivered))
+                return nak(held_elsewhere_s(min(max(left, _WAIT_STEP_S_MIN), step), delivered))
         command = TakeOver(
             worker=self._lease.identity, lease_s=self._lease.duration_s, lost_epoch=job.claim_epoch
         )
         after = await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
         if after.job is not None and after.job.state is JobState.RUNNING:
-            return Claimed(after)
-        return NotOurs("ack", ended=after.job)  # it was to be cancelled, or had no attempt left
+            return after
+        return self._ended(after)  # it was to be cancelled, or had no attempt left
+
+    def _ended(self, after: JobView) -> Settlement:
+        if after.job is not None:
+            self._on_ended(after.job, self._lease.identity)
+        return ACK
 
     def _stamp(self) -> Stamp:
         return self._ledger.stamp(self._lease.identity)

@@ -24,6 +24,7 @@ from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
 from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
+from jobledger.workers.attempt.settlement import Settlement
 from jobledger.workers.config import WorkerConfig
 
 logger = logging.getLogger("jobledger.workers.attempt.intake")
@@ -276,22 +277,18 @@ class Intake:
             return False
         return self._loop.time() - held.alive_at < self._ack_wait_s
 
-    def ack(self, delivery: Delivery) -> None:
-        """Settle a delivery for good: its dispatch has come to an end that is in the ledger."""
-        self._settle(delivery, b"+ACK")
-
-    def nak(self, delivery: Delivery, delay_s: float = 0.0) -> None:
-        """Give a delivery back, to be delivered again after `delay_s`."""
-        body = msgspec.json.encode({"delay": int(delay_s * _NANOSECONDS)}) if delay_s > 0 else b""
-        self._settle(delivery, b"-NAK " + body if body else b"-NAK")
-
-    def drop(self, delivery: Delivery) -> None:
-        """Let a delivery go without a word: the broker delivers it again after the ack wait."""
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Let a delivery go, and tell the broker what becomes of it."""
         self._held.pop(delivery.reply, None)
-
-    def _settle(self, delivery: Delivery, word: bytes) -> None:
-        self._held.pop(delivery.reply, None)
+        if settlement.word == "ack":
+            word = b"+ACK"
+        elif settlement.word == "nak":
+            word = b"-NAK"
+            if settlement.delay_s > 0:
+                word += b' {"delay":%d}' % int(settlement.delay_s * _NANOSECONDS)
+        else:
+            return
         try:  # noqa: SIM105 - which costs three calls, and this is done for every job
             self._connection.send(delivery.reply, "", b"", word)
         except ConnectionLostError:
-            pass  # it comes again, and the ledger knows better
+            pass  # it is delivered again, and the ledger knows what was done

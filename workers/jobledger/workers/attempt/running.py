@@ -3,62 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.model.chain import JobView
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
 
-#: How long a task in a thread may take to hear, by its heartbeat, that it is cancelled.
+#: How long a task in a thread may take to notice, by its heartbeat, that it is cancelled.
 COOPERATION_S: Final = 5.0
 
 
-class Running(msgspec.Struct, eq=False):
-    """A claimed attempt while its task runs; the worker's handle on it."""
+class Control(msgspec.Struct, eq=False):
+    """What becomes of an attempt while it runs: the one part of it that changes. Used on the loop only."""
 
-    ref: JobRef
-    task: asyncio.Task[None]
-    in_thread: bool
-    identity: str  #: the worker identity that claimed it
-    chain: JobView  #: as it was claimed
-    job: Job  #: of that chain; kept beside it, since an attempt asks for it a dozen times
     channel: AttemptChannel | None = None  #: of a task that takes a context
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
-    stalled: str = ""  #: what it failed to do in time; "" while it shows signs of life
-    newer: Delivery | None = None  #: a newer work item of the same job, handed out meanwhile; settled with it
-    recording: bool = False  #: the task has ended and its outcome is on its way into the ledger
+    stalled: str = ""  #: the sign of life that did not come in time; "" while they come
+    recording: bool = False  #: the task has ended, and its outcome is being appended
+
+
+class Attempt(msgspec.Struct, frozen=True, eq=False):
+    """One claimed attempt, as it began; what happens to it meanwhile is in `control`."""
+
+    ref: JobRef
+    task: Task[Any, Any] | None  #: None where none of the loaded modules has it
+    identity: str  #: of the worker, as the claim names it
+    chain: JobView  #: ends with the claim
+    job: Job  #: of that chain
+    own_task: asyncio.Task[None]  #: the asyncio task that makes the attempt
+    control: Control
 
     @property
     def newest_chain(self) -> JobView:
         """The newest view of the chain that this attempt has."""
-        return self.chain if self.channel is None else self.channel.chain
+        channel = self.control.channel
+        return self.chain if channel is None else channel.chain
+
+    @property
+    def in_thread(self) -> bool:
+        """Whether the task runs in a thread, which nothing can end but the task itself."""
+        return self.task is not None and not self.task.is_async and self.task.rules.run_in != "process"
 
     def stop(self, reason: str, *, cancelled: bool = False) -> None:
-        """Tell it to stop, once. What has an outcome already is left to record it.
+        """Tell it to stop, once; an attempt that has an outcome already is left to record it.
 
         A coroutine is cancelled at once. A thread cannot be: when its job is cancelled it hears so at its
         next heartbeat, and is waited for no longer than `COOPERATION_S`.
         """
-        if self.stop_reason or self.recording:
+        control = self.control
+        if control.stop_reason or control.recording:
             return
-        self.stop_reason = reason
-        self.cancelled = cancelled
+        control.stop_reason = reason
+        control.cancelled = cancelled
         self.tell_thread(reason)
         if self.in_thread and cancelled:
-            self.task.get_loop().call_later(COOPERATION_S, self._cut)
+            self.own_task.get_loop().call_later(COOPERATION_S, self._cut)
         else:
-            self.task.cancel(reason)
+            self.own_task.cancel(reason)
 
     def tell_thread(self, reason: str) -> None:
-        """Let the next heartbeat of a task that is not on the loop raise."""
-        if self.channel is not None:
-            self.channel.stop_reason = reason
+        """Make the next heartbeat of a task that is not on the loop raise."""
+        if self.control.channel is not None:
+            self.control.channel.stop_reason = reason
 
     def _cut(self) -> None:
-        if not self.recording:
-            self.task.cancel(self.stop_reason)
+        if not self.control.recording:
+            self.own_task.cancel(self.control.stop_reason)

@@ -21,13 +21,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.context import Context
+from jobledger.ledger.context import Context, done
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     InvalidError,
@@ -180,7 +180,7 @@ class CallChannel:
             asyncio.get_running_loop()
         except RuntimeError:
             self._store(text)
-            return _Done()
+            return done()
         return asyncio.to_thread(self._store, text)
 
     def _store(self, text: bytes) -> None:
@@ -202,14 +202,6 @@ class CallChannel:
             self._tell_progress()
             with self._exchange:
                 self._closed = True
-
-
-class _Done:
-    """What a sync task gets: awaiting it is allowed, and does nothing."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
 
 
 class _Relay(logging.Handler):

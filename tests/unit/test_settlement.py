@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from jobledger.ledger.nats.streams import DELIVERIES_MAX
-from jobledger.workers.attempt import delays
+from jobledger.workers.attempt import settlement
 
 MINUTE_S = 60.0
 
@@ -16,12 +16,12 @@ MINUTE_S = 60.0
 @pytest.mark.parametrize(
     ("delay", "least_s", "most_s"),
     [
-        (delays.full_ledger_s, 30 * MINUTE_S, 40 * MINUTE_S),
-        (delays.unreadable_s, 80 * MINUTE_S, 100 * MINUTE_S),
-        (delays.busy_s, 25 * MINUTE_S, 60 * MINUTE_S),
-        (functools.partial(delays.soon_s, 0.25), 30 * MINUTE_S, 60 * MINUTE_S),
-        (functools.partial(delays.soon_s, 0.5), 30 * MINUTE_S, 60 * MINUTE_S),
-        (functools.partial(delays.held_elsewhere_s, 3.0), 5 * MINUTE_S, 10 * MINUTE_S),
+        (settlement.full_ledger_s, 30 * MINUTE_S, 40 * MINUTE_S),
+        (settlement.unreadable_s, 80 * MINUTE_S, 100 * MINUTE_S),
+        (settlement.busy_s, 25 * MINUTE_S, 60 * MINUTE_S),
+        (functools.partial(settlement.soon_s, 0.25), 30 * MINUTE_S, 60 * MINUTE_S),
+        (functools.partial(settlement.soon_s, 0.5), 30 * MINUTE_S, 60 * MINUTE_S),
+        (functools.partial(settlement.held_elsewhere_s, 3.0), 5 * MINUTE_S, 10 * MINUTE_S),
     ],
 )
 def test_all_deliveries_together_take_a_while(
@@ -33,12 +33,12 @@ def test_all_deliveries_together_take_a_while(
 
 
 def test_an_unknown_task_is_offered_for_some_eighty_minutes_before_the_last_delivery() -> None:
-    assert delays.UNKNOWN_TASK_DELIVERIES_MAX == DELIVERIES_MAX - 1
-    each = [delays.unknown_task_s(count) for count in range(1, delays.UNKNOWN_TASK_DELIVERIES_MAX)]
+    assert settlement.UNKNOWN_TASK_DELIVERIES_MAX == DELIVERIES_MAX - 1
+    each = [settlement.unknown_task_s(count) for count in range(1, settlement.UNKNOWN_TASK_DELIVERIES_MAX)]
     assert each == sorted(each)
     assert 75 * MINUTE_S <= sum(each) <= 85 * MINUTE_S
 
 
 def test_a_dead_workers_job_is_not_kept_waiting_at_first() -> None:
-    assert [delays.held_elsewhere_s(3.0, count) for count in (1, 2, 6, 7)] == [3.0, 3.0, 3.0, 6.0]
-    assert delays.busy_s(1) == 0.0
+    assert [settlement.held_elsewhere_s(3.0, count) for count in (1, 2, 6, 7)] == [3.0, 3.0, 3.0, 6.0]
+    assert settlement.busy_s(1) == 0.0

@@ -1,0 +1,112 @@
+"""From the outcome of an attempt to an accepted event, or to the receipt of a claim that was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import JobView, commit, load, transact
+from jobledger.ledger.model.commands import Fence, Outcome
+from jobledger.ledger.model.decisions import decide, outcome_type
+from jobledger.ledger.model.errors import (
+    IllegalTransitionError,
+    JobNotFoundError,
+    LedgerFullError,
+    StaleClaimError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.attempt.hooks import HookRunner
+from jobledger.workers.attempt.retry_store import retry_store
+from jobledger.workers.attempt.running import Attempt
+
+logger = logging.getLogger("jobledger.workers.attempt")
+
+#: Ends of an attempt that only the holder of its claim can record.
+_BY_ITS_HOLDER: Final = frozenset({"completed", "failed", "interrupted", "snoozed", "paused"})
+
+
+class Recorder:
+    """Records the outcomes of one worker."""
+
+    def __init__(self, ledger: Ledger, hooks: HookRunner) -> None:
+        self._ledger = ledger
+        self._hooks = hooks
+        self.fenced = 0  #: outcomes that were refused because their claim was lost
+
+    async def record(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Append the outcome on condition of the claim and return True; False when the claim was lost.
+
+        Raises: LedgerFullError, UnreachableError, WrongSequenceError after trying for minutes.
+        """
+        control, log, identity = attempt.control, self._ledger.log, attempt.identity
+        control.recording = True
+        if control.channel is not None:
+            await control.channel.close()
+        chain = attempt.newest_chain
+        try:
+            try:
+                after = await commit(log, chain, decide(chain.job, outcome, self._ledger.stamp(identity)))
+            except (LedgerFullError, UnreachableError, WrongSequenceError):
+                after = await self._retry(attempt, chain, outcome)
+        except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: ended, and archived
+            if await self._is_recorded(attempt):
+                return True
+            await self._fence(attempt, outcome)
+            return False
+        # The result is folded only where somebody asked for it.
+        if attempt.job.order.notify or attempt.job.task in self._hooks.hooked:
+            assert after.job is not None, "an outcome leaves the job in the chain"
+            self.announce(after.job, identity)
+        return True
+
+    async def _retry(self, attempt: Attempt, chain: JobView, outcome: Outcome) -> JobView:
+        """Append what follows from the outcome, whatever trouble the first try met."""
+        return await retry_store(
+            f"the outcome of job {attempt.job.id}",
+            # `known`, so that a lagging replica's view, older than our claim, does not make it look lost.
+            lambda: transact(
+                self._ledger.log,
+                attempt.ref,
+                outcome,
+                lambda: self._ledger.stamp(attempt.identity),
+                known=chain,
+            ),
+        )
+
+    async def _is_recorded(self, attempt: Attempt) -> bool:
+        """Return whether the claim has an outcome: ours, whose answer was lost for too long."""
+        stored = (await load(self._ledger.log, attempt.ref)).job
+        epoch = attempt.job.claim_epoch
+        return stored is not None and any(
+            each.epoch == epoch and each.state in _BY_ITS_HOLDER for each in stored.attempts
+        )
+
+    async def _fence(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Leave the receipt of an outcome that was refused."""
+        job, refused = attempt.job, outcome_type(outcome)
+        number = len(job.attempts)
+        self.fenced += 1
+        logger.warning("job %s was taken over: our %s for attempt %d is refused", job.id, refused, number)
+        command = Fence(epoch=job.claim_epoch, attempt=number, worker=attempt.identity, outcome=refused)
+        with contextlib.suppress(IllegalTransitionError, JobNotFoundError):
+            await transact(
+                self._ledger.log, attempt.ref, command, lambda: self._ledger.stamp(attempt.identity)
+            )
+
+    def announce(self, job: Job, identity: str) -> None:
+        """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
+        if job.is_final and job.order.notify:
+            self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
+        if job.state is JobState.COMPLETED:
+            self._hooks.tell("success", job, worker=identity)
+        elif job.attempts and job.attempts[-1].state == "failed":
+            self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
+        if job.state is JobState.DEAD_LETTERED:
+            self._hooks.tell(
+                "dead_letter", job, worker=identity, error=job.error, reason=job.dead_reason or ""
+            )

@@ -1,0 +1,75 @@
+"""What the broker is told about a delivery, and how long one that cannot run now is held back. Pure.
+
+Every delay grows with the delivery count: a consumer delivers one dispatch at most `DELIVERIES_MAX` times, and an
+obstacle that lasts for a while must not use them up in moments. If they are used up all the same, the dead-letter
+reactor looks at the job, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from jobledger.ledger.nats.streams import DELIVERIES_MAX
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What becomes of one delivery."""
+
+    #: `ack`: its dispatch is done with. `nak`: deliver it again, after `delay_s`. `drop`: the broker hears nothing, and
+    #: delivers it again after the ack wait. `join`: it is settled with the attempt of the same job that runs here.
+    word: Literal["ack", "nak", "drop", "join"]
+    delay_s: float = 0.0  #: of a nak
+
+
+ACK: Final = Settlement("ack")
+DROP: Final = Settlement("drop")
+JOIN: Final = Settlement("join")
+
+
+def nak(delay_s: float) -> Settlement:
+    """Have the delivery delivered again, to any worker, after `delay_s`."""
+    return Settlement("nak", delay_s)
+
+
+#: The delivery at which a task that no worker knew is given up; one is left for a worker that dies over it.
+UNKNOWN_TASK_DELIVERIES_MAX: Final = DELIVERIES_MAX - 1
+_UNKNOWN_TASK_S: Final = 2.5
+_UNKNOWN_TASK_S_MAX: Final = 600.0
+_FULL_S: Final = 10.0
+_FULL_S_MAX: Final = 300.0
+_UNREADABLE_S: Final = 30.0
+_UNREADABLE_S_MAX: Final = 600.0
+_SOON_S_MAX: Final = 300.0
+_STEADY_DELIVERIES: Final = 5
+
+
+def unknown_task_s(delivered: int) -> float:
+    """Until a worker has the task: it may be busy, or not be deployed yet. 82 min in all."""
+    return min(_UNKNOWN_TASK_S * delivered * delivered, _UNKNOWN_TASK_S_MAX)
+
+
+def full_ledger_s(delivered: int) -> float:
+    """Until somebody makes room: half an hour in all."""
+    return min(_FULL_S * delivered, _FULL_S_MAX)
+
+
+def unreadable_s(delivered: int) -> float:
+    """Until a worker of a newer version reads the job: an hour and a half in all."""
+    return min(_UNREADABLE_S * delivered, _UNREADABLE_S_MAX)
+
+
+def soon_s(first_s: float, delivered: int) -> float:
+    """Until a short obstacle is gone, such as a lease on its way or a replica that lags; doubles each time."""
+    return min(first_s * 2.0 ** min(delivered - 1, 20), _SOON_S_MAX)
+
+
+def busy_s(delivered: int) -> float:
+    """Until a slot is free: at once for another worker, but not in a circle among workers that are all busy."""
+    return 0.0 if delivered == 1 else soon_s(0.05, delivered - 1)
+
+
+def held_elsewhere_s(lease_left_s: float, delivered: int) -> float:
+    """Until the holder's lease may have expired: often at first, so that a dead worker's jobs move on, then less."""
+    return lease_left_s * max(1, delivered - _STEADY_DELIVERIES)
