@@ -44,7 +44,7 @@ def child(body: str) -> list[str]:
 def supervisor_of(body: str, leases: Register, **options: Any) -> Supervisor:
     chosen: dict[str, Any] = {"grace_s": 0.2, "farewell_s": 0.3, **options}
     config = SupervisorConfig(**chosen)
-    return Supervisor(leases, child(body), config, environment=dict(os.environ))
+    return Supervisor(leases.end, child(body), config, environment=dict(os.environ))
 
 
 async def test_a_lease_is_ended_only_after_everything_of_its_process_is_gone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the end of a task means for its job: a value or an exception becomes the one command that records it. Pure."""
+"""What the end of a task means for its job: turns a value or an exception into the command that records it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRACEBACK_MAX: Final = 16_000
 
 
 class RetryPolicy:
-    """Judges the ends of attempts; `chance` spreads the retries of a crowd."""
+    """Decides when failed attempts are retried; `chance` spreads the retries of many jobs that failed together."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -31,7 +31,7 @@ class RetryPolicy:
         return self.failed(job, rules, describe(error), now)
 
     def failed(self, job: Job, rules: Rules, error: ErrorInfo, now: datetime) -> Fail:
-        """Return what follows from a failure after which the job may be tried again."""
+        """Return what follows from a failure that may be retried."""
         failures = len(job.attempts) - job.attempts_given_back
         delay_s = rules.backoff.delay_s(max(failures, 1), self._chance)
         return Fail(epoch=job.claim_epoch, error=error, retry_at=after(now, delay_s))
@@ -60,7 +60,7 @@ def after(now: datetime, delay_s: float) -> datetime:
 
 
 def describe(error: BaseException, own_modules: frozenset[str] = frozenset()) -> ErrorInfo:
-    """Return what is recorded of an exception: its type, its words, the frames of user code; all cut to size."""
+    """Return what is recorded of an exception: its type, its message, the frames of user code; all cut to size."""
     frames = _user_frames(error, own_modules | _OWN_MODULES)
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
@@ -88,12 +88,12 @@ _OWN_MODULES: Final = frozenset(
 
 
 def recordable(text: str) -> str:
-    """Return a user's words cut to size, and without half surrogate pairs, so that an event can hold them."""
+    """Return a user's text cut to size and without half surrogate pairs, so that an event can hold it."""
     return text[:_MESSAGE_MAX].encode("utf-8", "replace").decode()
 
 
 def error_info(kind: ErrorKind, error: BaseException, text: str = "") -> ErrorInfo:
-    """Return an exception's name and words under another kind, with `text` as its traceback."""
+    """Return an exception's name and message as an error of `kind`, with `text` as its traceback."""
     try:
         message = str(error)
     except BaseException as broken:  # noqa: BLE001 - a broken __str__ must not hide the failure it belongs to, nor end the worker

@@ -1,4 +1,4 @@
-"""Running one job here and now, past its queue: through the same claim, attempt and outcome as in any worker."""
+"""Running one job here and now, without its queue: by the same attempt as in any worker."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _WAITS = frozenset({JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED})
 async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str = "") -> Job:
     """Run one attempt of a waiting job in this process and return the job after it.
 
-    The job's dispatch stays with its queue's consumer; whoever is delivered it finds the job running or ended.
-    Cancelled half-way, it gives the job back as a worker does that is stopped.
+    The job's dispatch stays with its queue's consumer; the worker that gets it finds the job running or ended.
+    When this is cancelled, it gives the job back as a worker does that is stopped.
 
-    Raises: JobNotFoundError, UnknownTaskError, IllegalTransitionError for a job that runs, has ended or was claimed by
-    somebody else meanwhile, UnreachableError.
+    Raises: JobNotFoundError, UnknownTaskError, UnreachableError, IllegalTransitionError for a job that runs, has ended
+    or was claimed by a worker meanwhile.
     """
     stored, job = await _queued(ledger, ref, by)
     tasks.get(job.task)
@@ -55,7 +55,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     hooks = HookRunner(tasks)
     policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
     execution = Execution(Surroundings.of(ledger), Threads(ledger.connection.loop, 1), policy)
-    # No broker hears of it: the delivery of its dispatch to some worker takes its own course.
+    # No broker is told anything: the dispatch is still delivered to a worker, which finds in the ledger what was done.
     attempts = Attempts(ledger, tasks, lease, None, execution=execution, hooks=hooks)
     cancels = CancelWatch(ledger, (ref.queue,), running=attempts.claims_held, on_cancel=attempts.cancel)
     await lease.open()
@@ -87,7 +87,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
 
 
 async def _queued(ledger: Ledger, ref: JobRef, by: str) -> tuple[StoredEvent, Job]:
-    """Return the dispatch of a job that is queued, or was made so."""
+    """Return the dispatch of a queued job; a job that waits is queued first."""
     history, chain = await _read(ledger, ref)
     if chain.job is not None and chain.job.state in _WAITS:
         await ledger.retry(ref, reason="run at once by an operator", by=by)

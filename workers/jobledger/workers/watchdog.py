@@ -1,6 +1,6 @@
-"""Noticing, from a thread of its own, that a task blocks the event loop, and naming it while it does.
+"""Noticing from a thread that a task blocks the event loop, and naming the task in the log while it does.
 
-A blocked loop renews no lease and answers no cancel, so the operator must learn which task it was.
+A blocked loop renews no lease and obeys no cancel, so the operator must learn which task it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FRAMES_MAX: Final = 6
 class Watchdog:
     """Watches one loop. `find` gives the attempt that an asyncio task runs; it is called from the watching thread.
 
-    `on_stall` hears, on the loop and once it is free again, of the attempt and the seconds it blocked.
+    `on_stall` is called on the loop, once that is free again, with the attempt and the seconds it blocked.
     """
 
     def __init__(

@@ -35,16 +35,16 @@ from jobledger.workers.watchdog import Watchdog
 
 logger = logging.getLogger("jobledger.workers")
 
-#: How long giving jobs back and the last acks may take once attempts were told to stop.
+#: How long attempts that were told to stop may take to give their jobs back and settle.
 _FAREWELL_S: Final = 10.0
 
 
 class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker process alone knows of itself, at one moment; the rest is in the ledger."""
+    """The figures that only the worker process itself knows, at one moment; all others are in the ledger."""
 
     concurrency: int
     running: int  #: attempts
-    free: int  #: slots for more; below 0 where threads were left behind by their timeouts
+    free: int  #: slots for more attempts; below 0 while threads run on after their timeouts
     held: int  #: deliveries on hand, running ones included
     asked: int  #: messages asked for that have not come
     deliveries: int
@@ -52,15 +52,15 @@ class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     fenced: int  #: outcomes refused because their claim was lost
     lease_is_valid: bool
     lease_renewals: int
-    lease_failures: int  #: renewals without an answer in time
+    lease_failures: int  #: renewals that were not answered in time
     lease_losses: int
 
 
 class Worker:
     """Runs the jobs of some queues until it is stopped.
 
-    `run` returns after a stop, with every attempt either recorded or given back; the first `stop` lets running
-    attempts go on for `grace_s`, the second ends them at once. Whatever is cut off is taken over by others.
+    The first `stop` lets running attempts go on for `grace_s`, the second ends them at once; `run` returns when every
+    attempt is recorded or given back. An attempt that does not end is left behind, and others take its job over.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Worker:
         *,
         announce: Callable[[str], None] | None = None,
     ) -> None:
-        """`announce` gets every identity of this worker before anything is done under it: see `Parent`."""
+        """`announce` gets every identity of this worker before the worker does anything under it: see `Parent`."""
         self._ledger = ledger
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
@@ -141,7 +141,7 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """Ask the worker to stop; asked again, at once. Safe in a signal handler of the loop."""
+        """Ask the worker to stop; the second call ends running attempts at once. Safe in a signal handler of the loop."""
         if self._stopping.is_set():
             self._stopping_at_once.set()
         self._stopping.set()
@@ -178,13 +178,11 @@ class Worker:
                 await self._pool.close()
 
     def _on_dead_letter(self, job: Job) -> None:
-        """Tell the hooks of a job that a reactor of this process gave up."""
-        self._hooks.tell(
-            "dead_letter", job, worker=self.identity, error=job.error, reason=job.dead_reason or ""
-        )
+        """Tell the hooks of a job that a reactor in this process gave up."""
+        self._hooks.tell_dead_letter(job, worker=self.identity)
 
     def _open_pool(self) -> None:
-        """Be ready for tasks that run in processes, if there are any; the processes come when they are needed."""
+        """Open the pool if a task runs in processes; each process is started when it is needed."""
         if any(task.rules.run_in == "process" for task in self._tasks):
             settings = self._config.pool(self._lease.duration_s, self._ledger.config.payload_bytes_max)
             self._pool = ProcessPool(self._tasks.modules, settings)
@@ -212,7 +210,7 @@ class Worker:
 
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
-            # Without a slot it came by a request that was waiting before the slots filled: for an idle worker.
+            # Without a free slot: it answers a request from before the slots filled, and an idle worker should have it.
             self._intake.settle(delivery, nak(busy_s(delivery.delivered)))
             return
         task = self._ledger.connection.loop.create_task(self._attempts.handle(delivery))
@@ -238,7 +236,7 @@ class Worker:
     async def _drain(self) -> None:
         """Let what runs come to its end within the grace, then make it give its jobs back."""
         if self._pool is not None:
-            self._pool.refuse()  # who waits for a process has not claimed its job, and lets it go
+            self._pool.refuse()  # a job that waits for a process is not claimed yet, and is given back
         if not await self._all_done(self._config.grace_s, self._stopping_at_once):
             self._attempts.stop("the worker was stopped")
             await self._all_done(_FAREWELL_S)
@@ -263,10 +261,10 @@ class Worker:
         left = len(self._active)
         for task in self._active:
             task.cancel()
-        if self._active:  # a task that swallows its cancellation is left behind, whatever that is worth to it
+        if self._active:  # a task that swallows its cancellation is left behind
             await asyncio.wait(self._active, timeout=_FAREWELL_S / 5)
         if left:
-            logger.warning("%d attempts were cut off: others take them over when the lease is over", left)
+            logger.warning("%d attempts were cut off: others take them over when the lease expires", left)
             return
         with contextlib.suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S / 5):

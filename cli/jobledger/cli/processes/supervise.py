@@ -102,7 +102,7 @@ async def _supervise(  # noqa: PLR0917 - what it was told
         silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
         patience = msgspec.structs.replace(patience, silence_s=silence_s)
         supervisor = Supervisor(
-            ledger.leases,
+            ledger.leases.end,
             command,
             patience,
             environment=_environment(target),

@@ -1,4 +1,4 @@
-"""Obeying cancel requests: at once by a hint, and without one by looking at what has run for a while."""
+"""Obeying cancel requests: at once when a hint comes, else by looking at the jobs that have run for a while."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _AT_ONCE: Final = 32
 
 
 class CancelWatch:
-    """Tells `on_cancel` of each running job that somebody wants to end.
+    """Calls `on_cancel` with each running job that somebody cancelled, its claim epoch and the reason.
 
-    `running` gives job and claim epoch of what runs now. A request is one of this claim only if it is newer:
-    what was asked earlier is obeyed when a job is taken over.
+    `running` gives job and claim epoch of what runs now. A request concerns this claim only if it is newer than the
+    claim: an older one was obeyed when the job was taken over.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CancelWatch:
             self._hinted.put_nowait(ref)
 
     async def run(self) -> None:
-        """Look at hinted jobs at once, and at all that have run for a while every few seconds, until cancelled."""
+        """Look at a job as soon as a hint comes, and every few seconds at all that ran before; until cancelled."""
         looked_at = self._ledger.clock.monotonic()
         seen: Mapping[JobRef, int] = {}
         while True:
@@ -75,7 +75,7 @@ class CancelWatch:
                 return
             try:
                 found = await self._ledger.log.read_chain(self._ledger.names.of_type(ref, "cancel_requested"))
-            except LedgerError as error:  # it is looked at again in a moment
+            except LedgerError as error:  # the next look comes in a few seconds
                 logger.debug("job %s could not be looked at: %s", ref.job_id, error)
                 return
         for stored in found:

@@ -1,7 +1,8 @@
-"""What a running task says through its `Context`, on its way to the ledger and to those who watch.
+"""What a running task says through its `Context`: checkpoints and progress, for the ledger and for those who watch.
 
-Progress is rate-limited here: watchers hear of it a few times a second by a hint, the ledger every few seconds.
-Everything of one attempt is appended one after the other, on its claim, so a worker that lost it appends nothing.
+Progress is rate-limited here: watchers hear of it by a hint a few times a second, the ledger every few seconds. The
+appends of one attempt follow each other and are conditional on its claim, so a worker that lost the claim appends
+nothing.
 """
 
 from __future__ import annotations
@@ -17,40 +18,22 @@ from jobledger.ledger.context import done
 from jobledger.ledger.model.chain import JobView, transact
 from jobledger.ledger.model.commands import Checkpoint, Command, ReportProgress
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError
-from jobledger.ledger.model.inputs import finite
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.attempt.retry_store import LIMIT_S, retry_store
+from jobledger.workers.pool.messages import Report
 from jobledger.workers.surroundings import Surroundings
 
 _HINT_EVERY_S: Final = 0.25
 _LEDGER_EVERY_S: Final = 5.0
-_NOTE_MAX: Final = 500
-#: A task that keeps its chain moving all the time would let nobody else decide on it, such as who cancels it.
+#: A chain that grows all the time would let nobody else append to it, such as an operator who cancels the job.
 _CHECKPOINT_EVERY_S: Final = 0.05
-#: How long the end of an attempt waits for checkpoints that its task did not await.
+#: How long an attempt that has ended waits for checkpoints that its task did not await.
 _LAST_CHECKPOINTS_S: Final = 5.0
 
 
-class Report(msgspec.Struct, frozen=True):
-    """The newest word of a task on how far it is."""
-
-    done: float
-    total: float | None
-    note: str
-
-    @classmethod
-    def of(cls, done: float, total: float | None, note: str) -> Report:
-        """Make one of what a task gave, whatever types it has, that an event can hold.
-
-        Raises: InvalidInputError for what is no finite number.
-        """
-        text = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
-        return cls(finite("done", done), None if total is None else finite("total", total), text)
-
-
 class AttemptChannel:
-    """One attempt's line to the ledger. Made on the loop; a task in a thread may call the three verbs of a context."""
+    """What a context of one attempt speaks through. Made on the loop; a task in a thread may call the three verbs."""
 
     def __init__(self, ledger: Surroundings, chain: JobView, identity: str) -> None:
         job = chain.job
@@ -68,10 +51,10 @@ class AttemptChannel:
         self._telling: asyncio.Task[None] | None = None
         self._keeping: set[asyncio.Task[None]] = set()
         self._pacing = asyncio.Lock()
-        self._checkpoint_at = 0.0  #: before which the next checkpoint is not appended
+        self._checkpoint_at = 0.0  #: the next checkpoint is appended no earlier; loop time
         self._stored_at = -_LEDGER_EVERY_S
         self.chain = chain  #: the newest view; the outcome is decided on it
-        self.heard_at = ledger.clock.monotonic()  #: of the task's last sign of life
+        self.heard_at = ledger.clock.monotonic()  #: when the task last gave a sign of life
         self.stop_reason = ""
 
     # The verbs of a context.
@@ -123,7 +106,7 @@ class AttemptChannel:
             self._telling = self._loop.create_task(self._tell())
 
     async def _tell(self) -> None:
-        """Pass reports on until there is nothing new; progress is a courtesy, so trouble ends it without a word."""
+        """Pass reports on until there is no newer one; nothing depends on progress, so an error only ends this."""
         try:
             while self._report is not self._stored:
                 report = self._report
@@ -167,7 +150,7 @@ class AttemptChannel:
             )
 
     async def close(self) -> None:
-        """End what is under way, before the outcome is appended; a checkpoint that was not awaited is still stored."""
+        """Store the checkpoints that the task did not await and stop reporting, before the outcome is appended."""
         if self._keeping:
             await asyncio.wait(self._keeping, timeout=_LAST_CHECKPOINTS_S)
         for keeping in list(self._keeping):

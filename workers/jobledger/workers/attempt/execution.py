@@ -7,14 +7,13 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from jobledger.ledger.context import Context
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outcome
 from jobledger.ledger.model.commands import Snooze as SnoozeJob
-from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     InvalidError,
@@ -28,18 +27,18 @@ from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.outcome import SNOOZE_S_MIN, Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
-from jobledger.workers.attempt.processes import Processes, deadline_of
+from jobledger.workers.attempt.processes import Processes
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import UNKNOWN_TASK_DELIVERIES_MAX
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.child_process import ChildStartError, Raised, Returned
+from jobledger.workers.pool.messages import Call
 from jobledger.workers.pool.pool import PoolClosedError, ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy, after, error_info, recordable, unknown_task
 from jobledger.workers.surroundings import Surroundings
 
 logger = logging.getLogger("jobledger.workers.attempt.execution")
-_task_logger = logging.getLogger("jobledger.task")
 
 T = TypeVar("T")
 
@@ -65,7 +64,7 @@ class Execution:
 
     def open(self, pool: ProcessPool) -> None:
         """Run tasks with `run_in="process"` in this pool from now on."""
-        self._processes = Processes(self._ledger, pool)
+        self._processes = Processes(pool)
 
     def place(self, task: Task[Any, Any] | None, *, wait: bool) -> AbstractAsyncContextManager[bool]:
         """Hold a process for the attempt of a task that needs one; gives False where there is none."""
@@ -98,7 +97,10 @@ class Execution:
             if task.rules.run_in == "process":
                 return await self._run_in_process(attempt, task, text)
             if task.signature.context_parameter is not None:
-                arguments[task.signature.context_parameter] = await self._context(attempt)
+                channel = self._open_channel(attempt)
+                arguments[task.signature.context_parameter] = (await self._call_of(attempt, text)).context(
+                    channel
+                )
         except (InvalidInputError, PayloadMissingError, PayloadTooLargeError) as error:
             return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
         try:
@@ -109,18 +111,14 @@ class Execution:
         except _LimitReachedError as error:
             return self._timed_out(job, task, error)
         except BaseException as error:
-            if attempt.control.stop_reason and isinstance(
-                error, asyncio.CancelledError | AttemptStoppedError
-            ):
+            if _is_stop(attempt, error):
                 raise
-            if isinstance(error, asyncio.CancelledError) and attempt.own_task.cancelling():
-                raise  # we are told to stop; one that the task awaited or raised itself is its own failure
             # Whatever user code raises is this attempt's failure: a task must not end the worker.
             return self._policy.raised(job, task.rules, error, self._ledger.clock.now())
         return await self._outcome(task, job, value)
 
     async def _within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
-        """Call within the attempt's limits, if it has any; a TimeoutError of the task's own stays what it is."""
+        """Call within the attempt's limits, if it has any; the task's own TimeoutError is raised as it is."""
         limit_s = attempt.job.order.timeout_s
         if limit_s is None and task.rules.heartbeat_s is None:
             return await call()
@@ -171,6 +169,30 @@ class Execution:
         finally:
             timer.cancel()
 
+    def _open_channel(self, attempt: Attempt) -> AttemptChannel:
+        channel = attempt.control.channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity)
+        return channel
+
+    async def _call_of(self, attempt: Attempt, text: bytes) -> Call:
+        """Return what the task is told of its attempt; `text` is the job's input."""
+        job, tracing = attempt.job, self._ledger.tracing
+        checkpoint, started_at = job.checkpoint, job.attempts[-1].started_at
+        if job.checkpoint_ref is not None:
+            checkpoint = msgspec.Raw(await self._ledger.inputs.get(checkpoint, job.checkpoint_ref))
+        return Call(
+            task=job.task,
+            input=msgspec.Raw(text),
+            job_id=job.id,
+            queue=job.queue,
+            attempt=job.attempts[-1].number,
+            worker=attempt.identity,
+            deadline=None
+            if job.order.timeout_s is None
+            else started_at + timedelta(seconds=job.order.timeout_s),
+            checkpoint=checkpoint,
+            trace="" if tracing is None else tracing.current(),
+        )
+
     async def _call(self, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
         if task.is_async:
             return await task.function(**arguments)
@@ -179,12 +201,14 @@ class Execution:
     async def _run_in_process(self, attempt: Attempt, task: Task[Any, Any], text: bytes) -> Outcome:
         """Run the task in a process of the pool; whatever ends the wait ends the process."""
         job, processes = attempt.job, self._in_processes
-        call = await processes.prepare(attempt, task, text)
+        if task.signature.context_parameter is not None:
+            self._open_channel(attempt)
+        call = await self._call_of(attempt, text)
         try:
             result = await self._within(attempt, task, lambda: processes.run(attempt, call))
         except _LimitReachedError as error:
             return self._timed_out(job, task, error)
-        except (ChildStartError, PoolClosedError) as error:  # the one that was taken died before its call
+        except (ChildStartError, PoolClosedError) as error:  # the process that was taken died before its call
             info = error_info("exception", error)
             return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
         if isinstance(result, Returned):
@@ -197,27 +221,6 @@ class Execution:
         info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
         return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
 
-    async def _context(self, attempt: Attempt) -> Context:
-        job, number = attempt.job, attempt.job.attempts[-1].number
-        channel = attempt.control.channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity)
-        facts = {"job": job.id, "queue": job.queue, "task": job.task, "attempt": number}
-        return Context(
-            job_id=job.id,
-            queue=job.queue,
-            task=job.task,
-            attempt=number,
-            worker=attempt.identity,
-            deadline=deadline_of(job),
-            logger=logging.LoggerAdapter(_task_logger, facts),
-            channel=channel,
-            checkpoint_value=await self._checkpoint_value(job),
-        )
-
-    async def _checkpoint_value(self, job: Job) -> Any:
-        if job.checkpoint is NO_VALUE and job.checkpoint_ref is None:
-            return None
-        return msgspec.json.decode(await self._ledger.inputs.get(job.checkpoint, job.checkpoint_ref))
-
     async def _outcome(self, task: Task[Any, Any], job: Job, value: Any) -> Outcome:
         epoch = job.claim_epoch
         is_plain = type(value) in _PLAIN_TYPES
@@ -227,7 +230,7 @@ class Execution:
         try:
             text = encode_value(value, what=what)
             if not is_plain:
-                # Checked as text, too: a msgspec.Raw is written as it is, and what is no JSON would make the
+                # Checked as text, too: a msgspec.Raw is written as it is, and text that is not JSON would make the
                 # event, and with it the whole chain, unreadable.
                 check_text(text, what=what)
             if self._ledger.results.fits_inline(text, what=what):
@@ -248,3 +251,10 @@ class Execution:
             return SnoozeJob(epoch=job.claim_epoch, until=after(now, max(value.delay_s, SNOOZE_S_MIN)))
         reason = value.reason or "the task asked to be cancelled"
         return ConfirmCancel(epoch=job.claim_epoch, reason=recordable(reason))
+
+
+def _is_stop(attempt: Attempt, error: BaseException) -> bool:
+    """Whether the attempt ends because it was told to; a CancelledError of the task's own is its failure."""
+    if isinstance(error, asyncio.CancelledError):
+        return bool(attempt.control.stop_reason or attempt.own_task.cancelling())
+    return isinstance(error, AttemptStoppedError) and bool(attempt.control.stop_reason)

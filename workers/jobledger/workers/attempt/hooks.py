@@ -1,4 +1,4 @@
-"""Calling users' hooks: after the fact, within a limit, and never to the harm of the job."""
+"""Calling users' hooks: after the event is stored, within a limit, and without any effect on the job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HookRunner:
     def __init__(self, tasks: TaskRegistry) -> None:
         self._app_hooks = tasks.hooks
         self._tasks = tasks
-        #: Names of tasks with a hook of some kind; most have none, and then an attempt pays one look into a set.
+        #: Names of the tasks that have a hook; most have none, and cost an attempt only a look into this set.
         self.hooked = frozenset(task.name for task in tasks if self._app_hooks or task.rules.hooks != Hooks())
         self._running: set[asyncio.Task[None]] = set()
         self._threads = anyio.CapacityLimiter(_THREADS_MAX)
@@ -39,7 +39,6 @@ class HookRunner:
         kind: HookKind,
         job: Job,
         *,
-        attempt: int | None = None,
         worker: str = "",
         error: ErrorInfo | None = None,
         reason: str = "",
@@ -58,7 +57,7 @@ class HookRunner:
             job_id=job.id,
             queue=job.queue,
             task=job.task,
-            attempt=len(job.attempts) if attempt is None else attempt,
+            attempt=len(job.attempts),
             worker=worker,
             error=error,
             reason=reason,
@@ -66,6 +65,10 @@ class HookRunner:
         )
         for hook in wanted:
             self._start(hook, notice)
+
+    def tell_dead_letter(self, job: Job, *, worker: str) -> None:
+        """Start the hooks for a job that was given up."""
+        self.tell("dead_letter", job, worker=worker, error=job.error, reason=job.dead_reason or "")
 
     def _start(self, hook: Hook, notice: Notice) -> None:
         if len(self._running) >= _WAITING_MAX:
@@ -99,7 +102,7 @@ class HookRunner:
             own_task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
                 raise
-            # SystemExit, too: a hook must not end the worker.
+            # Also SystemExit: a hook must not end the worker.
             logger.exception("hook %s failed for job %s (%s)", _name(hook), notice.job_id, notice.kind)
 
     async def close(self) -> None:

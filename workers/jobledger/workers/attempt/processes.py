@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from datetime import datetime, timedelta
 from typing import Any, Final
 
-import msgspec
-
-from jobledger.ledger.model.job import Job
-from jobledger.ledger.tasks import Task
-from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.pool.child_process import ChildProcess, ChildStartError, Result
 from jobledger.workers.pool.messages import Call
 from jobledger.workers.pool.pool import PoolClosedError, ProcessPool
-from jobledger.workers.surroundings import Surroundings
 
 #: How long a job that needs a process is held while none can be started; then it is offered to other workers.
 _NO_PROCESS_S: Final = 5.0
@@ -26,8 +19,7 @@ _NO_PROCESS_S: Final = 5.0
 class Processes:
     """One worker's process pool, as its attempts use it."""
 
-    def __init__(self, ledger: Surroundings, pool: ProcessPool) -> None:
-        self._ledger = ledger
+    def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
         self._taken: dict[
             asyncio.Task[Any], ChildProcess
@@ -63,36 +55,7 @@ class Processes:
             await asyncio.sleep(_NO_PROCESS_S)
             return None
 
-    async def prepare(self, attempt: Attempt, task: Task[Any, Any], text: bytes) -> Call:
-        """Return the call that runs the task on `text`, the job's input, and open the attempt's channel if it has one."""
-        job = attempt.job
-        if task.signature.context_parameter is not None:
-            attempt.control.channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity)
-        checkpoint = job.checkpoint
-        if job.checkpoint_ref is not None:
-            checkpoint = msgspec.Raw(await self._ledger.inputs.get(checkpoint, job.checkpoint_ref))
-        return Call(
-            task=job.task,
-            input=msgspec.Raw(text),
-            job_id=job.id,
-            queue=job.queue,
-            attempt=job.attempts[-1].number,
-            worker=attempt.identity,
-            deadline=deadline_of(job),
-            checkpoint=checkpoint,
-            trace="" if self._ledger.tracing is None else self._ledger.tracing.current(),
-        )
-
     async def run(self, attempt: Attempt, call: Call) -> Result:
         """Make the call in the process that was taken for the attempt, as `ProcessPool.run`."""
         child = self._taken.pop(attempt.own_task, None)
         return await self._pool.run(call, attempt.control.channel, child=child)
-
-
-def deadline_of(job: Job) -> datetime | None:
-    """Return when the running attempt times out, by this worker's clock; None: never."""
-    return (
-        None
-        if job.order.timeout_s is None
-        else job.attempts[-1].started_at + timedelta(seconds=job.order.timeout_s)
-    )

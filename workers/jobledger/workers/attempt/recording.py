@@ -107,6 +107,4 @@ class Recorder:
         elif job.attempts and job.attempts[-1].state == "failed":
             self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
         if job.state is JobState.DEAD_LETTERED:
-            self._hooks.tell(
-                "dead_letter", job, worker=identity, error=job.error, reason=job.dead_reason or ""
-            )
+            self._hooks.tell_dead_letter(job, worker=identity)

@@ -1,4 +1,4 @@
-"""Holding on to what an attempt has done until it can be stored: the work was real, and doing it again costs more."""
+"""Keeping the result of an attempt until it can be stored: running the task again would cost more than waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("jobledger.workers.attempt")
 
 T = TypeVar("T")
 
-#: How long an outcome is kept for a server that is away or full; after that the job is left for a redelivery.
+#: How long an outcome is kept while the server is away or full; after that the job is left for a redelivery.
 LIMIT_S: Final = 300.0
 _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 5.0
@@ -22,7 +22,7 @@ _PAUSE_MAX_S: Final = 5.0
 async def retry_store(what: str, store: Callable[[], Awaitable[T]], *, limit_s: float = LIMIT_S) -> T:
     """Call `store` until it succeeds; safe for conditional appends, which cannot be stored twice.
 
-    Raises: LedgerFullError, UnreachableError once `limit_s` is over; everything else at once.
+    Raises: LedgerFullError, UnreachableError after `limit_s`; any other error at once.
     """
     try:
         return await store()

@@ -1,8 +1,8 @@
 """A process of the pool: `python -m jobledger.workers.pool.child SOCKET LIFELINE FAULTS`, started by the worker only.
 
-The three arguments are file descriptors: the socket carries calls in and messages out, the lifeline is a pipe whose end
-means that the worker is gone, and into the third a crash writes where it was. Standard output and error are the
-worker's own. User code runs in the main thread, one call at a time.
+The three arguments are file descriptors. The socket carries calls in and messages out. The lifeline is a pipe that ends
+when the worker is gone. A crash writes its traceback into the third. Standard output and error are the worker's own.
+User code runs in the main thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.context import Context, done
+from jobledger.ledger.context import done
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     InvalidError,
@@ -36,7 +36,6 @@ from jobledger.ledger.model.errors import (
     PayloadTooLargeError,
 )
 from jobledger.ledger.model.events import ErrorInfo, ErrorKind
-from jobledger.ledger.model.inputs import finite
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import within
@@ -73,7 +72,6 @@ _PR_SET_PDEATHSIG: Final = 1
 _PROGRESS_EVERY_S: Final = 0.05
 _HEARTBEAT_EVERY_S: Final = 0.05
 _LOG_TEXT_MAX: Final = 8_000
-_NOTE_MAX: Final = 500
 _NAME_MAX: Final = 200
 _OWN_MODULES: Final = frozenset(
     {"__main__", "jobledger.workers.pool.child", "asyncio.runners", "asyncio.base_events"}
@@ -86,15 +84,15 @@ class Link:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._incoming = self._socket.makefile("rb", buffering=64 * 1024)
-        # Reentrant, because a signal handler or a finalizer may log in the middle of sending; what it says waits
-        # until the frame under way is out.
+        # Reentrant, because a signal handler or a finalizer may log in the middle of sending; its message waits until
+        # the frame before it is sent.
         self._lock = threading.RLock()
         self._outgoing: list[bytes] = []
         self._sending = False
         self._owner = os.getpid()
 
     def send(self, message: FromChild) -> None:
-        """Send a message whole; in a fork of this process, which has no say, do nothing."""
+        """Send a message whole; do nothing in a fork of this process, which the worker does not know."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -116,12 +114,12 @@ class Link:
         return read_to_child(self._incoming.read(int.from_bytes(header, "big")))
 
     def abandon(self) -> None:
-        """Let go of the socket in a fork, so that the worker sees the end of this process when it comes."""
+        """Close the socket in a fork, so that the worker sees when this process has ended."""
         os.close(self._socket.detach())
 
 
 class CallChannel:
-    """What one call's context speaks through; silent once the call is over, whoever still holds it."""
+    """What the context of one call speaks through; silent once the call has ended, whoever still holds it."""
 
     def __init__(self, link: Link, job_id: str, payload_bytes_max: int) -> None:
         self._link = link
@@ -131,7 +129,7 @@ class CallChannel:
         self._closed = False
         self._heard_at = 0.0
         self._progress_at = 0.0
-        self._progress: Progress | None = None  #: held back until a moment has passed since the last one
+        self._progress: Progress | None = None  #: held back until `_PROGRESS_EVERY_S` after the last one
         self._timer: threading.Timer | None = None
         self._progress_lock = threading.Lock()
 
@@ -144,12 +142,11 @@ class CallChannel:
 
     def progress(self, done: float, total: float | None, note: str) -> None:
         """See `Context.progress`; of many at once the newest is passed on, a moment later."""
-        done, total = finite("done", done), None if total is None else finite("total", total)
-        note = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
+        progress = Progress.of(done, total, note)
         with self._progress_lock:
             if self._closed:
                 return
-            self._progress = Progress(done=done, total=total, note=note)
+            self._progress = progress
             wait_s = self._progress_at + _PROGRESS_EVERY_S - time.monotonic()
             if wait_s <= 0:
                 self._tell_progress()
@@ -186,7 +183,7 @@ class CallChannel:
     def _store(self, text: bytes) -> None:
         with self._exchange:
             if self._closed:
-                raise AttemptStoppedError("the attempt is over: its result has been given")
+                raise AttemptStoppedError("the attempt has ended: its result has been given")
             self._link.send(CheckpointAsked(msgspec.Raw(text)))
             answer = self._link.receive()
         if not isinstance(answer, Answer):
@@ -227,7 +224,6 @@ class Runner:
         self._link = link
         self._tasks = tasks
         self._payload_bytes_max = payload_bytes_max
-        self._logger = logging.getLogger("jobledger.task")
 
     def run(self, call: Call) -> None:
         """Run one call and send what came of it."""
@@ -235,12 +231,10 @@ class Runner:
         channel = CallChannel(self._link, call.job_id, self._payload_bytes_max)
         try:
             result = self._result(call, channel)
-        except (
-            MemoryError
-        ) as error:  # of what we did with the value; told while there is room for a few words
+        except MemoryError as error:  # raised by our own work on the value; there is room for a few words
             result = Failure(number=call.number, error=error_info("exception", error), may_retry=True)
         if os.getpid() != owner:
-            os._exit(0)  # the task forked, and this is the other one
+            os._exit(0)  # the task forked, and this is the fork
         channel.close()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # closed or replaced by the task
@@ -256,7 +250,7 @@ class Runner:
             kind: ErrorKind = "unknown_task" if task is None else "invalid_input"
             return Failure(number=call.number, error=error_info(kind, error), may_retry=False)
         if task.signature.context_parameter is not None:
-            arguments[task.signature.context_parameter] = self._context(call, channel)
+            arguments[task.signature.context_parameter] = call.context(channel)
         try:
             with within(call.trace) if call.trace else contextlib.nullcontext():
                 value = task.function(**arguments)
@@ -283,21 +277,6 @@ class Runner:
         except (InvalidError, msgspec.MsgspecError) as error:
             return Failure(number=number, error=error_info("invalid_result", error), may_retry=True)
         return ReturnedValue(number=number, value=msgspec.Raw(text))
-
-    def _context(self, call: Call, channel: CallChannel) -> Context:
-        extra = {"job": call.job_id, "queue": call.queue, "task": call.task, "attempt": call.attempt}
-        kept = bytes(call.checkpoint)
-        return Context(
-            job_id=call.job_id,
-            queue=call.queue,
-            task=call.task,
-            attempt=call.attempt,
-            worker=call.worker,
-            deadline=call.deadline,
-            logger=logging.LoggerAdapter(self._logger, extra),
-            channel=channel,
-            checkpoint_value=msgspec.json.decode(kept) if kept else None,
-        )
 
 
 def _describe(error: BaseException) -> ErrorInfo:
@@ -327,8 +306,8 @@ def _end_with(faults: int) -> Callable[[str], None]:
 
 
 def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
-    """See to it that this process does not outlive the worker, whatever either is doing."""
-    if sys.platform == "linux":  # for a task that never lets a thread run: the kernel needs no thread of ours
+    """Make sure that this process does not outlive the worker, whatever either is doing."""
+    if sys.platform == "linux":  # the kernel needs no thread of ours, which a task may never let run
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != setup.parent:
@@ -337,8 +316,8 @@ def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
     threading.Thread(target=_watch, args=arguments, name="jobledger-lifeline", daemon=True).start()
 
 
-def _heed_no_stop() -> None:
-    """Leave it to the worker to end this process: a signal for the whole service must not cut its grace.
+def _ignore_stop_signals() -> None:
+    """Let only the worker end this process: a signal to the whole service must not cut the grace of its tasks.
 
     Handlers, not SIG_IGN, which the programs that a task starts would inherit.
     """
@@ -346,7 +325,7 @@ def _heed_no_stop() -> None:
     def nothing(_signal: int, _frame: FrameType | None) -> None:
         pass
 
-    before = threading.local()  # the thread that forks: what it held back before
+    before = threading.local()  # the signals that the forking thread had blocked before
 
     def hold_back() -> None:
         before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -361,7 +340,7 @@ def _heed_no_stop() -> None:
 
     for each in _STOP_SIGNALS:
         signal.signal(each, nothing)
-    # A fork is ended as any process is, even by a signal that comes before it has its own handlers.
+    # These signals end a fork as they end any process, even before it has its own handlers.
     os.register_at_fork(before=hold_back, after_in_child=be_usual, after_in_parent=let_through)
 
 
@@ -407,11 +386,11 @@ def main(arguments: list[str]) -> None:
     if not isinstance(setup, Setup):
         return
     _tie_to_worker(setup, lifeline, faults)
-    _heed_no_stop()
+    _ignore_stop_signals()
     os.register_at_fork(after_in_child=link.abandon)
     faulthandler.enable(file=faults, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # last words before a crash
+        sys.stdout.reconfigure(line_buffering=True)  # so that lines printed before a crash are seen
     _limit_memory(setup)
     _set_up_logs(link, setup)
     tasks = _load(link, setup)

@@ -1,4 +1,4 @@
-"""One process of the pool as its worker sees it: started, called, killed, and its end put into words."""
+"""One process of the pool as its worker sees it: started, called, killed, and how it ended as a sentence."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from jobledger.workers.pool.messages import (
 
 logger = logging.getLogger("jobledger.workers.pool")
 
-#: SIGKILL needs milliseconds; a process that is still there hangs in the kernel, and nobody can wait for that.
+#: SIGKILL needs milliseconds; a process that is still there after this hangs in the kernel.
 KILL_LIMIT_S: Final = 5.0
-#: A program that a task left behind may hold the socket open; once the process has ended, nobody waits for it.
+#: How long after the end of the process its socket is read; a program that the task left behind may hold it open.
 _LAST_WORDS_S: Final = 0.5
-#: From the end of the socket to the end of the process, which may have much memory to give back.
+#: From the end of the socket to the end of the process, which may have much memory to free.
 _EXIT_LIMIT_S: Final = 2.0
 _TRACEBACK_MAX: Final = 16_000
 _CHILD_MODULE: Final = Path(__file__).with_name("child.py")
@@ -111,7 +111,7 @@ Result = Returned | Raised | Died
 
 
 class ChildProcess:
-    """A started process; at most one call at a time. Made by `start`, ended by `leave` or `end`."""
+    """A started process; at most one call at a time. Made by `start`, let go by `leave` or `end`."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ChildProcess:
 
         Raises: ChildStartError.
         """
-        # Not to be cancelled half-way, which would leave behind a process that nobody knows.
+        # Not cancelled half-way: that would leave behind a process that nobody knows.
         spawning = asyncio.create_task(_spawn(setup), name="process spawns")
         try:
             child = await asyncio.shield(spawning)
@@ -197,7 +197,7 @@ class ChildProcess:
         self.calls += 1
         kept = (
             call.checkpoint if bytes(call.checkpoint) else NO_VALUE
-        )  # which alone is left out of the message
+        )  # only NO_VALUE is left out of the message
         call = msgspec.structs.replace(call, number=self.calls, checkpoint=kept)
         try:
             await self._send(call)
@@ -229,7 +229,7 @@ class ChildProcess:
             case CheckpointAsked():
                 await self._send(await _store(message.value, listener))
             case Logged():
-                _relay(message, _facts(call))
+                _relay(message, call.facts)
             case Heartbeat():
                 if listener is not None:
                     listener.heartbeat()
@@ -268,7 +268,7 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)  # it leads a session of its own, so this is its group
 
     async def leave(self, *, limit_s: float) -> None:
-        """Let it end in good order, exit handlers included; kill it after the limit."""
+        """Ask it to exit, and run its exit handlers; kill it after the limit."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
         await asyncio.wait([self.ended], timeout=limit_s)
@@ -277,7 +277,7 @@ class ChildProcess:
         await self.end()
 
     async def end(self) -> None:
-        """Wait until it is gone, which has been brought about, and let go of all that belongs to it."""
+        """Wait until it is gone, which it was asked or killed for, and close all that belongs to it."""
         await asyncio.wait([self.ended], timeout=KILL_LIMIT_S)
         if not self.ended.done():
             logger.error("process %d is still there %g s after SIGKILL", self.pid, KILL_LIMIT_S)
@@ -292,14 +292,14 @@ class ChildProcess:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
 
     async def _death(self) -> Died:
-        """Say how it ended; one that closed its socket and lives on is killed."""
+        """Return how it ended; a process that closed its socket and lives on is killed."""
         await asyncio.wait([self.ended], timeout=_EXIT_LIMIT_S)
         if not self.ended.done():
             self.kill("the process running the task was killed: it closed its line to the worker")
             await asyncio.wait([self.ended], timeout=KILL_LIMIT_S)
         code = self.ended.result() if self.ended.done() else -signal.SIGKILL
         if code != -signal.SIGKILL:
-            self._killed_for = ""  # it was not our doing
+            self._killed_for = ""  # we did not end it
         trace = _user_part(os.pread(self._faults.fileno(), _TRACEBACK_MAX, 0).decode("utf-8", "replace"))
         if code == -signal.SIGKILL and trace and not self._killed_for:
             return Died(sentence=f"the process running the task ended itself: {trace}", signal=-code)
@@ -310,7 +310,7 @@ class ChildProcess:
 
 
 async def _spawn(setup: Setup) -> ChildProcess:
-    """Start the interpreter and hand it the setup's modules later, by message: a command line can be read by all.
+    """Start the interpreter; the setup is sent by message, since anybody on the machine can read a command line.
 
     Raises: OSError.
     """
@@ -329,7 +329,7 @@ async def _spawn(setup: Setup) -> ChildProcess:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *(f"-W{option}" for option in sys.warnoptions),
-                    # Not the current folder: what lies there must not stand in for a module of Python's.
+                    # -P: a file in the current folder must not replace a module of Python's.
                     *("-P", "-m", "jobledger.workers.pool.child"),
                     *map(str, descriptors),
                     stdin=asyncio.subprocess.DEVNULL,
@@ -341,10 +341,6 @@ async def _spawn(setup: Setup) -> ChildProcess:
         streams = await asyncio.open_unix_connection(sock=ours)
         undo.pop_all()
     return ChildProcess(process, streams, lifeline, faults, limit)
-
-
-def _facts(call: Call) -> dict[str, Any]:
-    return {"job": call.job_id, "queue": call.queue, "task": call.task, "attempt": call.attempt}
 
 
 def _relay(message: Logged, facts: dict[str, Any]) -> None:

@@ -1,24 +1,29 @@
 """What a worker and the processes of its pool say to each other: the messages, and the frames that carry them.
 
-A frame is a length of four bytes, big-endian, and that many bytes of JSON. No pickle: a process that was led astray can
-say something wrong, but cannot make the worker run anything. Knows neither processes nor event loops.
+A frame is a length of four bytes, big-endian, and that many bytes of JSON. No pickle: a process whose task went wrong
+can send a false message, but cannot make the worker run anything. Knows neither processes nor event loops.
 """
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, Self
 
 import msgspec
 
+from jobledger.ledger.context import Channel, Context
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError, StaleClaimError, UnreachableError
 from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.inputs import finite
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 
 HEADER_BYTES: Final = 4
 #: What a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
 _FRAME_BYTES_EXTRA: Final = 256 * 1024
+_NOTE_MAX: Final = 500
+_task_logger = logging.getLogger("jobledger.task")
 
 
 def frame_bytes_max(payload_bytes_max: int) -> int:
@@ -30,7 +35,7 @@ def frame_bytes_max(payload_bytes_max: int) -> int:
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """The first message: what the process has to know of the worker it belongs to."""
+    """The first message: what the process has to know about its worker."""
 
     modules: tuple[str, ...]  #: to load tasks from, as given to `TaskRegistry.load`
     import_path: tuple[str, ...]  #: the worker's sys.path
@@ -39,13 +44,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     memory_bytes_max: int | None  #: address space (RLIMIT_AS); None: no limit
     silence_s: (
         float | None
-    )  #: the process ends itself when it did not hear of the worker for so long; None: never
+    )  #: the process ends itself after hearing nothing from the worker for so long; None: never
     log_level: int  #: of the root logger
     task_log_level: int  #: of `jobledger.task`, to which a context's logger writes
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
-    """Run one attempt of a task."""
+    """Run one attempt of a task; also what an attempt on the worker's own loop makes its context of."""
 
     task: str
     input: msgspec.Raw  #: JSON object of the task's arguments
@@ -57,6 +62,26 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     checkpoint: msgspec.Raw = NO_VALUE  #: what an earlier attempt kept
     trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
     number: int = 0  #: of the call in its process; given by the pool, and repeated by the result
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What log records say of the attempt."""
+        return {"job": self.job_id, "queue": self.queue, "task": self.task, "attempt": self.attempt}
+
+    def context(self, channel: Channel) -> Context:
+        """Return the context of the attempt, which speaks through `channel`."""
+        kept = bytes(self.checkpoint)
+        return Context(
+            job_id=self.job_id,
+            queue=self.queue,
+            task=self.task,
+            attempt=self.attempt,
+            worker=self.worker,
+            deadline=self.deadline,
+            logger=logging.LoggerAdapter(_task_logger, self.facts),
+            channel=channel,
+            checkpoint_value=msgspec.json.decode(kept) if kept else None,
+        )
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", omit_defaults=True):
@@ -88,12 +113,25 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The task called `Context.heartbeat`."""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """The task called `Context.progress`."""
+class Report(msgspec.Struct, frozen=True):
+    """How far a task is, as an event can hold it."""
 
     done: float
     total: float | None
     note: str
+
+    @classmethod
+    def of(cls, done: float, total: float | None, note: str) -> Self:
+        """Make one of what a task gave, whatever types it has.
+
+        Raises: InvalidInputError for what is no finite number.
+        """
+        text = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
+        return cls(finite("done", done), None if total is None else finite("total", total), text)
+
+
+class Progress(Report, frozen=True, tag="progress"):
+    """The task called `Context.progress`."""
 
 
 class CheckpointAsked(msgspec.Struct, frozen=True, tag="checkpoint"):
@@ -154,7 +192,7 @@ WISHES: Final[dict[str, type[Wish]]] = {"Retry": Retry, "Snooze": Snooze, "Cance
 
 
 class BrokenFrameError(Exception):
-    """The other side sent what is no message, or too much of it."""
+    """The other side sent bytes that are no message, or too many."""
 
 
 def to_frame(message: ToChild | FromChild) -> bytes:
@@ -164,7 +202,7 @@ def to_frame(message: ToChild | FromChild) -> bytes:
 
 
 def body_bytes(header: bytes, limit: int) -> int:
-    """Return the length that a header announces.
+    """Return the length that a header names.
 
     Raises: BrokenFrameError above the limit.
     """
@@ -186,7 +224,7 @@ def read_from_child(body: bytes) -> FromChild:
 
 
 def read_to_child(body: bytes) -> ToChild:
-    """Return the message in a frame's body; the worker is believed."""
+    """Return the message in a frame's body; what the worker sends is not checked."""
     return _to_child.decode(body)
 
 

@@ -1,7 +1,7 @@
 """The processes in which tasks with `run_in="process"` run: started on demand, reused, replaced when one is lost.
 
-Cancelling a call kills its process: there is no other way to stop code that does not want to stop. So a timeout
-around `run` ends the work, not only the wait. Knows tasks by name only, and nothing of jobs but the facts in a `Call`.
+Cancelling a call kills its process: nothing else stops code that does not cooperate. So a timeout around `run` ends the
+work, not only the wait. Knows tasks by name only, and of a job only what a `Call` says.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's settings."""
 
     size: int = max(1, os.cpu_count() or 1)  #: processes at most
-    calls_max: int | None = None  #: a process is replaced after so many; None: never
+    calls_max: int | None = None  #: a process is replaced after that many calls; None: never
     start_s: float = 60.0  #: how long a process may take to load the tasks
     payload_bytes_max: int = 8 << 20  #: of an input, a result, a checkpoint
     memory_bytes_max: int | None = None  #: address space of each process; None: no limit
-    #: A process that did not hear of its worker for so long ends itself, with the task: a frozen worker's job may be
-    #: taken over. Half a lease is right; it must be above the longest time the loop is blocked. None: never.
+    #: A process that hears nothing from its worker for that long ends itself and the task, since the job of a frozen
+    #: worker may be taken over. Half a lease is right; it must exceed the longest time the loop is blocked. None: never.
     silence_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ def _require(name: str, value: object, least: float, most: float) -> None:
 class ProcessPool:
     """Runs calls in processes, each one call at a time; calls above `size` wait their turn, first come first served.
 
-    Belongs to the event loop it is first used on. Processes do not outlive this one, however it ends.
+    Belongs to the event loop on which it is first used. Its processes do not outlive this process, however it ends.
     """
 
     def __init__(self, modules: Sequence[str], config: PoolConfig | None = None) -> None:
@@ -140,20 +140,46 @@ class ProcessPool:
 
     @property
     def free(self) -> int:
-        """How many calls would get a process without waiting for one that is taken; below 0 when some wait."""
+        """How many calls would get a process without waiting for another call to end; below 0 when some wait."""
         waiting = sum(not turn.done() for turn in self._waiting)
         return self._config.size - (len(self._children) - len(self._idle)) - waiting
 
     async def take(self) -> ChildProcess:
-        """Wait for a process that has its tasks loaded, and keep it for a call: for `run`, or for `give_back`.
+        """Wait for a process that has loaded the tasks, and keep it for a call: for `run`, or for `give_back`.
 
-        Raises: ChildStartError when no process can be started, at once while a new try is not yet due; PoolClosedError.
+        Raises: ChildStartError when no process can be started, at once while the next try is not yet due; PoolClosedError.
         """
-        return await self._take()
+        if self._refusing:
+            raise PoolClosedError("the process pool takes no more calls")
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+        turn: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._grow()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.give_back(turn.result())
+            raise
 
     def give_back(self, child: ChildProcess) -> None:
-        """Let others have a process that was taken and not called."""
-        self._give(child)
+        """Hand a process that was taken, and is not called now, to the call that has waited longest."""
+        if not child.is_alive:
+            child.kill()
+            self._let_go(child, child.end())
+            return
+        if self._closed:
+            self._let_go(child, child.leave(limit_s=KILL_LIMIT_S))
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(child)
+                return
+        self._idle.append(child)
 
     async def run(
         self,
@@ -174,13 +200,13 @@ class ProcessPool:
             size_bytes = len(bytes(value))
             if size_bytes > self._config.payload_bytes_max:
                 if child is not None:
-                    self._give(child)
+                    self.give_back(child)
                 what = f"{what} of task {call.task}"  # noqa: PLW2901 - said in full
                 raise PayloadTooLargeError(what, size_bytes, self._config.payload_bytes_max)
         if child is not None and not child.is_alive:  # it died since, and nothing of the call was run
-            self._give(child)
+            self.give_back(child)
             child = None
-        child = child or await self._take()
+        child = child or await self.take()
         try:
             if on_begin is not None:
                 on_begin(child.pid)
@@ -192,50 +218,15 @@ class ProcessPool:
         self._put_back(child, result)
         return result
 
-    # Whose turn it is.
-
-    async def _take(self) -> ChildProcess:
-        if self._refusing:
-            raise PoolClosedError("the process pool takes no more calls")
-        while self._idle:
-            child = self._idle.pop()
-            if child.is_alive:
-                return child
-        turn: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._grow()
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give(turn.result())
-            raise
-
     def _put_back(self, child: ChildProcess, result: Result) -> None:
-        """Keep a process for the next call, unless its time has come."""
+        """Keep a process for the next call, unless it is to be replaced."""
         calls_max = self._config.calls_max
         if isinstance(result, Died):
-            self._see_off(child, child.end(), spare=1)
+            self._let_go(child, child.end(), spare=1)
         elif (calls_max is not None and child.calls >= calls_max) or _is_out_of_memory(result):
-            self._see_off(child, child.leave(limit_s=KILL_LIMIT_S), spare=1)
+            self._let_go(child, child.leave(limit_s=KILL_LIMIT_S), spare=1)
         else:
-            self._give(child)
-
-    def _give(self, child: ChildProcess) -> None:
-        """Hand a free process to who waits longest."""
-        if not child.is_alive:
-            child.kill()
-            self._see_off(child, child.end())
-            return
-        if self._closed:
-            self._see_off(child, child.leave(limit_s=KILL_LIMIT_S))
-            return
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(child)
-                return
-        self._idle.append(child)
+            self.give_back(child)
 
     # Processes come and go.
 
@@ -270,20 +261,20 @@ class ProcessPool:
         self._pause_s = 0.0
         self._children.add(child)
         child.ended.add_done_callback(lambda _: self._on_end(child))
-        self._give(child)
+        self.give_back(child)
 
     def _on_started(self, starting: asyncio.Task[None]) -> None:
         self._starting.discard(starting)
         self._changed.set()
         error = None if starting.cancelled() else starting.exception()
         if error is None:
-            self._grow()  # who got the new process may have asked for another before this one was counted
+            self._grow()  # a call may have asked for a process before this one was counted
             return
         if not isinstance(error, ChildStartError):
             logger.error("a process of the pool could not be started", exc_info=error)
             error = ChildStartError(f"no process can be started for tasks: {type(error).__name__}")
         now = asyncio.get_running_loop().time()
-        if now >= self._may_start_at:  # of several that failed together, one counts
+        if now >= self._may_start_at:  # several that failed together count as one
             self._pause_s = min(max(2 * self._pause_s, _PAUSE_FIRST_S), _PAUSE_MAX_S)
             self._may_start_at = now + self._pause_s
             self._start_error = error
@@ -291,7 +282,7 @@ class ProcessPool:
         self._grow()
 
     def _refuse_the_waiting(self) -> None:
-        """Tell who waits why there is no process, unless one that exists can still serve them."""
+        """Tell the calls that wait why there is no process, unless one that exists can still serve them."""
         if self._children or self._starting or self._start_error is None:
             return
         while self._waiting:
@@ -316,20 +307,20 @@ class ProcessPool:
         if child in self._idle:
             self._idle.remove(child)
             logger.warning("process %d of the pool ended without a task", child.pid)
-            self._see_off(child, child.end())
+            self._let_go(child, child.end())
 
-    def _see_off(self, child: ChildProcess, end: Awaitable[None], *, spare: int = 0) -> None:
-        """Let a process go in the background.
+    def _let_go(self, child: ChildProcess, end: Awaitable[None], *, spare: int = 0) -> None:
+        """Let a process end in the background.
 
-        With `spare` it is replaced at once, which is right for a loss that a call had a part in: such losses
-        are as many as calls, while a process that ends by itself might do so for ever.
+        With `spare` it is replaced at once: right for a loss that a call had a part in, since such losses are at most
+        as many as calls, while a process that ends by itself might do so for ever.
         """
         _ = self._end_of(child, end, spare=spare)
 
     def _end_of(self, child: ChildProcess, end: Awaitable[None], *, spare: int) -> asyncio.Task[None]:
         """Return the task that waits until a process is gone, and then frees its place."""
 
-        async def see_off() -> None:
+        async def end_and_free() -> None:
             try:
                 await end
             finally:
@@ -337,7 +328,7 @@ class ProcessPool:
                 self._changed.set()
                 self._grow(spare)
 
-        ending = asyncio.get_running_loop().create_task(see_off(), name=f"process {child.pid} ends")
+        ending = asyncio.get_running_loop().create_task(end_and_free(), name=f"process {child.pid} ends")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         return ending
@@ -364,7 +355,7 @@ class ProcessPool:
         await self.close()
 
     def refuse(self) -> None:
-        """Take no more calls, and let nobody wait any longer; what runs goes on."""
+        """Take no more calls and refuse those that wait; calls that run go on."""
         self._refusing = True
         for turn in self._waiting:
             if not turn.done():
@@ -372,7 +363,7 @@ class ProcessPool:
         self._waiting.clear()
 
     async def close(self, *, limit_s: float = 5.0) -> None:
-        """Take no more calls, let the processes come to their end in good order, and kill what is left after the limit.
+        """Take no more calls, let the processes exit in good order, and kill what is left after the limit.
 
         A call that is killed returns `Died`. When this is cancelled, all are killed at once.
         """
@@ -381,7 +372,7 @@ class ProcessPool:
         for starting in self._starting:
             starting.cancel()
         while self._idle:
-            self._give(self._idle.pop())
+            self.give_back(self._idle.pop())
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):

@@ -1,1 +1,1 @@
-"""Several worker processes under one parent: started, watched, replaced, reloaded."""
+"""Several worker processes under one parent, which starts, watches, replaces and reloads them."""

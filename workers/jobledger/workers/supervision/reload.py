@@ -1,7 +1,7 @@
-"""Noticing that source files changed, for development: a look at their times and sizes twice a second.
+"""Noticing that source files changed, for development: compares their times and sizes twice a second.
 
 Only `.py` files, in the folders that the application's modules come from; hidden folders, virtual environments,
-caches and node_modules are passed over. Bounded: of a larger tree only the first files are watched.
+caches and node_modules are left out. Of a large tree only the first files are watched.
 """
 
 from __future__ import annotations

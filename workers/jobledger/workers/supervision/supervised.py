@@ -1,9 +1,9 @@
-"""A worker process's end of the line to its supervisor: a socket that it inherited, words with a newline each.
+"""A worker process's end of the line to its supervisor: a socket that it inherited, which carries words, one a line.
 
-Up: `identity NAME` before anything is done under NAME, `ready`, and `beat` while the event loop turns. Down: `stop`
-and `now`. The line's end means that the supervisor is gone. Signals are no part of it: a process manager
-sends them to every process of a service, and the stop that is then also passed on by the supervisor must not
-look like a second one, which ends the grace.
+The worker sends `identity NAME` before it does anything under NAME, `ready`, and `beat` while its event loop runs. The
+supervisor sends `stop` and `now`; when the line ends, the supervisor is gone. The line carries what signals could not:
+a process manager sends a signal to every process of a service, and the supervisor's own stop would then look like a
+second one, which ends the grace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 4096
 
 
 class Lines:
-    """A socket read and written a line at a time, never waiting."""
+    """A socket that is read and written one line at a time, without ever waiting."""
 
     def __init__(self, line: socket.socket) -> None:
         line.settimeout(0.0)
@@ -42,7 +42,7 @@ class Lines:
             self.socket.send(f"{text}\n".encode())
 
     def read(self) -> list[str]:
-        """Return the lines that have come since."""
+        """Return the lines that have come since the last call."""
         found: list[str] = []
         while not self.ended:
             try:
@@ -61,7 +61,7 @@ class Parent:
     """The supervisor, as its child sees it."""
 
     def __init__(self, words: str) -> None:
-        """Take up the line; `words` is `NAME:DESCRIPTOR`, as the supervisor put it on the command line.
+        """Open the line; `words` is `NAME:DESCRIPTOR`, as the supervisor put it on the command line.
 
         Raises: ConfigurationError, InvalidTokenError.
         """
@@ -76,17 +76,17 @@ class Parent:
         self._lines = Lines(line)
 
     def announce(self, identity: str) -> None:
-        """Tell an identity, so that its lease can be ended when this process is gone."""
+        """Tell the supervisor an identity, so that it can end that lease once this process is gone."""
         self._lines.send(f"{IDENTITY} {identity}")
 
     def ready(self) -> None:
-        """Tell that work is taken now."""
+        """Tell the supervisor that this process takes work now."""
         self._lines.send(READY)
 
     async def watch(self, on_stop: Callable[[], None], on_now: Callable[[], None]) -> None:
-        """Pass on what the supervisor asks for, and its own end as `on_stop`; return after that.
+        """Call `on_stop` and `on_now` when the supervisor asks, and `on_stop` once it is gone; return after that.
 
-        Says meanwhile that the event loop turns: a process whose loop a task blocks for ever is of no use.
+        Meanwhile tell it that the event loop runs: it kills a process whose loop a task blocks for ever.
         """
         while not self._lines.ended:
             self._lines.send(BEAT)

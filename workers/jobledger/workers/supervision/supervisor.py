@@ -1,7 +1,7 @@
 """One process that keeps several worker processes alive: starts, restarts, stops them, and ends a dead one's lease.
 
-It runs no job itself. A lease is ended only after its process was reaped and its process group is gone, so that
-nothing of it can still run a job when another takes it over. Source: ADR 006.
+It runs no job itself. It ends a lease only after the process was reaped and its process group is gone, so that nothing
+of it can still run a job that another worker takes over. Source: ADR 006.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import anyio
 import anyio.abc
@@ -27,13 +27,13 @@ from jobledger.workers.supervision.supervised import BEAT_S, IDENTITY, NOW, READ
 
 logger = logging.getLogger("jobledger.workers.supervision.supervisor")
 
-#: What a child ends with when it was told something that cannot work: another start would end the same.
+#: The exit code of a child whose configuration cannot work: another start would end the same.
 CONFIGURATION_CODE: Final = 2
 PROCESSES_MAX: Final = 256
 _POLL_S: Final = 0.05
-_IDENTITIES_MAX: Final = 4  #: of one child, the newest; older leases are over by themselves
+_IDENTITIES_MAX: Final = 4  #: of one child, the newest; older leases have expired
 _GROUP_GONE_S: Final = 5.0
-#: For processes that lead groups of their own and are killed by the kernel when their worker dies, as a pool's are.
+#: For processes that lead groups of their own and that the kernel kills when their worker dies, as those of a pool.
 _LAST_BREATH_S: Final = 0.5
 _LEASE_END_S: Final = 60.0
 _LEASE_RETRY_S: Final = 0.5
@@ -42,15 +42,19 @@ _SILENCE_S_MIN: Final = 2 * BEAT_S
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How many processes, and how patient with them."""
+    """How many processes, and how long they may take."""
 
     processes: int = 1
-    grace_s: float = 30.0  #: what the children were told
-    farewell_s: float = 20.0  #: on top, to give jobs back and leave, which takes a `Worker` 14 s at most
-    restart_s_first: float = 0.1  #: pause before a dead child's successor; doubled for each further death
+    grace_s: float = 30.0  #: how long running attempts may go on after a stop, as the children were told
+    farewell_s: float = (
+        20.0  #: after the grace, to give jobs back and exit, which takes a `Worker` at most 14 s
+    )
+    restart_s_first: float = 0.1  #: pause before a dead child is replaced; doubled for each further death
     restart_s_max: float = 30.0
-    healthy_s: float = 10.0  #: a child that lived so long begins the pauses anew
-    silence_s: float | None = None  #: a child whose event loop stood still for so long is killed; None: never
+    healthy_s: float = 10.0  #: after a child that lived this long the pauses begin at `restart_s_first` again
+    silence_s: float | None = (
+        None  #: a child whose event loop is blocked for this long is killed; None: never
+    )
     reload: bool = False  #: a child that cannot start waits for `restart` instead of ending everything
 
     def __post_init__(self) -> None:
@@ -71,16 +75,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(message)
 
     def pause_s(self, deaths: int) -> float:
-        """Return how long to wait after so many deaths in a row, from 1 on."""
+        """Return how long to wait after `deaths` deaths in a row, from 1 on."""
         return min(self.restart_s_max, self.restart_s_first * 2.0 ** min(deaths - 1, 30))
-
-
-class LeaseStore(Protocol):
-    """What is needed of a lease store, as `JetStreamLeases` has it."""
-
-    async def end(self, worker: str) -> bool:
-        """Mark a worker as gone; return whether that was needed."""
-        ...
 
 
 class Child:
@@ -114,7 +110,7 @@ class Child:
         return self._process.pid
 
     def hear(self) -> None:
-        """Take in what the child has told."""
+        """Note what the child has told since the last call."""
         for line in self._lines.read():
             self.heard_at = anyio.current_time()
             word, _, name = line.partition(" ")
@@ -124,24 +120,24 @@ class Child:
                 self.is_ready = True
 
     def ask(self, word: str, limit_s: float) -> None:
-        """Tell the child to stop; after `limit_s` it may be killed, and no later than an earlier word allowed."""
+        """Tell the child to stop; it may be killed after `limit_s`, or sooner if an earlier word allowed that."""
         self._lines.send(word)
         self.kill_at = min(self.kill_at, anyio.current_time() + limit_s)
 
     def kill(self) -> None:
-        """End it and all that it started, whatever they do. Only before `bury`: later the number may be another's."""
+        """Kill it and its process group. Only before `bury`: later the number may belong to another process."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.kill_at = math.inf
 
     def has_ended(self) -> bool:
-        """Return whether the process is gone; it is not reaped yet, so its number is nobody else's."""
+        """Return whether the process has ended; it is not reaped yet, so no other process gets its number."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return self._process.poll() is not None
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
             return os.waitid(os.P_PID, self.pid, options) is not None
-        except ChildProcessError:  # somebody in this process reaps whatever there is
+        except ChildProcessError:  # another part of this program reaps every child
             return True
 
     def bury(self) -> int:
@@ -152,7 +148,7 @@ class Child:
         return code
 
     async def group_gone(self) -> bool:
-        """Return once nothing of the buried child's group is left, False if that takes too long."""
+        """Wait until nothing of the buried child's group is left; return False if that takes too long."""
         with anyio.move_on_after(_GROUP_GONE_S):
             while True:
                 if not _lives(self.pid):
@@ -175,24 +171,28 @@ def _lives(group: int) -> bool:
 
 
 class Supervisor:
-    """Keeps so many worker processes of one command until it is stopped.
+    """Keeps a number of worker processes of one command alive until it is stopped.
 
-    `command` gets two more words, `--supervised NAME:DESCRIPTOR`, for `Parent`. Its exit code 0 or any other end is
-    followed by a successor, after a pause that grows; `CONFIGURATION_CODE` before it was ready ends everything.
+    `command` gets two more words, `--supervised NAME:DESCRIPTOR`, for `Parent`. A process that ends, even with exit
+    code 0, is replaced after a pause that grows; one that ends with `CONFIGURATION_CODE` before it was ready ends all.
     """
 
     def __init__(
         self,
-        leases: LeaseStore,
+        end_lease: Callable[[str], Awaitable[bool]],
         command: Sequence[str],
         config: SupervisorConfig,
         *,
         environment: Mapping[str, str],
         of_place: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
-        """`of_place` gives what the environment has for the child at a place, from 0 on, and for its successors."""
+        """Start nothing yet.
+
+        `end_lease` marks a worker as gone and returns whether that was needed. `of_place` gives the variables to add to
+        the environment of the child at a place, from 0 on, and of those that replace it.
+        """
         self._of_place = of_place
-        self._leases = leases
+        self._end_lease = end_lease
         self._command = tuple(command)
         self._config = config
         self._environment = dict(environment)
@@ -205,7 +205,7 @@ class Supervisor:
         self._endings: anyio.abc.TaskGroup | None = None
 
     def stop(self) -> None:
-        """Ask the children to stop in good order; asked again, at once. Safe in a signal handler of the loop."""
+        """Ask the children to stop in good order; the second call stops them at once. Safe in a signal handler."""
         again = self._stopping.is_set()
         word, limit_s = (NOW, self._config.farewell_s) if again else (STOP, self._patience_s)
         self._stopping.set()
@@ -214,7 +214,7 @@ class Supervisor:
             child.ask(word, limit_s)
 
     def restart(self) -> None:
-        """Replace every child by a new one, each as soon as it has stopped in good order."""
+        """Replace every child, each as soon as it has stopped in good order."""
         self._changed.set()
         self._changed = anyio.Event()
         for child in self._children:
@@ -233,7 +233,7 @@ class Supervisor:
         """
         async with anyio.create_task_group() as self._endings:
             async with anyio.create_task_group() as slots:
-                # One first: what is wrong with it would be wrong with all, and should be said once.
+                # One first: a fault in its start would be in every start, and should be reported once.
                 slots.start_soon(self._keep, 0)
                 await self._begun.wait()
                 for place in range(1, self._config.processes):
@@ -242,7 +242,7 @@ class Supervisor:
         return self._code
 
     async def _keep(self, place: int) -> None:
-        """Keep one child: start it, and after its end the next."""
+        """Keep one child alive: start it, and replace it whenever it has ended."""
         deaths = 0
         environment = self._environment | dict(self._of_place(place) if self._of_place is not None else {})
         while not self._stopping.is_set():
@@ -277,7 +277,7 @@ class Supervisor:
             try:
                 await self._until_ended(child)
             finally:
-                if not child.has_ended():  # we are cancelled: that ends children no less gently
+                if not child.has_ended():  # we are cancelled: the child is stopped in good order all the same
                     child.ask(STOP, self._patience_s)
                 with anyio.CancelScope(shield=True):  # bounded by the patience
                     await self._until_ended(child)
@@ -289,7 +289,7 @@ class Supervisor:
         return code
 
     async def _until_ended(self, child: Child) -> None:
-        # Polling, because the child belongs to no event loop and SIGCHLD may belong to another library.
+        # Polls, because the child belongs to no event loop and another library may handle SIGCHLD.
         while not child.has_ended():
             self._hear(child)
             if anyio.current_time() >= child.kill_at:
@@ -297,7 +297,7 @@ class Supervisor:
                 child.kill()
             elif self._is_silent(child):
                 logger.error(
-                    "worker process %d has not been heard of for %.0f s, its lease is over: it is killed. "
+                    "worker process %d has not been heard of for %.0f s and its lease expired: it is killed. "
                     "A task may block its event loop: see its log",
                     child.pid,
                     self._config.silence_s,
@@ -308,7 +308,7 @@ class Supervisor:
         self._hear(child)
 
     def _is_silent(self, child: Child) -> bool:
-        """Whether its event loop stands still, once it was ready: importing a program may block for long."""
+        """Whether its event loop is blocked. Asked only once it was ready: imports may block it for long."""
         limit_s = self._config.silence_s
         return limit_s is not None and child.is_ready and anyio.current_time() - child.heard_at >= limit_s
 
@@ -318,16 +318,16 @@ class Supervisor:
             self._begun.set()
 
     async def _end_leases(self, child: Child) -> None:
-        """End the leases of a child that is gone, so that its jobs are taken over when they are delivered next."""
+        """End the leases of a child that is gone, so that its jobs are taken over at their next delivery."""
         if not await child.group_gone():
-            logger.warning("something that process %d started does not end: its lease may expire", child.pid)
+            logger.warning("a process that %d started does not end: its lease is left to expire", child.pid)
             return
         await anyio.sleep(_LAST_BREATH_S)
         with anyio.move_on_after(_LEASE_END_S):
             for identity in child.identities:
                 while True:
                     try:
-                        if await self._leases.end(identity):
+                        if await self._end_lease(identity):
                             logger.warning("worker %s is gone: its lease is ended", identity)
                         break
                     except LedgerError as error:
@@ -337,7 +337,7 @@ class Supervisor:
     def _cannot_start(self, child: Child, code: int) -> bool:
         if child.is_ready:
             return False
-        # Before anybody was ready we end as that one worker would have ended alone.
+        # Until one was ready, we end with the code with which that worker would have ended alone.
         return code == CONFIGURATION_CODE or (code > 0 and not self._begun.is_set())
 
     async def _give_up(self, code: int) -> None:
@@ -351,7 +351,7 @@ class Supervisor:
 
     def _note_end(self, child: Child, code: int) -> None:
         if code != 0:
-            logger.error("worker process %d %s while it was to stop", child.pid, how_ended(code))
+            logger.error("worker process %d %s while it stopped", child.pid, how_ended(code))
             self._code = self._code or 1
 
     async def _pause(self, deaths: int) -> None:
@@ -370,7 +370,7 @@ class Supervisor:
 
 
 def how_ended(code: int) -> str:
-    """Return in words what an exit code says."""
+    """Return an exit code as words."""
     if code >= 0:
         return f"ended with code {code}"
     with contextlib.suppress(ValueError):
