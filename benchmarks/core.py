@@ -34,7 +34,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 
 Durability = Literal["power", "process"]
 PADDING = "x" * 60  # brings an input to about 100 bytes
@@ -200,7 +200,7 @@ async def measure_latency(ledger: Ledger, figures: dict[str, float]) -> None:
 
 async def run_worker(url: str) -> None:
     """Be the worker process."""
-    settle()
+    tune_collector()
     async with connect(url) as ledger:
         worker = Worker(ledger, TaskRegistry([noop]), WorkerConfig(concurrency=256))
         asyncio.get_running_loop().add_signal_handler(15, worker.stop)

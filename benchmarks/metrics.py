@@ -28,7 +28,7 @@ from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections.metrics.exporter import Exporter
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.metrics import measured
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT_S = 300.0
@@ -99,7 +99,7 @@ async def scrape_s(tasks: int) -> tuple[float, int]:
 
 async def run_worker(url: str, *, metrics: bool) -> None:
     """Be the worker process."""
-    settle()
+    tune_collector()
     async with connect(url) as ledger, contextlib.AsyncExitStack() as stack:
         worker = Worker(ledger, TaskRegistry([noop]), WorkerConfig(concurrency=256))
         asyncio.get_running_loop().add_signal_handler(15, worker.stop)

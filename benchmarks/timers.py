@@ -28,7 +28,7 @@ from jobledger.ledger.model.events import Completed, Queued, Scheduled
 from jobledger.ledger.nats.streams import api
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 
 LEDGER_BYTES = 2 << 30
 LIMIT_S = 600.0
@@ -155,7 +155,7 @@ async def measure(jobs: int, apart: int, durability: Any) -> dict[str, float]:
 
 async def work(url: str) -> None:
     """Be the worker."""
-    settle()
+    tune_collector()
     async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
         worker = Worker(ledger, TaskRegistry([noop]), WorkerConfig(concurrency=256))
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A process that does nothing but run jobs: what may be decided for the whole of it, by whoever owns it."""
+"""Settings for a process that does nothing but run jobs; only the program that owns the process may make them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _YOUNG_OBJECTS: Final = 20_000
 _GENERATIONS: Final = 20
 
 
-def settle() -> None:
-    """Let the garbage collector pass over what was imported, and come less often.
+def tune_collector() -> None:
+    """Make the garbage collector skip what was imported, and run less often.
 
-    A job makes a few hundred short-lived objects that reference counting frees by itself; at the default of 700
+    A job makes a few hundred short-lived objects, which reference counting frees by itself; at the default of 700
     allocations the collector took an eighth of a worker's time to find nothing. Cycles are still collected.
-    For the owner of the process to call, once, after the imports: a library must not.
+    Call it once, after the imports. A library must not.
     """
     gc.collect()
     gc.freeze()

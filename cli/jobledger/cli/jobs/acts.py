@@ -19,7 +19,7 @@ from jobledger.cli.text import colored, moment, state_words
 from jobledger.ledger import Job, JobState, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.events import Carried
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 from jobledger.workers.single import run_one
 
 
@@ -111,7 +111,7 @@ def run_now(
 
 async def _run(which: OneJob, tasks: TaskRegistry) -> None:
     output = which.output
-    settle()
+    tune_collector()
     async with found_job(which) as (ledger, handle):
         seen = (await handle.history())[-1].stream_sequence
         job = await run_one(ledger, tasks, handle.ref, by=operator())

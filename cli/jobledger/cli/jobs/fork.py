@@ -26,7 +26,7 @@ from jobledger.ledger.model.events import Completed, Failed, event_type
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.subjects import Names
 from jobledger.workers import fork as forks
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 
 _VALUE_SHOWN_MAX: Final = 300
 _SWALLOWED_S: Final = 1.0
@@ -67,7 +67,7 @@ def fork(
     tasks = load_tasks(modules)
     material = run(lambda: _fetch(which, attempt, tasks, archives or ()))
     names = Names(environment)
-    settle()
+    tune_collector()
     # The connection is closed: a debugger may hold the attempt for as long as it likes.
     task = tasks.get(material.task)
     ran = run(

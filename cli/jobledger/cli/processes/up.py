@@ -29,7 +29,7 @@ from jobledger.ledger.nats.connection import redact
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 
 
 class _Projecting(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def up(
 
 async def _up(output: Output, plan: _Plan) -> None:
     """Start in the order server, connection, projector, worker; stop in the opposite one."""
-    settle()
+    tune_collector()
     async with _server(plan) as server:
         url = server.url if server is not None else plan.url or ""
         target = Target(url=url, environment=plan.environment, ledger_bytes_max=plan.ledger_bytes_max)

@@ -31,7 +31,7 @@ from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
@@ -101,7 +101,7 @@ async def _worker(  # noqa: PLR0917 - what it was told
     *,
     until_eof: bool,
 ) -> None:
-    settle()
+    tune_collector()
     async with stoppable() as stopping, opened(target) as ledger:
         made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
         async with _shown(output, ledger, made, exposure):

@@ -60,7 +60,7 @@ from jobledger.workers.pool.messages import (
     to_exception,
     to_frame,
 )
-from jobledger.workers.process import settle
+from jobledger.workers.process import tune_collector
 from jobledger.workers.retry_policy import describe, error_info
 
 if sys.platform != "win32":
@@ -394,7 +394,7 @@ def main(arguments: list[str]) -> None:
     _limit_memory(setup)
     _set_up_logs(link, setup)
     tasks = _load(link, setup)
-    settle()
+    tune_collector()
     link.send(Ready())
     runner = Runner(link, tasks, setup.payload_bytes_max)
     while isinstance(call := link.receive(), Call):
