@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
 
 from jobledger.audit.verify import Checker, Expected, Options, Report
-from jobledger.audit.verify import spill as audit_spill
-from jobledger.audit.verify.book import Book, Form
-from jobledger.audit.verify.spill import Filter, Spill
+from jobledger.audit.verify import store as audit_store
+from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Fail, Fence
@@ -33,10 +32,9 @@ from jobledger.ledger.model.events import Cancelled, Completed, Started
 
 _TEXTS: Form[str] = Form(
     weigh=len,
-    age=lambda record: int(record.partition(" ")[0]),
     is_live=lambda record: record.endswith("!"),
-    write=str.encode,
-    read=lambda is_live, data: data.decode(),
+    encode=str.encode,
+    decode=lambda is_live, data: data.decode(),
 )
 
 
@@ -164,56 +162,55 @@ def test_memory_does_not_grow_with_the_ledger() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.booleans(), st.integers(0, 9)), max_size=60))
-def test_a_book_is_a_dictionary_however_small_its_memory(
+def test_a_store_is_a_dictionary_however_small_its_memory(
     steps: list[tuple[str, bool, int]],
 ) -> None:
-    book, model = Book(_TEXTS, 1), dict[str, str]()
+    store, model = RecordStore(_TEXTS, 1), dict[str, str]()
     try:
-        for age, (name, is_live, value) in enumerate(steps):
-            record = f"{age} {value}{'!' if is_live else ''}"
-            assert book.get(name) == model.get(name)
-            if name in model:
-                book.replace(name, record)
-            else:
-                book.add(name, record)
+        for name, is_live, value in steps:
+            record = f"{value}{'!' if is_live else ''}"
+            assert store.get(name) == model.get(name)
+            store.put(name, record)
             model[name] = record
-        assert dict(book.all()) == model
-        assert len(list(book.all())) == len(book) == len(model)
+        assert dict(store.all()) == model
+        assert len(list(store.all())) == len(store) == len(model)
         live = {name: record for name, record in model.items() if record.endswith("!")}
-        assert dict(book.all(live_only=True)) == live
+        assert dict(store.all(live_only=True)) == live
     finally:
-        book.close()
+        store.close()
 
 
-def test_a_filter_denies_nothing_that_was_added_and_most_of_the_rest() -> None:
-    names = [f"email/job-{number}" for number in range(1_000)]
-    found = Filter(2_048)
-    for name in names:
-        found.add(name)
-    assert all(name in found for name in names)
-    others = [f"email/other-{number}" for number in range(10_000)]
-    assert sum(name in found for name in others) < 500
-    tiny = Filter(1)
-    tiny.add("a")
-    assert "a" in tiny
+def test_what_is_used_stays_in_memory() -> None:
+    """Of a thousand records in room for a hundred, the one that is asked for all the time is never read back."""
+    read: list[bytes] = []
+
+    def decode(_is_live: bool, data: bytes) -> str:
+        read.append(data)
+        return data.decode()
+
+    store = RecordStore(msgspec.structs.replace(_TEXTS, decode=decode), 100 * 140)
+    store.put("used", "used")
+    for number in range(1_000):
+        assert store.get("used") == "used"
+        assert store.get(f"n{number}") is None
+        store.put(f"n{number}", "other")
+    assert (store.is_spilled, read) == (True, [])
+    assert store.get("n0") == "other"
+    assert read == [b"other"]
+    store.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists a process's open files")
 def test_what_is_put_aside_is_a_file_without_a_name() -> None:
     """It goes with the process, also when that is killed."""
     before = _deleted_files()
-    spill = Spill(filter_bytes=1 << 10, cache_bytes=1 << 16)
-    rows = [(f"name-{number:05}", number % 2 == 0, bytes(200)) for number in range(5_000)]
-    spill.put(rows)
+    store = RecordStore(_TEXTS, 100_000)
+    for number in range(5_000):
+        assert store.get(f"name-{number:05}") is None
+        store.put(f"name-{number:05}", "x" * 200)
+    assert store.is_spilled
     assert _deleted_files() == before + 1
-    spill.put([("name-00000", False, b"new")])
-    assert spill.get("name-00000") == (False, b"new")
-    assert spill.get("nobody") is None
-    assert list(spill.all()) == [("name-00000", False, b"new"), *rows[1:]]
-    assert [name for name, _, _ in spill.all(live_only=True)] == [
-        name for name, is_live, _ in rows[1:] if is_live
-    ]
-    spill.close()
+    store.close()
     assert _deleted_files() == before
 
 
@@ -223,7 +220,7 @@ def _deleted_files() -> int:
 
 
 def test_a_full_disk_is_one_clear_sentence_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_spill, "PAGES_MAX", 4)
+    monkeypatch.setattr(audit_store, "PAGES_MAX", 4)
     story = Story()
     for number in range(200):
         story.enqueue(f"j{number}")
@@ -245,7 +242,7 @@ def test_an_option_that_cannot_work_is_refused(change: dict[str, int]) -> None:
         Options(**change)
 
 
-def test_the_book_counts_what_its_records_weigh() -> None:
+def test_the_store_counts_what_its_records_weigh() -> None:
     """Within a factor of two of what they take: that is what the bound of the memory rests on."""
     story = Story()
     for number in range(1_000):

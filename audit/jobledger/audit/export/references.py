@@ -7,15 +7,15 @@ from typing import Final
 
 import msgspec
 
-from jobledger.audit.verify.spill import scratch, translated
+from jobledger.audit.verify.store import scratch, translated
 from jobledger.ledger.model.codec import Message, StoredEvent, is_digest
 from jobledger.ledger.model.lifecycle import StoreName, references_of
 
 _CACHE_BYTES: Final = 2 << 20
 _BYTES_MAX: Final = 2**63 - 1  # what SQLite can hold: the event may be anybody's
 _ROWS_AT_ONCE: Final = 1_000
-_INSERT: Final = "INSERT OR IGNORE INTO disk.wanted VALUES (?, ?, ?, ?)"
-_SELECT: Final = "SELECT sha256, bytes, store, stream_sequence FROM disk.wanted ORDER BY sha256"
+_INSERT: Final = "INSERT OR IGNORE INTO wanted VALUES (?, ?, ?, ?)"
+_SELECT: Final = "SELECT sha256, bytes, store, stream_sequence FROM wanted ORDER BY sha256"
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False):
@@ -34,7 +34,7 @@ class References:
         self._connection = scratch(_CACHE_BYTES)
         with translated():
             self._connection.execute(
-                "CREATE TABLE disk.wanted (sha256 TEXT PRIMARY KEY, bytes INTEGER NOT NULL, store TEXT NOT NULL, "
+                "CREATE TEMP TABLE wanted (sha256 TEXT PRIMARY KEY, bytes INTEGER NOT NULL, store TEXT NOT NULL, "
                 "stream_sequence INTEGER NOT NULL) WITHOUT ROWID"
             )
 
@@ -68,7 +68,7 @@ class References:
     def __len__(self) -> int:
         """Return how many values there are."""
         with translated():
-            found: int = self._connection.execute("SELECT count(*) FROM disk.wanted").fetchone()[0]
+            found: int = self._connection.execute("SELECT count(*) FROM wanted").fetchone()[0]
         return found
 
     def close(self) -> None:

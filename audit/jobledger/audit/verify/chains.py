@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.audit.verify.book import Book, Form
+from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.envelope import Envelope
@@ -35,7 +35,7 @@ class Chains:
         self._of = aggregate
         self._names = names
         self._from_start = from_start
-        self._known: Book[_Known] = Book(_records_of(aggregate), memory_bytes_max)
+        self._known: RecordStore[_Known] = RecordStore(_records_of(aggregate), memory_bytes_max)
 
     def close(self) -> None:
         """Let go of what was put aside."""
@@ -79,10 +79,7 @@ class Chains:
             yield from of.check(None if before is None else before.state, event, sequence)
         state = of.evolve(None if before is None else before.state, event, sequence)
         after = _Known(state, digest, sequence)
-        if known is None:
-            self._known.add(chain, after)
-        else:
-            self._known.replace(chain, after)
+        self._known.put(chain, after)
 
     def _check_link(self, known: _Known | None, event: Envelope) -> Iterator[Broken]:
         if known is not None and event.prev != known.digest.hex():
@@ -96,14 +93,13 @@ def _records_of(aggregate: Aggregate[Any, Any]) -> Form[_Known]:
     decode: msgspec.json.Decoder[tuple[msgspec.Raw, bytes, int]]
     decode = msgspec.json.Decoder(tuple[msgspec.Raw, bytes, int])
 
-    def read(_: bool, data: bytes) -> _Known:  # noqa: FBT001 - the form of every record
+    def decoded(_: bool, data: bytes) -> _Known:  # noqa: FBT001 - the form of every record
         state, digest, age = decode.decode(data)
         return _Known(decode_state(state), digest, age)
 
     return Form(
         weigh=lambda _: _BYTES,
-        age=lambda known: known.age,
         is_live=lambda _: True,
-        write=lambda known: msgspec.json.encode((known.state, known.digest, known.age)),
-        read=read,
+        encode=lambda known: msgspec.json.encode((known.state, known.digest, known.age)),
+        decode=decoded,
     )

@@ -14,11 +14,19 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from jobledger.audit.verify.book import Book
 from jobledger.audit.verify.chains import Chains
-from jobledger.audit.verify.records import ATTEMPT_BYTES, JOB_RECORDS, ClosedJobs, Open, Record, glance
+from jobledger.audit.verify.records import (
+    ATTEMPT_BYTES,
+    JOB_RECORDS,
+    Open,
+    Record,
+    last_sequence,
+    pack,
+    unpack,
+)
 from jobledger.audit.verify.report import Compared, Report, Violation
 from jobledger.audit.verify.rules import broken_rule, early, overdue
+from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Expected, JobName, Options
 from jobledger.audit.verify.times import StoredTimes
@@ -81,8 +89,7 @@ class Checker:
         self._broken: Counter[str] = Counter()
         self._compared: list[Compared] = []
         memory = options.memory_bytes_max
-        self._jobs: Book[Record] = Book(JOB_RECORDS, memory)
-        self._closed = ClosedJobs()
+        self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
         self._others = {
             aggregate.name: Chains(
                 aggregate,
@@ -143,9 +150,10 @@ class Checker:
         if record is None:
             self._begin(name, stored, digest)
         elif isinstance(record, bytes):
-            reopened = self._closed.unpack(record, event.queue, event.job)
-            self._jobs.replace(name, reopened)
-            self._tally.closed[glance(reopened)[0]] -= 1
+            job, last_digest = unpack(record, event.queue, event.job)
+            reopened = Open(last_digest, job, job.last_sequence)
+            self._jobs.put(name, reopened)
+            self._tally.closed[job.state] -= 1
             if not event.prev and reopened.age <= self._archived_through:
                 self._begin_again(name, stored, digest)
             else:
@@ -242,7 +250,7 @@ class Checker:
         if not (is_token(event.queue) and is_token(event.job)):
             self._note(stored, "subject", "queue and job id cannot both be tokens of a subject")
         record = Open(digest, None, stored.stream_sequence)
-        self._jobs.add(name, record)
+        self._jobs.put(name, record)
         if event.prev and self._from_sequence > 1:  # its chain began before the range
             self._follow_unknown(name, record, stored)
             return
@@ -253,7 +261,7 @@ class Checker:
     def _begin_again(self, name: str, stored: StoredEvent, digest: bytes) -> None:
         """Take in the first event of another job whose id was free: all events of the older one were archived."""
         record = Open(digest, None, stored.stream_sequence)
-        self._jobs.replace(name, record)
+        self._jobs.put(name, record)
         self._apply(name, None, record, stored)
 
     def _follow(self, name: str, record: Open, stored: StoredEvent, digest: bytes) -> None:
@@ -306,7 +314,7 @@ class Checker:
             self._tally.count_lost(before, after)
         if after.state in CLOSED_STATES:
             self._tally.closed[after.state] += 1
-            self._jobs.replace(name, self._closed.pack(after, record.digest))
+            self._jobs.put(name, pack(after, record.digest))
             return
         started = len(after.attempts) - (0 if before is None else len(before.attempts))
         if started:
@@ -387,12 +395,17 @@ class Checker:
         """Yield what is wrong with jobs that are not over; the time is the newest event's, or what the caller says."""
         times = [moment for moment in (self._newest, expected.now) if moment is not None]
         now, grace = max(times, default=None), timedelta(seconds=self._options.overdue_grace_s)
-        for name, record in self._jobs.all(live_only=True):
-            if isinstance(record, bytes) or record.job is None:
+        for name, job in self._open_jobs():
+            if job is None:
                 continue
-            job = record.job
             for rule, sentence in _broken_at_end(job, expected, now, grace):
                 yield Violation(stream_sequence=job.last_sequence, job=name, rule=rule, sentence=sentence)
+
+    def _open_jobs(self) -> Iterator[tuple[str, Job | None]]:
+        """Yield each job that is not over; None for one whose chain began before the range."""
+        for name, record in self._jobs.all(live_only=True):
+            assert isinstance(record, Open)
+            yield name, record.job
 
     def _compare_enqueued(self, enqueued: Iterable[JobName], unsure: Collection[JobName]) -> None:
         if self._from_sequence != 1:
@@ -404,7 +417,7 @@ class Checker:
         acknowledged.update(f"{queue}/{job_id}" for queue, job_id in unsure)
         sentence = "the ledger has this job, and no enqueue of it was acknowledged"
         self._note_first(
-            Violation(stream_sequence=glance(record)[1], job=name, rule="enqueue", sentence=sentence)
+            Violation(stream_sequence=last_sequence(record), job=name, rule="enqueue", sentence=sentence)
             for name, record in self._jobs.all()
             if name not in acknowledged
         )
@@ -412,9 +425,8 @@ class Checker:
     def _report(self) -> Report:
         states = Counter(self._tally.closed)
         timers_pending = 0
-        for _, record in self._jobs.all(live_only=True):
-            states[glance(record)[0]] += 1
-            job = None if isinstance(record, bytes) else record.job
+        for _, job in self._open_jobs():
+            states[None if job is None else job.state] += 1
             timers_pending += job is not None and job.due_at is not None
         partial = states.pop(None, 0)
         count = sum(self._broken.values())

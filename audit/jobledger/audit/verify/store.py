@@ -1,0 +1,190 @@
+"""What a check keeps by name, in bounded memory: the records used last, and the others in a temporary SQLite table."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Callable, Generator, Iterator
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.errors import ScratchSpaceError
+
+R = TypeVar("R")
+
+#: What SQLite's page cache may take, as a part of the memory for records.
+_CACHE_PART: Final = 8
+_CACHE_BYTES_MIN: Final = 256 << 10
+#: What an entry costs beside its record and the letters of its name: its place in the table, the name's own object.
+_ENTRY_BYTES: Final = 120
+#: Records put aside in one transaction; what they become on the way there is memory as well.
+_AT_ONCE: Final = 4_096
+_ROWS_AT_ONCE: Final = 1_000
+#: Of 4 KiB each: SQLite's own limit; the disk is full long before.
+PAGES_MAX: Final = 4_294_967_294
+
+_CREATE: Final = "CREATE TEMP TABLE kept (name TEXT PRIMARY KEY, live INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID"
+_INSERT: Final = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)"
+_SELECT_ONE: Final = "SELECT live, record FROM kept WHERE name = ?"
+_SELECT: Final = "SELECT name, live, record FROM kept WHERE live >= ? ORDER BY name"
+
+
+class Form(msgspec.Struct, Generic[R], frozen=True):
+    """What a store has to know of its records."""
+
+    weigh: Callable[[R], int]  #: bytes it takes in memory, about
+    is_live: Callable[[R], bool]
+    encode: Callable[[R], bytes]
+    decode: Callable[[bool, bytes], R]  #: given whether it is live
+
+
+class RecordStore(Generic[R]):
+    """Records by name, in about `memory_bytes_max` of memory and as much of the disk as they need.
+
+    The file has no name, so nobody else can open it, and it is gone with the process, however that ends: it is SQLite's
+    own temporary database, in the folder that TMPDIR names (else /var/tmp or /tmp).
+    """
+
+    def __init__(self, form: Form[R], memory_bytes_max: int | None) -> None:
+        """Begin empty; None keeps everything in memory."""
+        self._form = form
+        self._bytes_max = (
+            None if memory_bytes_max is None else memory_bytes_max * _CACHE_PART // (_CACHE_PART + 1)
+        )
+        self._hot: dict[str, R] = {}  # the ones used last at the end
+        self._disk: sqlite3.Connection | None = None  # once the memory did not suffice
+        self._count = 0
+        self.weight_bytes = 0  #: about how much memory the records in memory take
+
+    def __len__(self) -> int:
+        """Return how many names there are."""
+        return self._count
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether anything was put aside."""
+        return self._disk is not None
+
+    def get(self, name: str) -> R | None:
+        """Return a record, None for a name that is new; who changes it need not put it back, but for `grow`.
+
+        Raises: ScratchSpaceError.
+        """
+        if self._bytes_max is not None and self.weight_bytes > self._bytes_max:
+            self._make_room(self._bytes_max)
+        record = self._hot.pop(name, None)
+        if record is None and self._disk is not None:
+            record = self._fetch(self._disk, name)
+        if record is not None:
+            self._hot[name] = record
+        return record
+
+    def _fetch(self, disk: sqlite3.Connection, name: str) -> R | None:
+        try:
+            row = disk.execute(_SELECT_ONE, (name,)).fetchone()
+        except sqlite3.Error as error:
+            raise _no_scratch(error) from error
+        if row is None:
+            return None
+        record = self._form.decode(bool(row[0]), row[1])
+        self.weight_bytes += self._cost(name, record)
+        return record
+
+    def put(self, name: str, record: R) -> None:
+        """Keep a record under a name that `get` has just been asked for, in the place of the one it returned."""
+        before = self._hot.get(name)
+        if before is None:
+            self._count += 1
+            self.weight_bytes += self._cost(name, record)
+        else:
+            self.weight_bytes += self._form.weigh(record) - self._form.weigh(before)
+        self._hot[name] = record
+
+    def grow(self, size_bytes: int) -> None:
+        """Note that a record became larger."""
+        self.weight_bytes += size_bytes
+
+    def all(self, *, live_only: bool = False) -> Iterator[tuple[str, R]]:
+        """Yield every name and its record; the store must not change meanwhile.
+
+        Raises: ScratchSpaceError.
+        """
+        for name, record in self._hot.items():
+            if not live_only or self._form.is_live(record):
+                yield name, record
+        if self._disk is None:
+            return
+        with translated():
+            cursor = self._disk.execute(_SELECT, (live_only,))
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                for name, live, data in rows:
+                    if name not in self._hot:  # else it was fetched back, and may be another by now
+                        yield name, self._form.decode(bool(live), data)
+
+    def _make_room(self, bytes_max: int) -> None:
+        """Put aside what was not used for longest, until half of the room is free."""
+        with translated():
+            if self._disk is None:
+                self._disk = scratch(max(_CACHE_BYTES_MIN, bytes_max // _CACHE_PART))
+                self._disk.execute(_CREATE)
+            while self.weight_bytes > bytes_max // 2:
+                self._disk.execute("BEGIN")
+                rows = sorted(self._coldest(bytes_max // 2))  # in the table's order, to visit its pages once
+                self._disk.executemany(_INSERT, rows)
+                self._disk.execute("COMMIT")
+                for name, _, _ in rows:
+                    del self._hot[name]
+
+    def _coldest(self, until_bytes: int) -> Iterator[tuple[str, bool, bytes]]:
+        """Yield rows of what was not used for longest, a bounded number, and take their weight off."""
+        for name, record in itertools.islice(self._hot.items(), _AT_ONCE):
+            if self.weight_bytes <= until_bytes:
+                return
+            self.weight_bytes -= self._cost(name, record)
+            yield name, self._form.is_live(record), self._form.encode(record)
+
+    def _cost(self, name: str, record: R) -> int:
+        return self._form.weigh(record) + _ENTRY_BYTES + len(name)
+
+    def close(self) -> None:
+        """Let go of what was put aside."""
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+
+
+def scratch(cache_bytes: int) -> sqlite3.Connection:
+    """Open a database whose temporary tables are in a file without a name, for one thread at a time.
+
+    Raises: ScratchSpaceError.
+    """
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with translated():
+        # Some builds keep temporary tables in memory unless told otherwise before the first one is made.
+        connection.execute("PRAGMA temp_store = FILE")
+        # Nothing here outlives the process, so nothing has to be safe against its end.
+        for setting in (
+            "journal_mode = OFF",
+            f"cache_size = -{cache_bytes >> 10}",
+            f"max_page_count = {PAGES_MAX}",
+        ):
+            connection.execute(f"PRAGMA temp.{setting}")
+    return connection
+
+
+@contextlib.contextmanager
+def translated() -> Generator[None, None, None]:
+    """Raise ScratchSpaceError for what SQLite says."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _no_scratch(error) from error
+
+
+def _no_scratch(error: sqlite3.Error) -> ScratchSpaceError:
+    return ScratchSpaceError(
+        f"the check cannot put records aside in the folder for temporary files: {error}; "
+        "make room there, set TMPDIR to a folder that has it, or allow the check more memory"
+    )
