@@ -22,7 +22,7 @@ import urllib.request
 from pathlib import Path
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.metrics.exposition import metrics_page
+from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.metrics.server import MetricsServer
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections.metrics.exporter import Exporter
@@ -89,9 +89,9 @@ async def scrape_s(tasks: int) -> tuple[float, int]:
             size = 0
             for _ in range(SCRAPES):
                 began = time.perf_counter()
-                page = await asyncio.to_thread(metrics_page, exporter, accept="", accept_encoding="")
+                _, body = await asyncio.to_thread(scrape, exporter, "")
                 took.append(time.perf_counter() - began)
-                size = len(page.body)
+                size = len(body)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             return statistics.median(took), size

@@ -23,7 +23,7 @@ from tests.support.working import Connect, working
 from jobledger.audit.verify import verify
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.metrics.exposition import metrics_page
+from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.metrics.server import MetricsServer
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.streams import api, ensure_streams, specifications
@@ -73,13 +73,10 @@ class Scrape:
 
 
 async def scraped(exporter: Exporter) -> Scrape:
-    page = await anyio.to_thread.run_sync(
-        lambda: metrics_page(
-            exporter, accept="application/openmetrics-text; version=1.0.0", accept_encoding=""
-        )
-    )
-    assert page.body.endswith(b"# EOF\n")
-    return Scrape(page.body.decode())
+    accept = "application/openmetrics-text; version=1.0.0"
+    _, text = await anyio.to_thread.run_sync(lambda: scrape(exporter, accept))
+    assert text.endswith(b"# EOF\n")
+    return Scrape(text.decode())
 
 
 async def scraped_at_head(exporter: Exporter, ledger: Ledger) -> Scrape:

@@ -16,7 +16,7 @@ from tests.support.history import write_history
 
 from jobledger.audit.archive import Archiver, tools_of
 from jobledger.ledger import Ledger
-from jobledger.ledger.metrics.exposition import metrics_page
+from jobledger.ledger.metrics.exposition import scrape as scrape_of
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.projections import Projector, Store, counting, schema
 from jobledger.projections.metrics.figures import Figures, read_figures
@@ -83,8 +83,8 @@ def scrape(path: Path, shown: int) -> tuple[Figures, str]:
     with Store.open(path) as store:
         figures = read_figures(store, shown)
     families = _Collected(list(figures_metrics(figures, datetime.now(UTC))))
-    page = metrics_page(families, accept="application/openmetrics-text; version=1.0.0", accept_encoding="")
-    return figures, page.body.decode()
+    _, text = scrape_of(families, "application/openmetrics-text; version=1.0.0")
+    return figures, text.decode()
 
 
 class _Collected:

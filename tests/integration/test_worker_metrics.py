@@ -172,9 +172,8 @@ def _ports(process: Any, count: int) -> list[int]:
 def test_each_process_has_a_port_of_its_own_and_its_successor_keeps_it(
     start: Start, nats_server: EmbeddedServer
 ) -> None:
-    free = MetricsServer(_Nothing(), lambda: "")
-    first = free.port
-    free.close()
+    with MetricsServer(_Nothing(), lambda: "") as free:
+        first = free.port
     words = ("worker", "--app", "tasks_of_metrics", "--processes", "2", "--metrics-port", str(first))
     there = ("--url", nats_server.url, "--environment", "places", "--ledger-bytes-max", "16000000", "--json")
     supervisor = start(*words, "--metrics-token-file", "token", *there)

@@ -1,13 +1,11 @@
-"""The text of a scrape: what is written at once says what prometheus-client makes of the same samples."""
+"""What a measure and its values become in a scrape; the server's tests read whole pages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import generate_latest as plain_text
-from prometheus_client.openmetrics import exposition as open_metrics
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as open_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
@@ -16,74 +14,89 @@ from jobledger.ledger.metrics.exposition import (
     Measure,
     histograms,
     info,
-    metrics_page,
+    scrape,
     value,
     values,
 )
+from jobledger.ledger.nats.append_stats import Histogram
 
 # Without types in the library.
 OPEN_PARSE: Any = open_parser.text_string_to_metric_families  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-OPEN_WRITE: Any = open_metrics.generate_latest  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 ODD = ('a"b', "a\\b", "a\nb", "ü\u2028{}", "", "a,b=c")
 COUNTER = Measure("jobledger_jobs_total", "counter", "Jobs.", ("queue", "task"))
+GAUGE = Measure("jobledger_age_seconds", "gauge", "Age.", ("queue",))
 HISTOGRAM = Measure("jobledger_run_seconds", "histogram", 'Runs, "quoted".', ("queue",))
-BOUNDS = (0.005, 1.0, 86_400.0)
+Seen = tuple[str, tuple[str, ...], float]
+#: Family, type and unit, then sample, labels in the order of their names and value.
+WANTED: list[tuple[str, str, str, set[Seen]]] = [
+    (
+        "jobledger_jobs",
+        *("counter", ""),
+        {("jobledger_jobs_total", (odd, "t"), 10.0**number) for number, odd in enumerate(ODD)},
+    ),
+    (
+        "jobledger_age_seconds",
+        *("gauge", "seconds"),
+        {("jobledger_age_seconds", ("q",), 1e-7), ("jobledger_age_seconds", ("r",), 12.0)},
+    ),
+    ("jobledger_up", "gauge", "", set()),
+    ("jobledger_build", "info", "", {("jobledger_build_info", ('x"y',), 1.0)}),
+    (
+        "jobledger_run_seconds",
+        *("histogram", "seconds"),
+        {
+            ("jobledger_run_seconds_bucket", ("0.005", "q"), 1.0),
+            ("jobledger_run_seconds_bucket", ("86400.0", "q"), 2.0),
+            ("jobledger_run_seconds_bucket", ("+Inf", "q"), 4.0),
+            ("jobledger_run_seconds_count", ("q",), 4.0),
+            ("jobledger_run_seconds_sum", ("q",), 1e17),
+        },
+    ),
+]
 
 
-class Fixed:
+class Collected:
     """Families that somebody collected."""
 
-    def __init__(self, *families: Any) -> None:
-        self.families = families
-
-    def collect(self) -> Any:
-        return self.families
-
-
-def ours() -> Fixed:
-    return Fixed(
-        info(Measure("jobledger_build_info", "info", "Build."), {"version": 'x"y'}),
-        values(COUNTER, [((odd, "t"), 10**number) for number, odd in enumerate(ODD)]),
-        value(Measure("jobledger_up", "gauge", "Up."), None),
-        values(Measure("jobledger_age_seconds", "gauge", "Age.", ("queue",)), [(("q",), 1e-7), (("r",), 12)]),
-        histograms(HISTOGRAM, [((odd,), Distribution(BOUNDS, (1, 2, 3, 4), 1e17)) for odd in ODD]),
-    )
+    def collect(self) -> list[Metric]:
+        return [
+            values(COUNTER, [((odd, "t"), 10**number) for number, odd in enumerate(ODD)]),
+            values(GAUGE, [(("q",), 1e-7), (("r",), 12)]),
+            value(Measure("jobledger_up", "gauge", "Up."), None),
+            info(Measure("jobledger_build_info", "info", "Build."), {"version": 'x"y'}),
+            histograms(HISTOGRAM, [(("q",), Distribution((0.005, 86_400), (1, 2, 4), 1e17))]),
+        ]
 
 
-def theirs() -> Fixed:
-    """The same, made with prometheus-client alone."""
-    counter = CounterMetricFamily("jobledger_jobs", "Jobs.", labels=("queue", "task"))
-    for number, odd in enumerate(ODD):
-        counter.add_metric((odd, "t"), float(10**number))
-    histogram = HistogramMetricFamily(
-        "jobledger_run_seconds", HISTOGRAM.help, labels=("queue",), unit="seconds"
-    )
-    for odd in ODD:
-        buckets = [("0.005", 1.0), ("1.0", 2.0), ("86400.0", 3.0), ("+Inf", 4.0)]
-        histogram.add_metric((odd,), buckets, 1e17)
-    found = list(ours().families)
-    found[1], found[4] = counter, histogram
-    return Fixed(*found)
+def _samples(family: Any) -> set[Seen]:
+    return {
+        (each.name, tuple(text for _, text in sorted(each.labels.items())), each.value)
+        for each in family.samples
+    }
+
+
+def test_a_measure_becomes_a_family_with_its_unit() -> None:
+    found = [(each.name, each.type, each.unit, _samples(each)) for each in Collected().collect()]
+    assert found == WANTED
 
 
 @pytest.mark.parametrize(
-    ("accept", "parse", "write"),
+    ("accept", "content_type", "parse"),
     [
-        ("application/openmetrics-text; version=1.0.0", OPEN_PARSE, OPEN_WRITE),
-        ("text/plain", parse_plain, plain_text),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text", OPEN_PARSE),
+        ("text/plain", "text/plain", parse_plain),
+        ("application/openmetrics-text; version=nonsense", "text/plain", parse_plain),
     ],
 )
-def test_a_page_says_what_prometheus_client_says(accept: str, parse: Any, write: Any) -> None:
-    page = metrics_page(ours(), accept=accept, accept_encoding="").body.decode()
-    found = {family.name: family for family in parse(page)}
-    wanted = {family.name: family for family in parse(write(theirs()).decode())}
-    assert found == wanted
-    assert page.count("# EOF") == (1 if "openmetrics" in accept else 0)
+def test_a_scrape_says_in_both_formats_what_was_collected(accept: str, content_type: str, parse: Any) -> None:
+    said, text = scrape(Collected(), accept)
+    assert said.startswith(content_type)
+    found = {sample for family in parse(text.decode()) for sample in _samples(family)}
+    assert found == {sample for *_, samples in WANTED for sample in samples}
 
 
-def test_samples_are_there_for_whoever_looks_at_them() -> None:
-    for mine, other in zip(ours().families, theirs().families, strict=True):
-        assert sorted(map(repr, mine.samples)) == sorted(map(repr, other.samples))
-        assert mine.samples is mine.samples
-    with pytest.raises(AttributeError):
-        ours().families[1].nothing  # noqa: B018
+def test_a_histogram_is_shown_with_cumulative_counts() -> None:
+    found = Histogram((1.0, 10.0))
+    for number in (1, 5, 6, 100):
+        found.observe(number)
+    assert Distribution.of(found) == Distribution((1.0, 10.0), (1, 3, 4), 112)

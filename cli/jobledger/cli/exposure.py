@@ -10,7 +10,8 @@ import msgspec
 from jobledger.cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from jobledger.ledger.metrics.exposition import Collected
+    from prometheus_client.registry import Collector
+
     from jobledger.ledger.metrics.server import Health, MetricsServer
 
 LOOPBACK: Final = "127.0.0.1"
@@ -47,7 +48,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
             else {**found, "JOBLEDGER_METRICS_TOKEN_FILE": str(self.token_file)}
         )
 
-    def server(self, collected: Collected, health: Health) -> MetricsServer:
+    def server(self, collected: Collector, health: Health) -> MetricsServer:
         """Return the server, listening; it answers for the length of a `with` block.
 
         Raises: ConfigurationError, PortInUseError.

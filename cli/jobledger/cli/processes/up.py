@@ -121,17 +121,22 @@ async def _projecting(
             yield _Projecting(projector.run, path, None)
             return
     # Imported here: who shows no metrics does not load what it takes.
-    from jobledger.ledger.metrics.exposition import Together  # noqa: PLC0415
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
+
     from jobledger.projections.metrics.exporter import Exporter  # noqa: PLC0415
     from jobledger.workers.metrics import measured  # noqa: PLC0415
 
-    exporter = Exporter(ledger, path)
+    exporter, shown = Exporter(ledger, path), CollectorRegistry()
+    shown.register(exporter)
+    healths = [exporter.health]
     async with contextlib.AsyncExitStack() as stack:
-        shown = Together((exporter, exporter.health))
         if made is not None:
             collector = await stack.enter_async_context(measured(ledger, made))
-            shown = Together((exporter, exporter.health), (collector, collector.health))
-        server = stack.enter_context(exposure.server(shown, shown.health))
+            shown.register(collector)
+            healths.append(collector.health)
+        server = stack.enter_context(
+            exposure.server(shown, lambda: next(filter(None, (health() for health in healths)), ""))
+        )
         yield _Projecting(exporter.follow, path, server.url)
 
 

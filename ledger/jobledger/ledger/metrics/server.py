@@ -7,22 +7,26 @@ off. It listens on loopback; elsewhere only with a token, which every request mu
 from __future__ import annotations
 
 import contextlib
+import functools
+import gzip
 import hmac
 import ipaddress
 import logging
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import TCPServer
-from types import TracebackType
-from typing import Final, Self
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final, Self
 
-from jobledger.ledger.metrics.exposition import Collected, Page, metrics_page, text_page
+import msgspec
+from prometheus_client.exposition import gzip_accepted
+from prometheus_client.registry import Collector
+
+from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
 
 logger = logging.getLogger("jobledger.metrics")
@@ -36,6 +40,7 @@ _TOKEN_LENGTH_MIN: Final = 16
 _TOKEN_BYTES_MAX: Final = 4096
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+")
 _BUSY: Final = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"
+_TEXT: Final = "text/plain; charset=utf-8"
 
 #: Says "" when all is well, else why not, in a sentence.
 Health = Callable[[], str]
@@ -61,11 +66,14 @@ def read_token(path: Path) -> bytes:
 
 
 class MetricsServer:
-    """Serves what `collected` has, for the length of a `with` block."""
+    """Serves what `collected` has, for the length of a `with` block.
+
+    What is being answered at its end comes to its own, or to its deadline, in its thread.
+    """
 
     def __init__(
         self,
-        collected: Collected,
+        collected: Collector,
         health: Health,
         *,
         host: str = "127.0.0.1",
@@ -84,7 +92,8 @@ class MetricsServer:
                 "give a token file too (--token-file, of a worker --metrics-token-file), or listen on 127.0.0.1"
             )
             raise ConfigurationError(message)
-        self._server = _Server(family, address, _Site(collected, health, token))
+        site = _Site(collected, health, token, threading.Lock())
+        self._server = _Server(family, address, functools.partial(_Handler, site))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="jobledger-metrics", daemon=True
         )
@@ -101,24 +110,14 @@ class MetricsServer:
         """The port, also when 0 asked for any."""
         return int(self._server.server_address[1])
 
-    def close(self) -> None:
-        """Listen no more; what is being answered is cut off."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
@@ -131,98 +130,88 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
     return family, (str(address[0]), int(address[1]))
 
 
-class _Site:
-    """What can be asked for, and by whom."""
+class _Server(ThreadingMixIn, TCPServer):
+    """A thread for each request, but only so many, each with a deadline.
 
-    def __init__(self, collected: Collected, health: Health, token: bytes | None) -> None:
-        self._collected = collected
-        self._health = health
-        self._token = token
-        self._one_at_a_time = threading.Lock()
-
-    def is_allowed(self, authorization: str) -> bool:
-        if self._token is None:
-            return True
-        scheme, _, given = authorization.partition(" ")
-        is_token = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
-        return is_token and scheme.lower() == "bearer"
-
-    def page(self, path: str, accept: str, accept_encoding: str) -> Page:
-        if path == "/healthz":
-            reason = self._health()
-            return (
-                text_page(HTTPStatus.SERVICE_UNAVAILABLE, reason)
-                if reason
-                else text_page(HTTPStatus.OK, "ok")
-            )
-        if path != "/metrics":
-            return text_page(HTTPStatus.NOT_FOUND, "there are /metrics and /healthz")
-        if not self._one_at_a_time.acquire(timeout=_COLLECT_S):
-            return text_page(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape has not ended yet")
-        try:
-            return metrics_page(self._collected, accept=accept, accept_encoding=accept_encoding)
-        finally:
-            self._one_at_a_time.release()
-
-
-class _Server(TCPServer):
-    """A bounded number of threads, each with a deadline that the accepting thread keeps."""
+    Not an `HTTPServer`, which asks for the full name of the address and may wait long for it.
+    """
 
     allow_reuse_address = True
+    daemon_threads = True
     request_queue_size = REQUESTS_MAX
 
-    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], site: _Site) -> None:
+    def __init__(
+        self, family: socket.AddressFamily, address: tuple[str, int], handler: Callable[..., _Handler]
+    ) -> None:
         self.address_family = family
-        self.site = site
         self._places = threading.BoundedSemaphore(REQUESTS_MAX)
-        self._open: dict[socket.socket, float] = {}  # until when
         try:
-            super().__init__(address, _Handler)
+            super().__init__(address, handler)
         except OSError as error:
             message = f"{address[0]} port {address[1]} cannot be listened on ({error.strerror}): choose another port"
             raise PortInUseError(message) from error
 
-    def process_request(self, request: object, client_address: object) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, or not at all when too many are at it."""
-        assert isinstance(request, socket.socket)
-        if not self._places.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                request.settimeout(0)
-                request.send(_BUSY)
-            self.shutdown_request(request)
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
             return
-        self._open[request] = time.monotonic() + REQUEST_S
-        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+        with contextlib.suppress(OSError):
+            request.settimeout(0)
+            request.send(_BUSY)
+        self.shutdown_request(request)
 
-    def _answer(self, request: socket.socket, client_address: object) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and cut off who is over time: a timeout of the socket would begin again with every byte."""
+        deadline = threading.Timer(REQUEST_S, _cut, (request,))
+        deadline.daemon = True
+        deadline.start()
         try:
             self.finish_request(request, client_address)
         except OSError:
             pass  # the other side went away, or was cut off
-        except Exception:  # what goes wrong with one scrape must not end the thread that answers the others
-            logger.exception("a scrape failed")
         finally:
-            self._open.pop(request, None)
+            deadline.cancel()
             self.shutdown_request(request)
             self._places.release()
 
-    def service_actions(self) -> None:
-        """Cut off who is over time; called several times a second."""
-        now = time.monotonic()
-        for request, deadline in list(self._open.items()):
-            if now >= deadline:
-                self._cut(request)
 
-    def server_close(self) -> None:
-        """Listen no more, and cut off who is still there."""
-        super().server_close()
-        for request in list(self._open):
-            self._cut(request)
+def _cut(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
-    def _cut(self, request: socket.socket) -> None:
-        self._open.pop(request, None)
-        with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
+
+class _Site(msgspec.Struct):
+    """What can be asked for, and by whom."""
+
+    collected: Collector
+    health: Health
+    token: bytes | None
+    scraping: threading.Lock
+
+    def answer(self, path: str, authorization: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
+        """Return status, content type and body."""
+        if not self._is_allowed(authorization):
+            return HTTPStatus.UNAUTHORIZED, _TEXT, b"send the token: Authorization: Bearer ...\n"
+        if path == "/healthz":
+            reason = self.health()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+            return status, _TEXT, f"{reason or 'ok'}\n".encode()
+        if path != "/metrics":
+            return HTTPStatus.NOT_FOUND, _TEXT, b"there are /metrics and /healthz\n"
+        if not self.scraping.acquire(timeout=_COLLECT_S):
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"another scrape has not ended yet\n"
+        try:
+            return HTTPStatus.OK, *scrape(self.collected, accept)
+        finally:
+            self.scraping.release()
+
+    def _is_allowed(self, authorization: str) -> bool:
+        if self.token is None:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        is_token = hmac.compare_digest(given.strip().encode(errors="replace"), self.token)
+        return is_token and scheme.lower() == "bearer"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -230,32 +219,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     server_version = "jobledger"
     sys_version = ""
-    timeout = REQUEST_S
+
+    def __init__(self, site: _Site, *given: Any) -> None:
+        self._site = site
+        super().__init__(*given)
 
     def do_GET(self) -> None:
-        assert isinstance(self.server, _Server)
-        site = self.server.site
-        if site.is_allowed(self.headers.get("Authorization", "")):
-            page = self._page(site)
-        else:
-            page = text_page(HTTPStatus.UNAUTHORIZED, "send the token: Authorization: Bearer ...")
-        self.send_response(page.status)
-        self.send_header("Content-Type", page.content_type)
-        self.send_header("Content-Length", str(len(page.body)))
-        if page.is_gzip:
-            self.send_header("Content-Encoding", "gzip")
-        if page.status == HTTPStatus.UNAUTHORIZED:
-            self.send_header("WWW-Authenticate", 'Bearer realm="jobledger"')
-        self.end_headers()
-        self.wfile.write(page.body)
-
-    def _page(self, site: _Site) -> Page:
-        path = self.path.partition("?")[0]
+        path, asked = self.path.partition("?")[0], self.headers
         try:
-            return site.page(path, self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", ""))
+            status, content_type, body = self._site.answer(
+                path, asked.get("Authorization", ""), asked.get("Accept", "")
+            )
         except Exception:  # a collector's error is answered, or the scraper would wait for its own limit
             logger.exception("%s could not be answered", path[:80])
-            return text_page(HTTPStatus.INTERNAL_SERVER_ERROR, "see the log")
+            status, content_type, body = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, b"see the log\n"
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        if gzip_accepted(asked.get("Accept-Encoding", "")):
+            body = gzip.compress(body, compresslevel=1)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", 'Bearer realm="jobledger"')
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
         """Say nothing: a scrape every few seconds is no news."""
