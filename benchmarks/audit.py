@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, Final, Protocol
 import anyio
 import msgspec
 
-from jobledger.audit.verify import Checker, Options, Report, verify
+from jobledger.audit.verify import Checker, CheckOptions, Report, verify
 from jobledger.ledger.client import connect
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
@@ -203,7 +203,7 @@ def measure_feed(what: str, log: Log, events: list[StoredEvent], *, profile: boo
 
 async def measure_memory(what: str, log: Log, jobs: int) -> None:
     """Count what the checker keeps when nothing bounds it, from events that are gone once they were fed."""
-    checker = Checker(log.names, options=Options(memory_bytes_max=None))
+    checker = Checker(log.names, options=CheckOptions(memory_bytes_max=None))
     tracemalloc.start()
     async for batch in log.read():
         for stored in batch:
@@ -220,7 +220,7 @@ def check_file(path: Path, memory_mib: int) -> None:
     """Check the events in a file, and print how fast and in how much memory; for a process of its own."""
     began, sequence = time.perf_counter(), 0
     base = _resident_mib()
-    checker = Checker(Names(), options=Options(memory_bytes_max=memory_mib * MIB))
+    checker = Checker(Names(), options=CheckOptions(memory_bytes_max=memory_mib * MIB))
     with path.open("rb") as file:
         while lengths := file.read(LENGTHS.size):
             subject, data = (file.read(length) for length in LENGTHS.unpack(lengths))

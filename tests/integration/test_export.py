@@ -32,7 +32,7 @@ from jobledger.audit.export import (
     write_export,
 )
 from jobledger.audit.verify import verify
-from jobledger.audit.verify.limits import TIMES
+from jobledger.audit.verify.unproven import TIMES
 from jobledger.ledger.model.codec import Message, digest
 from jobledger.ledger.model.errors import (
     ConfigurationError,

@@ -17,7 +17,7 @@ from tests.support.stories import (
     rich,
 )
 
-from jobledger.audit.verify import Expected, Options, Report
+from jobledger.audit.verify import CheckOptions, Expected, Report
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import Cancelled, Started, event_type
@@ -56,7 +56,7 @@ def test_the_violations_kept_are_bounded_and_all_are_counted() -> None:
     story = Story()
     for number in range(50):
         story.plant(f"j{number}", Cancelled)
-    report = check(story.messages, options=Options(violations_max=3))
+    report = check(story.messages, options=CheckOptions(violations_max=3))
     assert (len(report.violations), report.violations_count, report.broken) == (3, 50, {"transition": 50})
     text = report.text()
     assert text.startswith("the ledger is NOT sound: 50 violations (transition 50)")

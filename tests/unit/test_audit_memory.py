@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
 
-from jobledger.audit.verify import Checker, Expected, Options, Report
+from jobledger.audit.verify import Checker, CheckOptions, Expected, Report
 from jobledger.audit.verify import store as audit_store
 from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregates import read_message
@@ -103,9 +103,9 @@ def test_what_is_found_does_not_depend_on_the_memory(seed: int, memory_bytes_max
     messages = story.messages if seed % 4 == 0 else _damaged(story.messages, chance)
     names = [("email", f"j{number}") for number in range(45)]
     expected = Expected(enqueued=names, all_final=True, now=story.now + timedelta(days=1))
-    unbounded = check(messages, expected, options=Options(memory_bytes_max=None, violations_max=10_000))
+    unbounded = check(messages, expected, options=CheckOptions(memory_bytes_max=None, violations_max=10_000))
     bounded = check(
-        messages, expected, options=Options(memory_bytes_max=memory_bytes_max, violations_max=10_000)
+        messages, expected, options=CheckOptions(memory_bytes_max=memory_bytes_max, violations_max=10_000)
     )
     assert len(unbounded.violations) > 20
     assert {"transition", "enqueue", "final"} <= set(unbounded.broken)
@@ -114,7 +114,9 @@ def test_what_is_found_does_not_depend_on_the_memory(seed: int, memory_bytes_max
 
 def test_a_sound_ledger_is_sound_without_any_memory() -> None:
     messages = rich().messages
-    assert _comparable(check(messages, options=Options(memory_bytes_max=1))) == _comparable(check(messages))
+    assert _comparable(check(messages, options=CheckOptions(memory_bytes_max=1))) == _comparable(
+        check(messages)
+    )
 
 
 def test_a_closed_job_that_was_put_aside_is_still_known() -> None:
@@ -128,7 +130,7 @@ def test_a_closed_job_that_was_put_aside_is_still_known() -> None:
         story.enqueue(f"k{number}")
         story.run(f"k{number}")
     story.do("j", Fence(epoch=held, attempt=1, worker="w1", outcome="completed"))
-    options = Options(memory_bytes_max=2_000)
+    options = CheckOptions(memory_bytes_max=2_000)
     assert check(story.messages, options=options).sound
     sequence = story.plant("j", Completed, attempt=2)
     (found,) = check(story.messages, options=options).violations
@@ -143,7 +145,7 @@ def test_memory_does_not_grow_with_the_ledger() -> None:
             if number % 2:
                 story.run(f"job-{number:06}")
         messages, story = story.messages, Story()
-        checker = Checker(NAMES, options=Options(memory_bytes_max=100_000))
+        checker = Checker(NAMES, options=CheckOptions(memory_bytes_max=100_000))
         tracemalloc.start()
         for message in messages:
             checker.feed(message)
@@ -224,7 +226,7 @@ def test_a_full_disk_is_one_clear_sentence_and_leaves_nothing_open(monkeypatch: 
     story = Story()
     for number in range(200):
         story.enqueue(f"j{number}")
-    checker = Checker(NAMES, options=Options(memory_bytes_max=1))
+    checker = Checker(NAMES, options=CheckOptions(memory_bytes_max=1))
     with pytest.raises(ScratchSpaceError, match="database or disk is full; make room there, set TMPDIR"):
         _feed(checker, story.messages)
     checker.close()
@@ -239,7 +241,7 @@ def _feed(checker: Checker, messages: Sequence[Message]) -> None:
 @pytest.mark.parametrize("change", [{"memory_bytes_max": 0}, {"overdue_grace_s": -1}, {"violations_max": -1}])
 def test_an_option_that_cannot_work_is_refused(change: dict[str, int]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(change))):
-        Options(**change)
+        CheckOptions(**change)
 
 
 def test_the_store_counts_what_its_records_weigh() -> None:

@@ -14,7 +14,7 @@ from tests.support.stories import (
     found,
 )
 
-from jobledger.audit.verify import Expected, Options
+from jobledger.audit.verify import CheckOptions, Expected
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Fail, Pause, Snooze
 from jobledger.ledger.model.events import Cause
 
@@ -54,7 +54,7 @@ def test_the_tolerance_of_timers_can_be_chosen() -> None:
     story.now -= timedelta(seconds=0.5)
     story.do("j", Dispatch(cause="due"))
     assert check(story.messages).sound
-    assert check(story.messages, options=Options(timer_tolerance_s=0.1)).broken == {"timer": 1}
+    assert check(story.messages, options=CheckOptions(timer_tolerance_s=0.1)).broken == {"timer": 1}
 
 
 def test_an_operator_may_come_before_the_timer_and_says_why() -> None:
@@ -123,7 +123,7 @@ def test_every_wait_for_a_moment_can_be_overdue_and_others_cannot() -> None:
         ("email/snoozed", "timer"),
         ("email/paused", "timer"),
     ]
-    assert check(story.messages, late, options=Options(overdue_grace_s=3 * 86_400)).sound
+    assert check(story.messages, late, options=CheckOptions(overdue_grace_s=3 * 86_400)).sound
 
 
 def test_a_wait_that_ended_late_or_was_cancelled_is_honoured() -> None:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from tests.support.stories import Story, check, rich, stored_in
 
-from jobledger.audit.verify import Anchors, verify
-from jobledger.audit.verify.limits import NOT_PROVEN, TIMES
+from jobledger.audit.verify import CheckOptions, verify
 from jobledger.audit.verify.times import said
+from jobledger.audit.verify.unproven import NOT_PROVEN, TIMES
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.memory import MemoryLog
 
@@ -84,10 +84,10 @@ def test_every_verdict_says_how_far_it_goes() -> None:
     assert rest == [TIMES]
     assert unproven(rich(), to_sequence=5) == [TIMES]
     assert unproven(rich(), from_sequence=5)[0].startswith("what needs the events before 5")
-    end, _ = unproven(rich(), anchors=Anchors(projection_at=9))
+    end, _ = unproven(rich(), options=CheckOptions(projection_at=9))
     assert "cut off beyond 9, " in end
     assert "written anew" in end, "a projection knows one hash of it all"
-    end, _ = unproven(rich(), anchors=Anchors(projection_at=9, seals_through=12))
+    end, _ = unproven(rich(), options=CheckOptions(projection_at=9, seals_through=12))
     assert end == "that nothing was cut off beyond 12, as far as what lies elsewhere goes"
     assert len(unproven(Story())) == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.model.simulation.consumers import Consumer
 from tests.model.simulation.server import Server
 
-from jobledger.audit.verify import Checker, Expected, Options
+from jobledger.audit.verify import Checker, CheckOptions, Expected
 from jobledger.ledger.model.codec import StoredEvent, decode
 from jobledger.ledger.model.events import (
     Completed,
@@ -96,7 +96,7 @@ class Witness:
 
     def finish(self, acknowledged: Iterable[str], *, tolerance_s: float) -> list[str]:
         """Return what the product's checker finds in the whole ledger."""
-        checker = Checker(self._server.names, options=Options(timer_tolerance_s=tolerance_s))
+        checker = Checker(self._server.names, options=CheckOptions(timer_tolerance_s=tolerance_s))
         for stored in self.stored:
             checker.feed(stored)
         expected = Expected(enqueued=[(QUEUE, job) for job in acknowledged], all_final=True)

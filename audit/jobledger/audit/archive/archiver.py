@@ -38,7 +38,7 @@ from jobledger.audit.archive.tools import Step, Tools
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
 from jobledger.audit.export.payloads import check_payloads
-from jobledger.audit.verify import Options, verify
+from jobledger.audit.verify import CheckOptions, verify
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Carry
@@ -62,7 +62,7 @@ from jobledger.ledger.timers import wait_timer
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
 #: A job that waited too long at the end of the range is no reason to keep it.
-_AS_HISTORY: Final = Options(overdue_grace_s=10 * 366 * 24 * 3600.0)
+_AS_HISTORY: Final = CheckOptions(overdue_grace_s=10 * 366 * 24 * 3600.0)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

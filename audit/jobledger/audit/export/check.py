@@ -25,9 +25,9 @@ from jobledger.audit.export.references import References
 from jobledger.audit.export.values import check_values
 from jobledger.audit.verify import Witness
 from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.limits import NOT_PROVEN, TIMES
+from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions
 from jobledger.audit.verify.report import Report
-from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Options
+from jobledger.audit.verify.unproven import NOT_PROVEN, TIMES
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
 from jobledger.ledger.model.subjects import Names
@@ -36,7 +36,7 @@ from jobledger.ledger.model.subjects import Names
 async def verify_export(
     folder: Path,
     *,
-    options: Options = DEFAULT_OPTIONS,
+    options: CheckOptions = DEFAULT_OPTIONS,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
     is_anchored: bool = False,

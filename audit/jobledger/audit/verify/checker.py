@@ -1,7 +1,7 @@
 """The checker itself: takes the events of a ledger in stream order and tells what must not be there.
 
-Where the events come from is its caller's business. The rules are in `audit.rules`, what is kept of each job in
-`audit.records`, what comes out in `audit.report`.
+Where the events come from is its caller's business. The rules are in `rules`, what is kept of each job in `records`,
+what comes out in `report`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from jobledger.audit.verify.chains import Chains
+from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, JobName
 from jobledger.audit.verify.records import (
     ATTEMPT_BYTES,
     JOB_RECORDS,
@@ -28,7 +29,6 @@ from jobledger.audit.verify.report import Compared, Report, Violation
 from jobledger.audit.verify.rules import broken_rule, early, overdue
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
-from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Expected, JobName, Options
 from jobledger.audit.verify.times import StoredTimes
 from jobledger.ledger.model.aggregate import Broken, Rule
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
@@ -61,7 +61,7 @@ class Checker:
         *,
         from_sequence: int = 1,
         prefix_archived: bool = False,
-        options: Options = DEFAULT_OPTIONS,
+        options: CheckOptions = DEFAULT_OPTIONS,
         before: Report | None = None,
     ) -> None:
         """Begin; `before` is an earlier report from the same `from_sequence`, which the ledger must continue.

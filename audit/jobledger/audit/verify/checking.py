@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, Protocol
 
 from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.limits import NOT_PROVEN, Anchors, unproven
+from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, Leftover
 from jobledger.audit.verify.report import Report
-from jobledger.audit.verify.terms import DEFAULT_OPTIONS, Expected, Leftover, Options
+from jobledger.audit.verify.unproven import NOT_PROVEN, unproven
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.model.log import Head, Log
@@ -26,7 +26,6 @@ from jobledger.ledger.nats.streams import list_consumers
 #: Places that cannot be read, after which `verify` stops: this is no ledger any more.
 UNREADABLE_MAX: Final = 1_000
 _ASK_AGAIN_S: Final = 0.1
-NO_ANCHORS: Final = Anchors()
 
 
 class Witness(Protocol):
@@ -46,11 +45,10 @@ async def verify(
     *,
     from_sequence: int = 1,
     to_sequence: int | None = None,
-    options: Options = DEFAULT_OPTIONS,
+    options: CheckOptions = DEFAULT_OPTIONS,
     expected: Expected | None = None,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
-    anchors: Anchors = NO_ANCHORS,
     is_part: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -58,8 +56,7 @@ async def verify(
 
     What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
     checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
-    nothing is missing before it. `anchors` is what `witnesses` hold the ledger's end to, so that the report says under
-    "not proven" how far that goes. `on_progress` gets the sequence reached and the last one, after each batch.
+    nothing is missing before it. `on_progress` gets the sequence reached and the last one, after each batch.
 
     Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
         middle of the check, and what a witness raises.
@@ -89,7 +86,7 @@ async def verify(
             head=checker.next_sequence - 1,
             is_part=is_part or not is_whole,
             has_end=to_sequence is None,
-            anchors=anchors,
+            options=options,
             before=before,
         )
         for sentence in limits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobledger.audit.export import ExportLog, verify_export
-from jobledger.audit.verify import Options, Report
+from jobledger.audit.verify import CheckOptions, Report
 from jobledger.cli.audit.seal_options import SealsAsked
 from jobledger.cli.errors import LedgerNotSoundError
 from jobledger.cli.output import Output
@@ -13,7 +13,7 @@ from jobledger.ledger.model.errors import CorruptLedgerError
 
 
 async def verify_offline(
-    output: Output, path: Path, options: Options, before: Report | None, seals: SealsAsked
+    output: Output, path: Path, options: CheckOptions, before: Report | None, seals: SealsAsked
 ) -> Report:
     """Check the export in a folder, or of a manifest, and return what was found.
 

@@ -11,10 +11,10 @@ import msgspec
 
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
-from jobledger.audit.verify import Anchors, Expected, Options, Report, Witness
+from jobledger.audit.verify import CheckOptions, Expected, Report, Witness
 from jobledger.audit.verify import verify as check
 from jobledger.audit.verify.file import read_report, write_report
-from jobledger.audit.verify.terms import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
+from jobledger.audit.verify.options import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.cli import audit_options, options
 from jobledger.cli.audit.offline import verify_offline
 from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
@@ -38,7 +38,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     first: int | None  #: as the user said
     last: int | None
     before: Report | None
-    options: Options
+    options: CheckOptions
     archives: tuple[Path, ...]
     with_projection: bool
     projection: Path | None
@@ -72,7 +72,7 @@ def verify(
         first=first,
         last=last,
         before=before,
-        options=Options(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
+        options=CheckOptions(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
         archives=tuple(archives or ()),
         with_projection=with_projection,
         projection=projection,
@@ -139,11 +139,12 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
         # Before the ledger's end is looked at, which may go on meanwhile.
         path, position = await _projection(output, ledger, log, asked)
-        anchors = Anchors(
+        checked = msgspec.structs.replace(
+            asked.options,
             seals_through=asked.seals.kept_through(log),
             projection_at=position.stream_sequence if position is not None else 0,
         )
-        await _refuse_beyond_the_end(log, asked, max(anchors.seals_through, anchors.projection_at))
+        await _refuse_beyond_the_end(log, asked, max(checked.seals_through, checked.projection_at))
         witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin, path)]
         if position is not None and not asked.with_projection:
             witnesses.append(position)
@@ -157,11 +158,10 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
                 log,
                 from_sequence=begin,
                 to_sequence=asked.last,
-                options=asked.options,
+                options=checked,
                 expected=expected,
                 before=asked.before,
                 witnesses=witnesses,
-                anchors=anchors,
                 on_progress=progress,
             )
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
+from jobledger.audit.verify.options import CheckOptions
 from jobledger.audit.verify.report import Report
 
 NOT_PROVEN: Final = "not proven"
@@ -21,15 +20,8 @@ TIMES: Final = (
 _ANCHORS: Final = "name a published seal (--seal) or an earlier report (--against)"
 
 
-class Anchors(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies elsewhere and is compared with the ledger in the same check."""
-
-    seals_through: int = 0  #: stream sequence that published seals go up to; 0 without any
-    projection_at: int = 0  #: stream sequence that a projection has read up to; 0 without one
-
-
 def unproven(
-    *, begin: int, head: int, is_part: bool, has_end: bool, anchors: Anchors, before: Report | None
+    *, begin: int, head: int, is_part: bool, has_end: bool, options: CheckOptions, before: Report | None
 ) -> Iterator[str]:
     """Yield what was not proven of a ledger that was checked from `begin` to `head`.
 
@@ -42,14 +34,14 @@ def unproven(
     elif begin > 1:
         yield f"what was archived before {begin:,}: name it with --archive"
     if has_end:
-        yield _end(anchors, before)
+        yield _end(options, before)
     if head >= begin:
         yield TIMES
 
 
-def _end(anchors: Anchors, before: Report | None) -> str:
-    kept = max(anchors.seals_through, before.head_sequence if before is not None else 0)
-    through = max(kept, anchors.projection_at)
+def _end(options: CheckOptions, before: Report | None) -> str:
+    kept = max(options.seals_through, before.head_sequence if before is not None else 0)
+    through = max(kept, options.projection_at)
     if not through:
         return (
             "that nothing was cut off at the end, or written anew with hashes that fit: "

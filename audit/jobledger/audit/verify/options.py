@@ -42,13 +42,16 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     leftovers: Iterable[Leftover] | None = None  #: as `leftovers` returned them: each is one too many
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a ledger is checked."""
 
     timer_tolerance_s: float = TIMER_TOLERANCE_S  #: how early a dispatch may seem
     overdue_grace_s: float = OVERDUE_GRACE_S  #: how late one may be
     violations_max: int = VIOLATIONS_MAX  #: kept; all are counted
     memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: for what is kept of jobs; None: as much as they need
+    # What the check's witnesses hold the ledger's end to; the report says how far that goes.
+    seals_through: int = 0  #: stream sequence that published seals go up to; 0 without any
+    projection_at: int = 0  #: stream sequence that a projection has read up to; 0 without one
 
     def __post_init__(self) -> None:
         """Check each option."""
@@ -59,4 +62,4 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInputError(f"memory_bytes_max must be above 0, got {self.memory_bytes_max}")
 
 
-DEFAULT_OPTIONS: Final = Options()
+DEFAULT_OPTIONS: Final = CheckOptions()
