@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 
-from jobledger.audit.archive import Archiver, open_archive, tools_of
+from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.errors import JobNotFoundError
@@ -41,8 +41,10 @@ async def main() -> None:
             # What `jobledger audit archive --before TIME --to DIR` does; a run that is cut off is finished by the next.
             # It counts what goes, so that the counters of a projection made anew stay what they are.
             count = counting(ledger.log, Path(folder) / "jobs.db")
-            tools = tools_of(ledger, by="alice", on_progress=lambda _step, _done, _total: None, count=count)
-            done = await Archiver(ledger.log, archive, tools).run(before=datetime.now(UTC))
+            deps = archive_deps(
+                ledger, by="alice", on_progress=lambda _step, _done, _total: None, count=count
+            )
+            done = await Archiver(ledger.log, archive, deps).run(before=datetime.now(UTC))
             print(f"{done.events} events archived, {done.jobs_carried} job carried on")
             try:
                 await ledger.job("january")

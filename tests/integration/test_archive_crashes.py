@@ -23,7 +23,7 @@ from tests.support.archiving import (
     unmoved,
 )
 
-from jobledger.audit.archive.survey import Unread
+from jobledger.audit.archive.plan import Unread
 from jobledger.audit.export import read_manifest, write_export
 from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.model.codec import Message, encode

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.conftest import SOURCES
 from tests.support.working import LIMIT_S, Connect, ended, until, working
 
-from jobledger.audit.archive import Archiver, Done, open_archive, tools_of
+from jobledger.audit.archive import Archiver, Done, archive_deps, open_archive
 from jobledger.audit.verify import leftovers, verify
 from jobledger.ledger import Backoff, Context, JobHandle, JobState, Ledger, Snooze, task
 from jobledger.ledger.model.commands import Claim
@@ -61,8 +61,8 @@ async def idle(kind: str) -> str:
 
 async def archive(ledger: Ledger, folder: Path) -> Done:
     """Archive everything there is."""
-    tools = tools_of(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
-    return await Archiver(ledger.log, folder, tools).run(datetime.now(UTC))
+    deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
+    return await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))
 
 
 async def check(ledger: Ledger, folder: Path) -> None:
@@ -275,7 +275,7 @@ import asyncio, os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from jobledger.ledger import connect
-from jobledger.audit.archive import Archiver, tools_of
+from jobledger.audit.archive import Archiver, archive_deps
 
 url, environment, folder, fatal = sys.argv[1:]
 
@@ -286,8 +286,8 @@ def die(step, done, total):
 
 async def main():
     async with connect(url, environment=environment) as ledger:
-        tools = tools_of(ledger, by="alice", on_progress=die)
-        await Archiver(ledger.log, Path(folder), tools).run(datetime.now(UTC))
+        deps = archive_deps(ledger, by="alice", on_progress=die)
+        await Archiver(ledger.log, Path(folder), deps).run(datetime.now(UTC))
 
 asyncio.run(main())
 """

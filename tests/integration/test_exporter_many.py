@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from tests.integration.test_exporter import Scrape, exporting, scraped_at_head
 from tests.support.history import write_history
 
-from jobledger.audit.archive import Archiver, tools_of
+from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import Ledger
 from jobledger.ledger.metrics.exposition import scrape as scrape_of
 from jobledger.ledger.model.memory import MemoryLog
@@ -99,13 +99,13 @@ async def test_counters_survive_an_archive_and_the_loss_of_the_file(ledger: Ledg
     await write_history(ledger.log)
     async with exporting(ledger, tmp_path / "p.db") as exporter:
         before = (await scraped_at_head(exporter, ledger)).counters()
-    tools = tools_of(
+    deps = archive_deps(
         ledger,
         by="alice",
         on_progress=lambda _step, _done, _total: None,
         count=counting(ledger.log, tmp_path / "elsewhere.db"),
     )
-    done = await Archiver(ledger.log, tmp_path / "archive", tools).run(datetime.now(UTC))
+    done = await Archiver(ledger.log, tmp_path / "archive", deps).run(datetime.now(UTC))
     assert done.jobs_archived > 0
     assert done.jobs_carried > 0
     async with exporting(ledger, tmp_path / "new.db") as exporter:

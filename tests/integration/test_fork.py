@@ -19,7 +19,7 @@ import pytest
 from tests.support.archiving import NEW, OLD_JOBS, World
 from tests.support.working import LIMIT_S, working
 
-from jobledger.audit.archive import Archiver, tools_of
+from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Snooze, connect, task
 from jobledger.ledger.model.chain import load, transact
@@ -344,8 +344,8 @@ def test_an_attempt_that_was_archived_runs_again_on_what_is_in_the_archive(
     job_id, archive = fork.work(LARGE, fail=True), tmp_path / "archive"
 
     async def move(ledger: Ledger) -> None:
-        tools = tools_of(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
-        await Archiver(ledger.log, archive, tools).run(datetime.now(UTC))
+        deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
+        await Archiver(ledger.log, archive, deps).run(datetime.now(UTC))
         assert (await api(ledger.inbox, f"STREAM.PURGE.OBJ_{ledger.names.payloads_bucket}", {}))["success"]
 
     fork.with_ledger(move)

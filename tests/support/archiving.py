@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from tests.support.orders import enqueue_of
 
-from jobledger.audit.archive import Archiver, Done, OnProgress, Tools
+from jobledger.audit.archive import ArchiveDeps, Archiver, Done, OnProgress
 from jobledger.audit.archive.chain import open_archive
-from jobledger.audit.archive.survey import Unread
+from jobledger.audit.archive.plan import Unread
 from jobledger.audit.verify import verify
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, transact
@@ -159,7 +159,7 @@ class World:
         async def set_timer(timer: Timer) -> None:
             self.timers.append(timer)
 
-        tools = Tools(
+        deps = ArchiveDeps(
             clock=self.clock,
             stamp=self.stamp,
             leases=Holders(*self.alive),
@@ -167,7 +167,7 @@ class World:
             set_timer=set_timer,
             on_progress=on_progress,
         )
-        return Archiver(self.log, folder or self.folder, tools)
+        return Archiver(self.log, folder or self.folder, deps)
 
     async def archive(self, before: datetime = BEFORE, *, force: bool = False) -> Done:
         return await self.archiver().run(before, force=force)

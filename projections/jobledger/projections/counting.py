@@ -32,7 +32,7 @@ Past = Callable[[], Awaitable[Log]]
 
 
 def counting(log: Log, path: Path | str, *, past: Past | None = None) -> CountEverything:
-    """Return what `archive.tools_of` takes as `count`.
+    """Return what `archive.archive_deps` takes as `count`.
 
     It brings the projection at `path` up to the ledger's end, and reads its counters. Where these do not count from
     the ledger's first event, or the projection cannot go on, everything is counted from `past` in a temporary file.

@@ -1,7 +1,7 @@
 """Moving the ledger's oldest events into files: export, carry what lives, record, purge; each step found done when resumed.
 
 Whatever happens in between, every event is in the ledger or in an export that the ledger names. What would be moved is
-found out in `archive.survey`, the folder is `archive.chain`'s. Source: ADR 011.
+found out in `plan`, the folder is `chain`'s. Source: ADR 011.
 """
 
 from __future__ import annotations
@@ -26,15 +26,8 @@ from jobledger.audit.archive.chain import (
     place_of,
     sync_folder,
 )
-from jobledger.audit.archive.survey import (
-    Bound,
-    Survey,
-    SurveyingWitness,
-    Unread,
-    bound,
-    survey,
-)
-from jobledger.audit.archive.tools import Step, Tools
+from jobledger.audit.archive.deps import ArchiveDeps, Step
+from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
 from jobledger.audit.export.payloads import check_payloads
@@ -65,22 +58,6 @@ _AT_ONCE: Final = 64
 _AS_HISTORY: Final = CheckOptions(overdue_grace_s=10 * 366 * 24 * 3600.0)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run would do."""
-
-    first_sequence: int  #: of the ledger as it is
-    through_sequence: int  #: the last one that would go; `first_sequence - 1` when none would
-    stored_until: datetime | None  #: when that one was stored
-    events: int
-    bytes: int  #: of these events
-    jobs_archived: int  #: jobs that are over: all of their events go
-    jobs_carried: int  #: jobs that live on in the ledger
-    work_items: int  #: of them, those that wait for a worker or run
-    held_back_by: str  #: what must not go yet, "" where nothing does
-    unread: tuple[Unread, ...]  #: subscribers that would miss events
-    unfinished: int  #: an earlier run that would be finished first goes up to here; 0 when there is none
-
-
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did."""
 
@@ -95,35 +72,35 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 class Archiver:
     """Moves a ledger's prefix into `folder`; two at once do no harm, and one of them is refused."""
 
-    def __init__(self, log: Log, folder: Path, tools: Tools) -> None:
+    def __init__(self, log: Log, folder: Path, deps: ArchiveDeps) -> None:
         self._log = log
         self._folder = folder
-        self._tools = tools
+        self._deps = deps
         self._done: list[Path] = []
         self._events = self._jobs_archived = self._jobs_carried = 0
 
-    async def plan(self, before: datetime) -> Plan:
+    async def plan(self, before: datetime) -> ArchivePlan:
         """Return what `run` would do; nothing is changed.
 
         Raises: InvalidInputError, CorruptLedgerError, UnreachableError.
         """
-        bounded = await self._bound(before)
+        bounded, held_back_by = await self._bound(before)
         first = (await self._log.head()).first_sequence
-        found = await survey(self._log, first, bounded.through, self._progress("check"))
+        found = await read_prefix(self._log, first, bounded, self._progress("check"))
         newest = await newest_archived(self._log)
         recorded = 0 if newest is None or newest.through_sequence < first else newest.through_sequence
         waiting = self._waiting(first)
-        return Plan(
+        return ArchivePlan(
             first_sequence=first,
-            through_sequence=max(first - 1, bounded.through),
+            through_sequence=max(first - 1, bounded),
             stored_until=found.newest_at,
             events=found.events,
             bytes=found.bytes,
             jobs_archived=found.jobs_over,
             jobs_carried=len(found.jobs),
             work_items=found.work_items,
-            held_back_by=bounded.held_back_by,
-            unread=tuple(await self._tools.unread(bounded.through)) if found.events else (),
+            held_back_by=held_back_by,
+            unread=tuple(await self._deps.unread(bounded)) if found.events else (),
             unfinished=recorded or (0 if waiting is None else waiting.manifest.last_sequence),
         )
 
@@ -136,15 +113,15 @@ class Archiver:
             UnreachableError, LedgerFullError, OSError. Whatever it is, nothing is lost: run it again.
         """
         await self._finish_recorded()
-        bounded = await self._bound(before)
+        bounded, held_back_by = await self._bound(before)
         while True:
             first = (await self._log.head()).first_sequence
             waiting = self._waiting(first)
-            through = bounded.through if waiting is None else waiting.manifest.last_sequence
-            if through > bounded.through:
+            through = bounded if waiting is None else waiting.manifest.last_sequence
+            if through > bounded:
                 raise ArchiveRefusedError(
                     f"{self._folder} holds the export of an unfinished run up to stream sequence {through}, and this "
-                    f"run may go up to {bounded.through}: finish that one with a later time, or delete its export "
+                    f"run may go up to {bounded}: finish that one with a later time, or delete its export "
                     f"{export_name(first, through)}"
                 )
             if through < first:
@@ -157,20 +134,20 @@ class Archiver:
             events=self._events,
             jobs_archived=self._jobs_archived,
             jobs_carried=self._jobs_carried,
-            held_back_by=bounded.held_back_by,
+            held_back_by=held_back_by,
         )
 
     def _progress(self, step: Step) -> Callable[[int, int], None]:
-        return lambda done, total: self._tools.on_progress(step, done, total)
+        return lambda done, total: self._deps.on_progress(step, done, total)
 
-    async def _bound(self, before: datetime) -> Bound:
+    async def _bound(self, before: datetime) -> tuple[int, str]:
         if before.utcoffset() is None:
             raise InvalidInputError(
                 "before has no time zone: give an aware datetime, such as datetime.now(UTC)"
             )
-        if before > self._tools.clock.now():
+        if before > self._deps.clock.now():
             raise InvalidInputError(f"{before.isoformat()} is still to come: give a time that is past")
-        return await bound(self._log, before, self._tools.leases)
+        return await bound(self._log, before, self._deps.leases)
 
     def _waiting(self, first: int) -> ExportLog | None:
         """Return the export that an earlier run made of the ledger's oldest events and did not record."""
@@ -184,7 +161,7 @@ class Archiver:
         return max(found, key=lambda export: export.manifest.last_sequence, default=None)
 
     async def _check_subscribers(self, through: int, *, force: bool) -> None:
-        behind = [] if force else await self._tools.unread(through)
+        behind = [] if force else await self._deps.unread(through)
         if behind:
             named = ", ".join(
                 f"{each.consumer} (from stream sequence {each.sequence} on)" for each in behind[:5]
@@ -238,9 +215,9 @@ class Archiver:
             first=first,
             last=through,
             previous=previous,
-            payloads=self._tools.payloads,
+            payloads=self._deps.payloads,
             resumed=True,  # whatever an earlier run, perhaps of an earlier version, was told of large values
-            clock=self._tools.clock,
+            clock=self._deps.clock,
             on_progress=self._progress("export"),
             on_payload=self._progress("copy"),
         )
@@ -264,12 +241,12 @@ class Archiver:
             )
         return chain[-1].previous
 
-    async def _check(self, export: ExportLog, *, force: bool) -> Survey:
+    async def _check(self, export: ExportLog, *, force: bool) -> Prefix:
         """Prove the export without the server; only then it may take the place of what it holds."""
         manifest = export.manifest
         first, last = manifest.first_sequence, manifest.last_sequence
         await anyio.to_thread.run_sync(check_payloads, export.folder, manifest)
-        found = SurveyingWitness()
+        found = Prefix()
         report = await verify(
             export,
             from_sequence=first,
@@ -286,9 +263,9 @@ class Archiver:
                 f"{report.violations_count:,} in all); look at it with `jobledger audit verify`, or archive it as "
                 "it is with --force"
             )
-        if found.survey.events != manifest.count:
+        if found.events != manifest.count:
             raise ArchiveRefusedError(
-                f"{manifest.count - found.survey.events:,} events of {export.folder} cannot be read, so nobody can tell "
+                f"{manifest.count - found.events:,} events of {export.folder} cannot be read, so nobody can tell "
                 "which jobs live: see what `jobledger audit verify` says of it"
             )
         head = await self._log.get(last)
@@ -299,7 +276,7 @@ class Archiver:
             raise ArchiveRefusedError(
                 f"{export.folder} does not hold what the ledger holds: delete it, run again"
             )
-        return found.survey
+        return found
 
     async def _carry(self, refs: Sequence[JobRef], through: int) -> None:
         for start in range(0, len(refs), _AT_ONCE):
@@ -321,11 +298,11 @@ class Archiver:
             job = (await load(self._log, ref)).job
         if job is not None and job.due_at is not None and job.state in WAITING_STATES:
             # The event that asked for its timer goes away, and perhaps no worker has heard of it.
-            await self._tools.set_timer(wait_timer(job))
+            await self._deps.set_timer(wait_timer(job))
 
     async def _carried(self, ref: JobRef, through: int) -> Job | None:
         """Append `carried` and return the job; raises IllegalTransitionError where that is done already."""
-        stamp = self._tools.stamp
+        stamp = self._deps.stamp
         try:
             try:
                 after = await transact(self._log, ref, Carry(through=through), stamp)
@@ -363,15 +340,15 @@ class Archiver:
 
     async def _count(self, export: ExportLog, *, force: bool) -> None:
         """Append what was counted so far, after all that lives was carried: from there on everything can be counted."""
-        if self._tools.count is None:
+        if self._deps.count is None:
             return
         try:
-            counts = await self._tools.count(self._progress("count"))
+            counts = await self._deps.count(self._progress("count"))
         except ArchiveRefusedError:
             if force:
                 return
             raise
-        parts = counted_parts(counts, export.manifest.last_sequence, self._tools.stamp())
+        parts = counted_parts(counts, export.manifest.last_sequence, self._deps.stamp())
         try:
             await append_counts(self._log, parts)
         except WrongSequenceError as error:
@@ -383,7 +360,7 @@ class Archiver:
         manifest = export.manifest
         last = await self._log.last(REACTOR.chain(self._log.names, ARCHIVE))
         newest = await newest_archived(self._log)
-        stamp = self._tools.stamp()
+        stamp = self._deps.stamp()
         own = manifest_sha256(export.folder)
         previous = None if manifest.previous is None else manifest.previous.manifest_sha256
         recorded = None if newest is None else newest.manifest_sha256
@@ -457,4 +434,4 @@ class Archiver:
         with contextlib.suppress(
             WrongSequenceError, IllegalTransitionError
         ):  # another receipt: the next run sees to it
-            await commit(self._log, chain, decide(chain.job, Carry(through=through), self._tools.stamp()))
+            await commit(self._log, chain, decide(chain.job, Carry(through=through), self._deps.stamp()))

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from jobledger.audit.archive import Archiver, Done, OnProgress, Plan, Step, tools_of
+from jobledger.audit.archive import ArchivePlan, Archiver, Done, OnProgress, Step, archive_deps
 from jobledger.audit.archive.chain import open_archive
 from jobledger.audit.counts import CountEverything
 from jobledger.cli import audit_options, options
@@ -88,18 +88,18 @@ def archive(
     output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     moment = parse_time("--before", before)
 
-    async def do() -> Plan | Done:
+    async def do() -> ArchivePlan | Done:
         async with opened(target) as ledger:
             with _progress(output) as progress:
                 count = await _count(ledger, folder, projection)
-                tools = tools_of(
+                deps = archive_deps(
                     ledger,
                     by=operator(),
                     on_progress=progress,
                     count=count,
                     with_payloads=not without_payloads,
                 )
-                archiver = Archiver(ledger.log, folder, tools)
+                archiver = Archiver(ledger.log, folder, deps)
                 return await (archiver.plan(moment) if plan else archiver.run(moment, force=force))
 
     with _explained(output, folder):
@@ -107,10 +107,10 @@ def archive(
     _tell(output, outcome, moment)
 
 
-def _tell(output: Output, outcome: Plan | Done, before: datetime) -> None:
+def _tell(output: Output, outcome: ArchivePlan | Done, before: datetime) -> None:
     if output.as_json:
-        output.object(outcome if isinstance(outcome, Plan) else _object(outcome))
-    elif isinstance(outcome, Plan):
+        output.object(outcome if isinstance(outcome, ArchivePlan) else _object(outcome))
+    elif isinstance(outcome, ArchivePlan):
         _tell_plan(output, outcome, before)
     else:
         _tell_done(output, outcome, before)
@@ -163,7 +163,7 @@ def _nothing(before: datetime, first_sequence: int) -> str:
     return f"nothing to archive that was stored before {time_text(before)}: {since}"
 
 
-def _tell_plan(output: Output, plan: Plan, before: datetime) -> None:
+def _tell_plan(output: Output, plan: ArchivePlan, before: datetime) -> None:
     if plan.unfinished:
         output.say(f"an earlier run, up to stream sequence {plan.unfinished:,}, is finished first")
     if not plan.events:

@@ -30,11 +30,28 @@ Progress = Callable[[int, int], None]
 _OURS: Final = ("work_", "reconcile_", TIMERS_CONSUMER_PREFIX)
 
 
-class Bound(msgspec.Struct, frozen=True):
-    """How far a run may go."""
+class Unread(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable consumer of somebody's that has not dealt with all that would go away."""
 
-    through: int  #: the last stream sequence that may be taken away; below the ledger's first when none may
-    held_back_by: str = ""  #: what must not go yet, where that is less than was asked for
+    consumer: str
+    settled_through: int  #: all events up to this stream sequence are dealt with
+    sequence: int  #: the first one of those it wants that is not, and would go away
+
+
+class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would do."""
+
+    first_sequence: int  #: of the ledger as it is
+    through_sequence: int  #: the last one that would go; `first_sequence - 1` when none would
+    stored_until: datetime | None  #: when that one was stored
+    events: int
+    bytes: int  #: of these events
+    jobs_archived: int  #: jobs that are over: all of their events go
+    jobs_carried: int  #: jobs that live on in the ledger
+    work_items: int  #: of them, those that wait for a worker or run
+    held_back_by: str  #: what must not go yet, "" where nothing does
+    unread: tuple[Unread, ...]  #: subscribers that would miss events
+    unfinished: int  #: an earlier run that would be finished first goes up to here; 0 when there is none
 
 
 class LiveHolders(Protocol):
@@ -45,23 +62,24 @@ class LiveHolders(Protocol):
         ...
 
 
-async def bound(log: Log, before: datetime, leases: LiveHolders) -> Bound:
-    """Return how far a run may go that is to take away what was stored before a time of the server.
+async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, str]:
+    """Return how far a run may go that takes away what was stored before a time of the server, and what holds it back.
 
-    A lock that is held stays, and what no seal covers yet where there are seals.
+    That is the last stream sequence that may go, below the ledger's first when none may; and what must not go yet, ""
+    where all may go that was asked for. A lock that is held stays, and what no seal covers yet where there are seals.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
     head = await log.head()
-    found = Bound(await _stored_before(log, head, before))
+    through, held_back_by = await _stored_before(log, head, before), ""
     for aggregate in AGGREGATES.values():
         if aggregate is JOB:
             continue  # jobs are carried, or go away whole
         async for kept in _kept(log, aggregate):
             lives = not kept.while_lives or await leases.find(kept.while_lives) is not None
-            if kept.from_sequence <= found.through and lives:
-                found = Bound(kept.from_sequence - 1, kept.why)
-    return found
+            if kept.from_sequence <= through and lives:
+                through, held_back_by = kept.from_sequence - 1, kept.why
+    return through, held_back_by
 
 
 async def _kept(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[Kept, None]:
@@ -84,8 +102,11 @@ async def _stored_before(log: Log, head: Head, before: datetime) -> int:
     return head.last_sequence
 
 
-class Survey:
-    """Takes the events of a prefix in order and tells which jobs go away whole; memory grows with the others."""
+class Prefix:
+    """Takes the events of a prefix in order and tells which jobs go away whole; memory grows with the others.
+
+    A witness of `verify`: reads what a check reads, in the same pass.
+    """
 
     def __init__(self) -> None:
         self.events = 0
@@ -94,19 +115,25 @@ class Survey:
         self.jobs: dict[JobRef, Job] = {}  #: the others, without inputs and errors
         self.newest_at: datetime | None = None
 
-    def feed(self, message: Message) -> None:
-        """Take the next event."""
-        self.events += 1
-        self.bytes += len(message.data)
-        self.newest_at = message.stored_at
-        if not isinstance(message, StoredEvent):
-            return
-        event = message.event
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Take what was read; what cannot be read is left out."""
+        for message in batch:
+            self.events += 1
+            self.bytes += len(message.data)
+            self.newest_at = message.stored_at
+            if isinstance(message, StoredEvent):
+                self._take(message)
+
+    async def finish(self, checker: Checker) -> None:
+        """Have nothing to say."""
+
+    def _take(self, stored: StoredEvent) -> None:
+        event = stored.event
         ref = JobRef(queue=event.queue, job_id=event.job)
         known = self.jobs.get(ref)
         if known is None and isinstance(event, Fenced):
             return  # the receipt of somebody who was late to a job that is over
-        job = evolve(known, lean(event), message.stream_sequence)
+        job = evolve(known, lean(event), stored.stream_sequence)
         if job.state in CLOSED_STATES:
             self.jobs_over += not isinstance(event, Carried)  # that one came to its end before
             self.jobs.pop(ref, None)
@@ -119,47 +146,22 @@ class Survey:
         return sum(job.state in (JobState.QUEUED, JobState.RUNNING) for job in self.jobs.values())
 
 
-class SurveyingWitness:
-    """Surveys what a check reads, in the same pass."""
-
-    def __init__(self) -> None:
-        self.survey = Survey()
-
-    def feed(self, batch: Sequence[Message]) -> None:
-        """Take what was read; what cannot be read is left out."""
-        for message in batch:
-            self.survey.feed(message)
-
-    async def finish(self, checker: Checker) -> None:
-        """Have nothing to say."""
-
-
-async def survey(log: Log, first: int, through: int, on_progress: Progress | None = None) -> Survey:
-    """Survey the stream sequences `first` to `through` of a log.
+async def read_prefix(log: Log, first: int, through: int, on_progress: Progress | None = None) -> Prefix:
+    """Read the stream sequences `first` to `through` of a log.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    found = Survey()
+    found = Prefix()
     if through < first:
         return found
     async with contextlib.aclosing(log.read_messages(from_sequence=first)) as batches:
         async for batch in batches:
-            for message in batch:
-                if message.stream_sequence <= through:
-                    found.feed(message)
+            found.feed([message for message in batch if message.stream_sequence <= through])
             if on_progress is not None:
                 on_progress(found.events, through - first + 1)
             if batch[-1].stream_sequence >= through:
                 break
     return found
-
-
-class Unread(msgspec.Struct, frozen=True, kw_only=True):
-    """A durable consumer of somebody's that has not dealt with all that would go away."""
-
-    consumer: str
-    settled_through: int  #: all events up to this stream sequence are dealt with
-    sequence: int  #: the first one of those it wants that is not, and would go away
 
 
 FindUnread = Callable[[int], Awaitable[list[Unread]]]

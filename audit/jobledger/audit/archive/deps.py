@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from jobledger.audit.archive.survey import FindUnread, LiveHolders, Unread, unread
+from jobledger.audit.archive.plan import FindUnread, LiveHolders, Unread, unread
 from jobledger.audit.counts import CountEverything
 from jobledger.audit.export.payloads import PayloadSource
 from jobledger.ledger.client import Ledger
@@ -24,7 +24,7 @@ Step = Literal["export", "copy", "check", "carry", "count", "record", "purge", "
 OnProgress = Callable[[Step, int, int], None]
 
 
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveDeps(msgspec.Struct, frozen=True, kw_only=True):
     """What a run needs beside the log."""
 
     clock: Clock
@@ -41,15 +41,15 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     on_progress: OnProgress = lambda _step, _done, _total: None
 
 
-def tools_of(
+def archive_deps(
     ledger: Ledger,
     *,
     by: str,
     on_progress: OnProgress,
     count: CountEverything | None = None,
     with_payloads: bool = True,
-) -> Tools:
-    """Return the tools for a connected ledger; `by` is who acts, `count` what `projections.counting` returns.
+) -> ArchiveDeps:
+    """Return what a run on a connected ledger needs; `by` is who acts, `count` what `projections.counting` returns.
 
     Without `count` the counters of a projection that is made anew after the run begin where the ledger then does.
     """
@@ -65,7 +65,7 @@ def tools_of(
             streams.append(await timers.ensure())
         await timers.set(timer, ledger.clock.now())
 
-    return Tools(
+    return ArchiveDeps(
         clock=ledger.clock,
         stamp=lambda: ledger.stamp(by),
         leases=ledger.leases,
