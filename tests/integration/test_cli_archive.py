@@ -164,6 +164,15 @@ def test_projections_go_on_after_an_archive_and_are_proven_with_it(cli: Cli) -> 
     assert cli.there("projection", "verify", "--projection", "fresh").code == 0
     assert cli.there("projection", "verify", "--projection", "fresh", "--archive", "archive").code == 0
     assert cli.there("projection", "verify", "--projection", "late", "--archive", "archive").code == 0
+    for name, archived, agrees in (
+        ("fresh", (), "is what the events up to"),
+        ("fresh", ("--archive", "archive"), "is what the events up to"),
+        ("late", ("--archive", "archive"), "is what the events up to"),
+        ("late", (), "was not compared: the projection late holds everything from stream sequence 1 on"),
+    ):
+        report = objects(cli("verify", "--with-projection", "--projection", name, *archived, "--json"))
+        said = [each["sentence"] for each in report["compared"] if each["what"] == "projection"]
+        assert (report["sound"], said[-1].startswith(f"{name} {agrees}")) == (True, True), said
     status = objects(cli.there("projection", "status", "--projection", "nowhere", "--json"))
     assert (status["begins_at"], status["lag_events"]) == (11, status["head"] - 10)
 

@@ -220,7 +220,7 @@ def test_a_tail_that_is_cut_or_written_anew_is_found_by_an_earlier_report(cli: C
     )
 
 
-def test_a_projection_is_compared_in_the_same_pass(cli: Cli, tmp_path: Path) -> None:
+def test_a_projection_is_compared_in_the_same_report(cli: Cli, tmp_path: Path) -> None:
     cli.work(1, 2)
     path = tmp_path / "jobs.db"
     compare = ("verify", "--with-projection", "--projection", str(path))
@@ -243,8 +243,11 @@ def test_a_projection_is_compared_in_the_same_pass(cli: Cli, tmp_path: Path) -> 
     answer = cli(*compare, "--json")
     assert answer.code == 4
     (body,) = answer.lines
-    assert (body["broken"], body["compared"][0]["agrees"]) == ({"projection": 1}, False)
+    place, rows = [each for each in body["compared"] if each["what"] == "projection"]
+    assert (body["broken"], place["agrees"], rows["agrees"]) == ({"projection": 1}, True, False)
     assert "retry_count" in body["violations"][0]["sentence"]
+    assert "77 in" in rows["sentence"]
+    assert "in the ledger" in rows["sentence"]
     assert "rule `projection` is broken" in json.loads(answer.err)["error"]["message"]
     path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
     answer = cli(*compare)
@@ -265,7 +268,8 @@ def test_a_projection_of_a_ledger_that_went_further_differs(cli: Cli, tmp_path: 
         connection.commit()
     answer = cli("verify", "--with-projection", "--projection", str(path))
     assert answer.code == 4
-    assert "it has read up to stream sequence 9000, the ledger ends at" in answer.err
+    assert "jobs.db has read up to 9000, so it was rewound" in answer.err
+    assert "stream_sequence of 1 is 9000 in" in answer.out
 
 
 def test_how_late_a_timer_may_be_can_be_chosen(cli: Cli) -> None:

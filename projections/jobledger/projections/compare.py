@@ -110,6 +110,8 @@ async def verify(
             await projector.catch_up(until=position.stream_sequence, progress=progress)
         with _reading(fresh, apart) as other:
             found = await apart.run(lambda: _compared(path, connection, fresh, other, apart), comparing)
+        if found is not None:
+            found = msgspec.structs.replace(found, sentence=found.sentence.replace(str(fresh), "the ledger"))
         return position, found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +23,8 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
-from jobledger.projections.position_witness import PositionWitness
-from jobledger.projections.witness import ProjectionWitness
+from jobledger.projections.errors import ProjectionMissingError
+from jobledger.projections.witness import PositionWitness, RowsWitness
 
 _NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
 
@@ -129,7 +127,7 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
 
 
 async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
-    async with opened(target) as ledger, AsyncExitStack() as stack:
+    async with opened(target) as ledger:
         log: Log = ledger.log
         past = await read_past(log, asked.archives) if asked.archives else None
         if past is not None:
@@ -145,12 +143,15 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
             projection_at=position.stream_sequence if position is not None else 0,
         )
         await _refuse_beyond_the_end(log, asked, max(checked.seals_through, checked.projection_at))
-        witnesses = [each async for each in _witnesses(stack, ledger, log, asked, begin, path)]
-        if position is not None and not asked.with_projection:
-            witnesses.append(position)
+        witnesses: list[Witness] = []
         if past is not None:
             is_whole = is_archive(asked.archives)
-            witnesses.insert(0, ArchiveWitness(past, ledger.log, from_sequence=begin, is_archive=is_whole))
+            witnesses.append(ArchiveWitness(past, ledger.log, from_sequence=begin, is_archive=is_whole))
+        witnesses += [each async for each in asked.seals.witnesses(log, begin, asked.last)]
+        if position is not None:
+            witnesses.append(position)
+        if asked.with_projection and path is not None:
+            witnesses.append(RowsWitness(path, log))
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
         expected = Expected(now=ledger.clock.now() if asked.last is None else None)
         with output.progress("checking the ledger") as progress:
@@ -173,9 +174,11 @@ async def _projection(
     path: Path | None = None
     try:
         path = await projection_path(ledger, asked.projection)
+        if asked.with_projection and not path.exists():
+            raise ProjectionMissingError(path)
         return path, PositionWitness.beside(path, log)
     except (ProjectionError, UsageError, OSError) as error:
-        if path is None and asked.with_projection:
+        if asked.with_projection and (path is None or isinstance(error, ProjectionMissingError)):
             raise
         output.note(f"the ledger's end was not held to the projection: {error}")
         return path, None
@@ -191,17 +194,6 @@ async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
     for option, value, most in (("--from", asked.first, known + 1), ("--to", asked.last, known)):
         if value is not None and value > most:
             raise UsageError(f"{option} {value} lies beyond the ledger's end, which is {head}")
-
-
-async def _witnesses(  # noqa: PLR0917 - what the check was told
-    stack: AsyncExitStack, ledger: Ledger, log: Log, asked: _Asked, begin: int, path: Path | None
-) -> AsyncGenerator[Witness, None]:
-    """Yield what else is compared with the ledger in the same pass."""
-    if asked.with_projection and path is not None:
-        views = [log] if log is ledger.log else [log, ledger.log]
-        yield await stack.enter_async_context(ProjectionWitness(path, *views))
-    async for witness in asked.seals.witnesses(log, begin, asked.last):
-        yield witness
 
 
 def _show_report(output: Output, report: Report) -> None:
