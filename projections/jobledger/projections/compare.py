@@ -53,27 +53,14 @@ def difference(path_a: Path | str, path_b: Path | str) -> str | None:
     """Return a sentence on the first row that two projections do not share, or None when they are equal.
 
     Everything is compared but `position.updated_at`, the only value that does not come from the ledger. Two that do
-    not begin at the same stream sequence differ in that. Blocks for as long as both take to read: `difference_apart`
-    is for who has an event loop to keep going.
+    not begin at the same stream sequence differ in that. Blocks for as long as both take to read.
 
     Raises: the errors of opening either file.
     """
-    found = _difference(Path(path_a), Path(path_b), Background())
-    return None if found is None else found.sentence
-
-
-async def difference_apart(
-    path_a: Path | str, path_b: Path | str, *, progress: ProgressCallback | None = None
-) -> str | None:
-    """Return what `difference` does, compared in a thread, which ends soon after this is cancelled."""
-    apart = Background()
-    found = await apart.run(lambda: _difference(Path(path_a), Path(path_b), apart), progress)
-    return None if found is None else found.sentence
-
-
-def _difference(a: Path, b: Path, apart: Background) -> Difference | None:
+    a, b, apart = Path(path_a), Path(path_b), Background()
     with _reading(a, apart) as one, _reading(b, apart) as two:
-        return _compared(a, one, b, two, apart)
+        found = _compared(a, one, b, two, apart)
+    return None if found is None else found.sentence
 
 
 async def verify(

@@ -24,11 +24,11 @@ from jobledger.audit.archive.chain import (
     newest_archived,
     open_archive,
     place_of,
-    sync_folder,
 )
 from jobledger.audit.archive.deps import ArchiveDeps, Step
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix
 from jobledger.audit.counts import append_counts, counted_parts
+from jobledger.audit.durable import sync_folder
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.verify import CheckOptions, verify

@@ -5,12 +5,12 @@ Reads only. What is moved into it, and in which order, is `archive`'s business. 
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jobledger.audit.durable import sync_folder
 from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
 from jobledger.ledger.model.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
@@ -39,15 +39,6 @@ def make_folder(folder: Path) -> None:
     for place in reversed(missing):
         place.mkdir(exist_ok=True)
         sync_folder(place.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when what was put into a folder, or renamed in it, is on the disk. Raises: OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 async def newest_archived(log: Log) -> Archived | None:

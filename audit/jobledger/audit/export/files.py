@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from datetime import datetime
@@ -18,6 +17,7 @@ from typing import IO, Final, Protocol
 
 import msgspec
 
+from jobledger.audit.durable import sync_file
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.audit.export.opening import open_file
 from jobledger.ledger.model.aggregates import read_message
@@ -205,8 +205,7 @@ class JsonLinesWriter:
     def close(self) -> ExportedFile:
         """Finish the file; see `EventFileWriter.close`."""
         with self._file as file:
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         name = file_name(self._first, self._last, self.file_format)
         self._path.rename(self._folder / name)
         return ExportedFile(

@@ -16,6 +16,7 @@ from typing import IO, Final, Protocol
 import anyio.to_thread
 import msgspec
 
+from jobledger.audit.durable import sync_file, sync_folder
 from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
 from jobledger.audit.export.opening import open_file
@@ -92,9 +93,8 @@ async def write_payloads(
             listing.update(line + b"\n")
             if on_progress is not None:
                 on_progress(done, total)
-        file.flush()
-        os.fsync(file.fileno())
-    await anyio.to_thread.run_sync(_sync, folder)
+        sync_file(file)
+    await anyio.to_thread.run_sync(sync_folder, folder)
     return ExportedPayloads(
         included=True, count=total, missing=missing, bytes=size, sha256=listing.hexdigest()
     )
@@ -110,26 +110,13 @@ async def _copy(folder: Path, reference: Reference, source: PayloadSource) -> bo
                 await source.copy(
                     store, PayloadRef(sha256=reference.sha256, size_bytes=reference.bytes), file
                 )
-                await anyio.to_thread.run_sync(_flush, file)
+                await anyio.to_thread.run_sync(sync_file, file)
         except PayloadMissingError:
             draft.unlink()
             continue
         draft.rename(folder / reference.sha256)
         return True
     return False
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def clear_payloads(draft: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
+from jobledger.audit.durable import sync_file, sync_folder
 from jobledger.audit.export.files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter, Totals
 from jobledger.audit.export.manifest import (
     FORMAT,
@@ -381,12 +382,11 @@ def _clear(draft: Path) -> None:
 def _write_synced(path: Path, data: bytes) -> None:
     with path.open("xb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
 
 
 def _move_into_place(draft: Path, folder: Path) -> None:
-    _sync_folder(draft)
+    sync_folder(draft)
     try:
         draft.rename(folder)  # takes the place of an empty folder, and of nothing else
     except OSError as error:
@@ -395,12 +395,4 @@ def _move_into_place(draft: Path, folder: Path) -> None:
                 f"{folder} was made by somebody else meanwhile: choose another one"
             ) from error
         raise
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder.parent)

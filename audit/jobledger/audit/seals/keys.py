@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
+from jobledger.audit.durable import sync_file
 from jobledger.ledger.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ def make_keys(path: Path) -> tuple[Path, str]:
 def _write_new(path: Path, data: bytes, mode: int) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
 
 
 def read_signer(path: Path) -> Signer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.audit.durable import sync_file
 from jobledger.audit.verify.report import Report
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
 
@@ -58,8 +58,7 @@ def write_report(report: Report, path: Path) -> None:
     try:
         with beside.open("xb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         beside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -6,9 +6,10 @@ ledger, so that a series never changes hands and a counter never goes back. The 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -22,8 +23,6 @@ from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
 from jobledger.projections.stats_rows import Histogram, QueueRow, TotalsRow
 
 LABEL_VALUES_MAX: Final = 200
-
-K = TypeVar("K", bound=tuple[str, ...])
 
 
 class Labels:
@@ -41,13 +40,6 @@ class Labels:
     def queue(self, queue: str) -> str:
         """Return the label of a queue."""
         return queue if queue in self._queues else OTHER
-
-
-def _added(rows: Iterable[tuple[K, float]]) -> dict[K, float]:
-    found: dict[K, float] = {}
-    for key, number in rows:
-        found[key] = found.get(key, 0) + number
-    return found
 
 
 def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
@@ -119,9 +111,9 @@ def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:
     """Return what the server tells of queues."""
     labels.admit((*facts.queue_workers, *(lane.queue for lane in facts.lanes)))
     # Zero also for a queue that nobody serves: an alert cannot see what is not there.
-    serving = {
-        labels.queue(queue): 0.0 for queue in (*facts.queue_workers, *(lane.queue for lane in facts.lanes))
-    }
+    serving = Counter(
+        {labels.queue(queue): 0 for queue in (*facts.queue_workers, *(lane.queue for lane in facts.lanes))}
+    )
     for queue, count in facts.queue_workers.items():
         serving[labels.queue(queue)] += count
     yield values(names.QUEUE_WORKERS, (((queue,), count) for queue, count in serving.items()))
@@ -131,5 +123,7 @@ def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:
         (names.REDELIVERED, lambda lane: lane.redelivered),
     )
     for measure, count_of in lanes:
-        counts = _added(((labels.queue(lane.queue), lane.priority), count_of(lane)) for lane in facts.lanes)
+        counts: Counter[tuple[str, str]] = Counter()
+        for lane in facts.lanes:
+            counts[labels.queue(lane.queue), lane.priority] += count_of(lane)
         yield values(measure, counts.items())
