@@ -29,6 +29,7 @@ import msgspec
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Completed, Queued, Started
 from jobledger.ledger.model.log import Entry
+from jobledger.ledger.nats.api import create_stream
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.publisher import Publisher
@@ -80,7 +81,7 @@ async def baseline(url: str, count: int) -> float:
     try:
         inbox = Inbox(connection)
         await inbox.open()
-        await inbox.api("$JS.API.STREAM.CREATE.BASE", {"name": "BASE", "subjects": ["base.>"]}, timeout_s=5)
+        await create_stream(inbox, "BASE", {"subjects": ["base.>"]})
         publisher = Publisher(connection, inbox)
         progress = asyncio.Event()
         body = msgspec.json.encode({"input": PADDING * 4})

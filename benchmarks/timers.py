@@ -25,7 +25,7 @@ from typing import Any
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Completed, Queued, Scheduled
-from jobledger.ledger.nats.streams import api
+from jobledger.ledger.nats.streams import find_stream
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import tune_collector
@@ -136,8 +136,9 @@ async def crowd(ledger: Ledger, count: int, worker: int, server: int | None) -> 
 
 async def timers_set(ledger: Ledger) -> int:
     """Return how many timers the stream holds."""
-    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.timers_stream}", {})
-    return int(info["state"]["messages"])
+    info = await find_stream(ledger.inbox, ledger.names.timers_stream)
+    assert info is not None
+    return info.state.messages
 
 
 async def measure(jobs: int, apart: int, durability: Any) -> dict[str, float]:

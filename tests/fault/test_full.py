@@ -13,13 +13,13 @@ import pytest
 from tests.conftest import ServerFactory
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, load_tasks
+from tests.support.jetstream import api
 from tests.support.proof import prove
 from tests.support.small_disk import Disk, SizeLimit, Tmpfs
 from tests.support.watch import Watch, make_consumers
 
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
-from jobledger.ledger.nats.streams import api
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(120)]

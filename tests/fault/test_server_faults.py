@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.counting import RUNS, check_ledger, count, everything, types_by_job
+from tests.support.jetstream import api
 from tests.support.working import working
 
 from jobledger.ledger import Context, JobState, Ledger, connect, task
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, ResultTimeoutError, SequenceGapError
-from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

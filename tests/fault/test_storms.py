@@ -17,6 +17,7 @@ import pytest
 from tests.fault.conftest import SEED, ConnectTo
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, load_tasks
+from tests.support.jetstream import api
 from tests.support.proof import prove
 from tests.support.races import Races
 from tests.support.watch import Watch
@@ -25,8 +26,8 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.durables import DELIVERIES_MAX
 from jobledger.ledger.nats.pull import Delivery, PullConsumer
-from jobledger.ledger.nats.streams import DELIVERIES_MAX, api
 from jobledger.workers.reactors.reactor import host
 from jobledger.workers.reactors.reconciler import Reconciler
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.watch import make_consumers
 from tests.support.working import working
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.nats.streams import api
 
 pytestmark = pytest.mark.anyio
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from tests.integration.conftest import SOURCES
+from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, Connect, ended, until, working
 
 from jobledger.audit.archive import Archiver, Done, archive_deps, open_archive
@@ -24,8 +25,8 @@ from jobledger.ledger import Backoff, Context, JobHandle, JobState, Ledger, Snoo
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.errors import ArchiveRefusedError
 from jobledger.ledger.model.events import Carried, Queued, Started
+from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.nats.streams import api, ensure_consumer, reactor_consumer
 from jobledger.ledger.timer_upkeep import rebuild_timers
 from jobledger.ledger.timers import Timers
 from jobledger.workers.reactors.dead_letters import DeadLetterReactor

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.jetstream import api
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import Claim, Complete
-from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.command_line import Answer, CommandLine
 from tests.support.history import write_history
+from tests.support.jetstream import api
 
 from jobledger.cli.health import doctor
 from jobledger.ledger import Ledger
-from jobledger.ledger.nats.streams import api
 from jobledger.projections import rebuild
 
 if TYPE_CHECKING:

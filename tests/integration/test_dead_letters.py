@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, Connect, types, working
 
 from jobledger.ledger import Hooks, Job, JobHandle, JobState, Ledger, Notice, connect, task
@@ -15,9 +16,9 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import Claim, Dispatch
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.durables import DELIVERIES_MAX, consumer_config, ensure_consumer
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.pull import Delivery, PullConsumer
-from jobledger.ledger.nats.streams import DELIVERIES_MAX, api, consumer_config, ensure_consumer
 from jobledger.workers.reactors.dead_letters import CONSUMER, DeadLetterReactor
 from jobledger.workers.reactors.reactor import Reactor, host
 from jobledger.workers.reactors.reconciler import Reconciler
@@ -267,7 +268,7 @@ async def test_a_finished_job_is_left_alone_by_a_late_advisory(ledger: Ledger) -
     job = await ledger.enqueue(send, 3)
     async with working(ledger, send):
         assert await job.result(timeout_s=LIMIT_S) == 3
-        subject = ledger.names.advisories[0].replace(">", "work_post_normal")
+        subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{ledger.names.ledger_stream}.work_post_normal"
         body = b'{"type":"io.nats.jetstream.advisory.v1.max_deliver","consumer":"work_post_normal","stream_seq":1,"deliveries":20}'
         for each in (body, b"not even JSON", b'{"consumer":"work_post_normal","stream_seq":999}'):
             ledger.connection.send(subject, "", b"", each)

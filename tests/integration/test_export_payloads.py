@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, ended, working
 
 from jobledger.audit.export import (
@@ -32,7 +33,6 @@ from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.payloads import Stores
-from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

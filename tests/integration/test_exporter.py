@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.openmetrics import parser
 from tests.conftest import ServerFactory
 from tests.support.history import History, write_history
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.working import Connect, working
 
@@ -26,7 +27,7 @@ from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.metrics.server import MetricsServer
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.nats.streams import api, ensure_streams, specifications
+from jobledger.ledger.nats.streams import ensure_streams, specifications
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, rebuild
 from jobledger.projections.metrics.exporter import Exporter, ExporterConfig

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import pytest
 from tests.support.archiving import NEW, OLD_JOBS, World
+from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, working
 
 from jobledger.audit.archive import Archiver, archive_deps
@@ -27,7 +28,6 @@ from jobledger.ledger.model.commands import Claim, TakeOver
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.subjects import JobRef, Names
-from jobledger.ledger.nats.streams import api
 from jobledger.workers import fork as forks
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.working import ended, working
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.nats.streams import api
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node"

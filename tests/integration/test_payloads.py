@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import JobState, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
-from jobledger.ledger.nats.streams import api
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:

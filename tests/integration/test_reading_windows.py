@@ -11,8 +11,10 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from tests.conftest import ServerFactory
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.log_entries import chain_of, entry, event, fill
 
@@ -23,11 +25,11 @@ from jobledger.ledger.model.log import Log
 from jobledger.ledger.nats import ordered_reader as feed
 from jobledger.ledger.nats import pull_window as window
 from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.nats.parser import Raw
 from jobledger.ledger.nats.pull import time_of
 from jobledger.ledger.nats.pull_window import PullWindow
-from jobledger.ledger.nats.streams import api
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -204,8 +206,8 @@ def in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server say of its consumers what a cluster says."""
     create = OrderedReader._create  # pyright: ignore[reportPrivateUsage]
 
-    async def of_a_cluster(self: OrderedReader) -> dict[str, Any]:
-        return {**await create(self), "cluster": {"name": "c", "leader": "n1"}}
+    async def of_a_cluster(self: OrderedReader) -> ConsumerInfo:
+        return msgspec.structs.replace(await create(self), cluster={"name": "c", "leader": "n1"})
 
     monkeypatch.setattr(OrderedReader, "_create", of_a_cluster)
 
@@ -220,10 +222,10 @@ async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
     believed: list[bool] = []
     create, pending_after = OrderedReader._create, feed._pending_after  # pyright: ignore[reportPrivateUsage]
 
-    async def lagging(self: OrderedReader) -> dict[str, Any]:
+    async def lagging(self: OrderedReader) -> ConsumerInfo:
         made = await create(self)
         believed.append(len(believed) >= 2)
-        return made if believed[-1] else {**made, "num_pending": 0}
+        return made if believed[-1] else msgspec.structs.replace(made, pending=0)
 
     def ends_early(raw: Raw) -> int:
         return 0 if len(believed) < 4 else pending_after(raw)
@@ -257,24 +259,29 @@ async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_en
     elections = [2]
     pending_after = feed._pending_after  # pyright: ignore[reportPrivateUsage]
 
-    async def answer(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
-        if not call.startswith("STREAM.MSG.GET."):
-            return await api(inbox, call, payload)
-        asked.append(call)
-        return electing if len(asked) <= elections[-1] else await api(inbox, call, payload)
+    ask = Inbox.ask
+
+    async def answer(inbox: Inbox, call: str, payload: object, *, timeout_s: float) -> tuple[bytes, bytes]:
+        if call.startswith("$JS.API.STREAM.MSG.GET."):
+            asked.append(call)
+            if len(asked) <= elections[-1]:
+                return msgspec.json.encode(electing), b""
+        return await ask(inbox, call, payload, timeout_s=timeout_s)
 
     def ends_early(raw: Raw) -> int:
         return pending_after(raw) if len(asked) >= elections[-1] else 0
 
     monkeypatch.setattr(window, "_MESSAGES", 100)
     monkeypatch.setattr(feed, "_RETRY_S", 0.01)
-    monkeypatch.setattr(feed, "api", answer)
+    monkeypatch.setattr(Inbox, "ask", answer)
     monkeypatch.setattr(feed, "_pending_after", ends_early)
     assert [message.stream_sequence for message in await _read(ledger.log)] == list(range(1, 301))
     assert len(asked) == 2
     elections.append(1_000_000)  # and it never ends: the reader is told
     monkeypatch.setattr(feed, "_FINITE_PATIENCE_S", 0.1)
-    with pytest.raises(ServerUnreachableError, match="read: the ledger's end is not known: JetStream system"):
+    with pytest.raises(
+        ServerUnreachableError, match=r"read: the ledger's end is not known: JetStream .*: JetStream system"
+    ):
         _ = [batch async for batch in ledger.log.read_messages(subject=chain_of(ledger.log, "nobody"))]
 
 
@@ -287,12 +294,13 @@ async def test_a_read_ends_where_a_filter_fits_nothing_more(
         request.getfixturevalue("in_cluster")
     await fill(ledger.log, 10)
     made: list[str] = []
+    ask = Inbox.ask
 
-    async def noted(inbox: Inbox, call: str, payload: object) -> dict[str, Any]:
-        made.append(".".join(call.split(".")[:3]))
-        return await api(inbox, call, payload)
+    async def noted(inbox: Inbox, call: str, payload: object, *, timeout_s: float) -> tuple[bytes, bytes]:
+        made.append(".".join(call.removeprefix("$JS.API.").split(".")[:3]))
+        return await ask(inbox, call, payload, timeout_s=timeout_s)
 
-    monkeypatch.setattr(feed, "api", noted)
+    monkeypatch.setattr(Inbox, "ask", noted)
     for subject in (f"{ledger.names.ledger_root}.lock.>", ledger.names.all_of_type("cancelled")):
         assert [batch async for batch in ledger.log.read_messages(subject=subject)] == []
     stream = ledger.names.ledger_stream

@@ -13,6 +13,7 @@ import msgspec
 import nats
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 
 from jobledger.cli.health.checks import check_consumers
@@ -25,7 +26,7 @@ from jobledger.ledger.model.errors import (
     StreamMismatchError,
 )
 from jobledger.ledger.nats.connection import redact
-from jobledger.ledger.nats.streams import api, ensure_consumer, list_consumers, reactor_consumer
+from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.workers import Worker
 
 if TYPE_CHECKING:
@@ -288,5 +289,5 @@ async def _list_many(ledger: Ledger) -> None:
             await ensure_consumer(ledger.inbox, stream, name, config)
 
     await asyncio.gather(*(make(names[start::20]) for start in range(20)), make(["work_zz_normal"]))
-    assert {info["name"] for info in await list_consumers(ledger.inbox, stream)} >= {*names, "work_zz_normal"}
+    assert {info.name for info in await list_consumers(ledger.inbox, stream)} >= {*names, "work_zz_normal"}
     assert "consumer work_zz_normal" in [each.check for each in await check_consumers(ledger.inbox, stream)]

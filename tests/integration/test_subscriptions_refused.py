@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.subscribing import enqueue, rest, take, until_acknowledged
 from tests.support.working import until
 
@@ -17,7 +18,6 @@ from jobledger.ledger.model.errors import (
     SubscriptionMismatchError,
     SubscriptionNotFoundError,
 )
-from jobledger.ledger.nats.streams import api
 
 pytestmark = pytest.mark.anyio
 

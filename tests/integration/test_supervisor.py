@@ -21,7 +21,7 @@ from jobledger.cli.main import run
 from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import PRIORITIES, event_type
-from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
+from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.timing import (
     LIMIT_S,
     add,
@@ -31,9 +32,9 @@ from jobledger.ledger import (
 from jobledger.ledger.model.commands import CancelJob, Claim, Complete, Dispatch
 from jobledger.ledger.model.commands import Snooze as SnoozeJob
 from jobledger.ledger.model.errors import IllegalTransitionError
-from jobledger.ledger.nats.streams import api
+from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
-from jobledger.ledger.timers import DUE_CONSUMER, Timer, Timers
+from jobledger.ledger.timers import Timer, Timers
 from jobledger.workers.reactors import reactor as reactors
 from jobledger.workers.reactors import timers as workers_timers
 from jobledger.workers.reactors.reactor import host

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
 from jobledger.ledger import (
@@ -20,7 +21,6 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import Claim, DeadLetter, Requeue
 from jobledger.ledger.model.errors import LedgerFullError, ServerUnreachableError
-from jobledger.ledger.nats.streams import api
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from tests.support import limits
+from tests.support.jetstream import api
 from tests.support.memory_locks import MemoryHints, MemoryLeases
 
 from jobledger.ledger.client import connect
@@ -21,7 +22,6 @@ from jobledger.ledger.model.lock import LOCK, LockEvent
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import LockRef
-from jobledger.ledger.nats.streams import api
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer

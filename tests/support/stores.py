@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 from tests.conftest import ServerFactory
+from tests.support.jetstream import api
 from tests.support.stories import BOOM, NAMES, Story
 
 from jobledger.audit.verify import Report, verify
@@ -21,7 +22,6 @@ from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.commands import Complete, Fail, TakeOver
 from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
 from jobledger.ledger.model.log import Entry
-from jobledger.ledger.nats.streams import api
 from jobledger.projections import ProjectionError, Projector, Store, difference, rebuild
 
 #: So small that the server begins a new block file every 32 KB; it is raised before the first event.

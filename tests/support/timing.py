@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 from tests.support import limits
+from tests.support.jetstream import api
 
 from jobledger.ledger import (
     JobHandle,
@@ -19,7 +20,6 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import Queued, Scheduled
-from jobledger.ledger.nats.streams import api
 from jobledger.workers.reactors.hosting import start_reactors
 
 LIMIT_S = limits.LIMIT_S

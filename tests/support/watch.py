@@ -12,7 +12,7 @@ from typing import Final, Self
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import SequenceGapError
 from jobledger.ledger.model.events import PRIORITIES
-from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
+from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
 
 _ENDS: Final = frozenset({"completed", "cancelled", "dead_lettered"})
 _POLL_S: Final = 0.02

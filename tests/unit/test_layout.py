@@ -152,6 +152,16 @@ _PLANTED = [
         "from nats.aio.client import Client",
         "jobledger.ledger.planted_5 is not allowed to import nats",
     ),
+    (
+        "ledger",
+        "import jobledger.ledger.nats.api",
+        "Illegal imports of protected package jobledger.ledger.nats.api",
+    ),
+    (
+        "cli",
+        "import jobledger.ledger.nats.api",
+        "Illegal imports of protected package jobledger.ledger.nats.api",
+    ),
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jobledger.ledger.nats.streams import DELIVERIES_MAX
+from jobledger.ledger.nats.durables import DELIVERIES_MAX
 from jobledger.workers.attempt import settlement
 
 MINUTE_S = 60.0

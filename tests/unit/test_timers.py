@@ -26,7 +26,8 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.timers import KnownWaits, Timer, _id_of, read_timer, schedule_headers, timer_of
+from jobledger.ledger.nats.timer_stream import id_of
+from jobledger.ledger.timers import KnownWaits, Timer, read_timer, schedule_headers, timer_of
 from jobledger.workers.reactors.timers import TwoClocks
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -115,7 +116,7 @@ def test_ids_sort_by_the_time_their_stream_was_made() -> None:
         "2026-01-02T03:04:06Z",
         "2026-11-02T03:04:05.9Z",
     ]
-    ids = [_id_of(each) for each in created]
+    ids = [id_of(each) for each in created]
     assert ids == sorted(ids)
     assert {(len(each), each.isdigit()) for each in ids} == {(23, True)}
 

@@ -12,8 +12,8 @@ import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.leases import WorkerInfo
-from jobledger.ledger.nats.streams import api
 
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -52,10 +52,9 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         alive = [info for info in await ledger.leases.all() if not info.stopped]
         workers = tuple(info for info in alive if job.queue in info.queues)
         consumer = ledger.names.consumer(job.queue, job.order.priority)
-        info = await api(ledger.inbox, f"CONSUMER.INFO.{ledger.names.ledger_stream}.{consumer}", {})
-        if "error" not in info:
-            backlog = int(info["num_pending"])
-            delivered = int(info["delivered"]["stream_seq"])
+        info = await find_consumer(ledger.inbox, ledger.names.ledger_stream, consumer)
+        if info is not None:
+            backlog, delivered = info.pending, info.delivered.stream_sequence
     return Facts(now=ledger.clock.now(), holder=holder, workers=workers, backlog=backlog, delivered=delivered)
 
 

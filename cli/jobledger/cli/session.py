@@ -28,7 +28,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
-from jobledger.ledger.nats.streams import api
+from jobledger.ledger.nats.streams import find_stream
 from jobledger.projections import Position, Projector, Snapshots
 
 T = TypeVar("T")
@@ -188,9 +188,9 @@ async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
     """
     if chosen is not None:
         return chosen
-    stream = ledger.names.ledger_stream
-    answer = await api(ledger.inbox, f"STREAM.INFO.{stream}", {})
-    born = hashlib.sha256(str(answer.get("created", "")).encode()).hexdigest()[:12]
+    stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
+    created = "" if stream is None else stream.created
+    born = hashlib.sha256(created.encode()).hexdigest()[:12]
     places = [urlsplit(url).netloc.rpartition("@")[2] for url in ledger.config.url.split(",")]
     place = _NAME_UNSAFE.sub("-", "_".join(places))[:_NAME_LENGTH_MAX].strip("-")
     return (

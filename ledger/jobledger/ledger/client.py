@@ -299,7 +299,7 @@ async def _assemble(  # noqa: PLR0917 - the parts of one client
         connection=connection,
         inbox=inbox,
         log=log,
-        leases=JetStreamLeases(inbox, publisher, names),
+        leases=JetStreamLeases(connection, inbox, publisher, names),
         hints=hints,
         inputs=Payloads(connection, names.payloads_bucket, **limits),
         results=Payloads(connection, names.results_bucket, life_s=RESULTS_LIFE_S, **limits),

@@ -8,11 +8,9 @@ decides anything about a job. Source: ADR 009.
 from __future__ import annotations
 
 import asyncio
-import functools
-import re
 import weakref
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,21 +26,16 @@ from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import due_at
 from jobledger.ledger.model.log import Entry, Log
-from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
-from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, settle
-from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
-from jobledger.ledger.nats.streams import api, ensure_streams, timers_specification
-from jobledger.ledger.nats.writer import Writer
+from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.publisher import AppendRefusedError
+from jobledger.ledger.nats.timer_stream import TimerStream
 
-#: The consumer on the TIMERS stream, shared by all workers of an environment.
-DUE_CONSUMER: Final = "due"
 #: The server fires 250 ms after it fired last, at the soonest; a timer is set so much before its moment.
 LEAD_S: Final = 0.5
 #: No timer is set further ahead: the server's schedules end in the year 2262. One that fires early is set again.
 _AHEAD_MAX: Final = timedelta(days=3650)
-_NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
-_NAMES_PAGES_MAX: Final = 100
 _SEEN_MAX: Final = 10_000
 
 
@@ -143,36 +136,11 @@ def schedule_headers(names: Names, timer: Timer, now: datetime) -> str:
     return f"Nats-Schedule: @at {moment}\r\nNats-Schedule-Target: {target}\r\n"
 
 
-class Timers:
-    """The TIMERS stream of one environment."""
+class Timers(TimerStream):
+    """The timers of one environment: their stream, and what its messages say."""
 
     def __init__(self, connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig) -> None:
-        self._connection = connection
-        self._inbox = inbox
-        self._names = names
-        self._specification = timers_specification(names, config.replicas)
-        # Where each write is fsynced a crowd's timers are stored in groups, as the events that ask for them.
-        self._writer = Writer(Publisher(connection, inbox), commit=config.commit)
-
-    async def ensure(self) -> str:
-        """Make the stream if it is gone; return its id, which another stream of that name does not have.
-
-        Ids sort by the time their stream was made.
-
-        Raises: StreamMismatchError, JetStreamDisabledError, ServerUnreachableError.
-        """
-        call = f"STREAM.INFO.{self._names.timers_stream}"
-        try:
-            info = await api(self._inbox, call, {})
-            if "error" in info:
-                await ensure_streams(self._inbox, [self._specification])
-                info = await api(self._inbox, call, {})
-        except ReplyTimeoutError as error:
-            raise ServerUnreachableError("the server gave no answer about the timers' stream") from error
-        if "error" in info:
-            message = f"the timers' stream cannot be had: {info['error'].get('description', '?')}"
-            raise ServerUnreachableError(message)
-        return _id_of(str(info["created"]))
+        super().__init__(connection, inbox, names, replicas=config.replicas, commit=config.commit)
 
     async def set(self, timer: Timer, now: datetime) -> None:
         """Store the timer; when this returns, it will fire. Setting the same wait's timer again replaces it.
@@ -180,52 +148,18 @@ class Timers:
         Raises: ServerUnreachableError when there is no answer or no stream, LedgerFullError, LedgerError for another
             refusal.
         """
-        subject = self._names.timer_at(timer.ref, timer.asked_by)
-        headers = schedule_headers(self._names, timer, now)
-        answer: asyncio.Future[int] = self._connection.loop.create_future()
-        entry = Entry(subject, msgspec.json.encode(timer), subject, None, headers)
-        self._writer.append((entry,), functools.partial(settle, answer))
+        subject = self.names.timer_at(timer.ref, timer.asked_by)
+        headers = schedule_headers(self.names, timer, now)
         try:
-            await answer
-        except (ConnectionLostError, ReplyTimeoutError) as error:
-            message = f"the timer of job {timer.job_id} could not be set: the timers' stream gives no answer"
+            await self.store(Entry(subject, msgspec.json.encode(timer), subject, None, headers))
+        except ServerUnreachableError as error:
+            message = f"the timer of job {timer.job_id} could not be set: {error}"
             raise ServerUnreachableError(message) from error
         except AppendRefusedError as error:
-            if error.code in _NO_ROOM:
+            if error.is_full:
                 message = (
                     f"the server has no room for timers ({error}): raise max_file_store in its configuration"
                 )
                 raise LedgerFullError(message) from error
             message = f"the server refused the timer of job {timer.job_id}: {error}"
             raise LedgerError(message) from error
-
-    async def remove_older_consumers(self, timers_id: str) -> int:
-        """Delete the consumers on the ledger that set timers in streams made before this one; return how many.
-
-        Raises: JetStreamDisabledError, ServerUnreachableError.
-        """
-        stream = self._names.ledger_stream
-        old = [name for name in await self._consumers() if name < self._names.timers_consumer(timers_id)]
-        for name in old:
-            await api(self._inbox, f"CONSUMER.DELETE.{stream}.{name}", {})
-        return len(old)
-
-    async def _consumers(self) -> list[str]:
-        """Return the names of the consumers on the ledger that set timers."""
-        found: list[str] = []
-        offset = 0
-        for _ in range(_NAMES_PAGES_MAX):
-            call = f"CONSUMER.NAMES.{self._names.ledger_stream}"
-            answer: dict[str, Any] = await api(self._inbox, call, {"offset": offset})
-            page: list[str] = answer.get("consumers") or []
-            found += [name for name in page if name.startswith(TIMERS_CONSUMER_PREFIX)]
-            offset += len(page)
-            if not page or offset >= int(answer.get("total", 0)):
-                break
-        return found
-
-
-def _id_of(created: str) -> str:
-    """Return the digits of a stream's creation time, always 23 of them, so that ids sort by time."""
-    whole, _, fraction = created.rstrip("Z").partition(".")
-    return re.sub(r"\D", "", whole) + f"{fraction:0<9}"[:9]

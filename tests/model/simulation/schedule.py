@@ -26,7 +26,7 @@ from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.publisher import Publisher
-from jobledger.ledger.timers import _id_of
+from jobledger.ledger.nats.timer_stream import id_of
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.worker import Worker
 
@@ -212,7 +212,7 @@ class Schedule:
         streams = self.server.streams
         timers = streams.get(self.server.names.timers_stream)
         # One that set timers in a stream that is gone may be left until a worker starts; nobody reads it.
-        current = "" if timers is None else self.server.names.timers_consumer(_id_of(timers.created))
+        current = "" if timers is None else self.server.names.timers_consumer(id_of(timers.created))
         return [
             each
             for stream in streams.values()

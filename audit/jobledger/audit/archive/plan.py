@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,8 +21,9 @@ from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.log import Head, Log
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
+from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import list_consumers
+from jobledger.ledger.nats.infos import ConsumerInfo
 
 Progress = Callable[[int, int], None]
 
@@ -174,21 +175,17 @@ async def unread(log: Log, inbox: Inbox, through: int) -> list[Unread]:
     """
     found: list[Unread] = []
     for info in await _consumers(inbox, log.names):
-        settled = int(info["ack_floor"]["stream_seq"])
-        waiting = int(info["num_pending"]) + int(info["num_ack_pending"])
-        if not waiting or settled >= through:
+        settled = info.ack_floor.stream_sequence
+        if not info.unsettled or settled >= through:
             continue
-        sequence = await _first_wanted(log, info["config"], settled + 1)
+        sequence = await _first_wanted(log, info.filters or (log.names.all_events,), settled + 1)
         if sequence is not None and sequence <= through:
-            found.append(Unread(consumer=str(info["name"]), settled_through=settled, sequence=sequence))
+            found.append(Unread(consumer=info.name, settled_through=settled, sequence=sequence))
     return found
 
 
-async def _first_wanted(log: Log, config: dict[str, Any], begin: int) -> int | None:
+async def _first_wanted(log: Log, filters: tuple[str, ...], begin: int) -> int | None:
     """Return the first sequence from `begin` on that fits a consumer's filters."""
-    filters: list[str] = config.get("filter_subjects") or [
-        config.get("filter_subject") or log.names.all_events
-    ]
     found: list[int] = []
     head = await log.head()
     begin = max(begin, head.first_sequence)
@@ -200,10 +197,10 @@ async def _first_wanted(log: Log, config: dict[str, Any], begin: int) -> int | N
     return min(found, default=None)
 
 
-async def _consumers(inbox: Inbox, names: Names) -> list[dict[str, Any]]:
+async def _consumers(inbox: Inbox, names: Names) -> list[ConsumerInfo]:
     """Return the durable consumers that others made."""
     return [
         info
         for info in await list_consumers(inbox, names.ledger_stream)
-        if info["config"].get("durable_name") and not str(info["name"]).startswith(_OURS)
+        if info.is_durable and not info.name.startswith(_OURS)
     ]

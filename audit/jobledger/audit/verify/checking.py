@@ -20,8 +20,8 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.model.log import Head, Log
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import list_consumers
 
 #: Places that cannot be read, after which `verify` stops: this is no ledger any more.
 UNREADABLE_MAX: Final = 1_000
@@ -158,9 +158,9 @@ async def leftovers(inbox: Inbox, names: Names, *, within_s: float = 0.0) -> lis
     deadline = time.monotonic() + within_s
     while True:
         work = (
-            Leftover(consumer=info["name"], pending=info["num_pending"], ack_pending=info["num_ack_pending"])
+            Leftover(consumer=info.name, pending=info.pending, ack_pending=info.ack_pending)
             for info in await list_consumers(inbox, names.ledger_stream)
-            if str(info["name"]).startswith("work_")
+            if info.name.startswith("work_")
         )
         found = [left for left in work if left.pending or left.ack_pending]
         if not found or time.monotonic() >= deadline:

@@ -17,8 +17,10 @@ from jobledger.cli.text import duration, size
 from jobledger.ledger.model.errors import LedgerError, StreamMismatchError
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import SERVER_VERSION_SAFE, Connection
+from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import StreamSpec, api, ensure_streams, list_consumers
+from jobledger.ledger.nats.infos import ConsumerInfo, StreamInfo
+from jobledger.ledger.nats.streams import StreamSpec, account_usage, ensure_streams, find_stream
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -31,7 +33,6 @@ _SECOND_NS: Final = 1_000_000_000
 _MONITOR_TIMEOUT_S: Final = 1.0
 _MONITOR_BYTES_MAX: Final = 1 << 20
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-_CODE_MISSING: Final = 10059
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +61,9 @@ async def check_server(connection: Connection, shown_url: str) -> list[Check]:
 
 async def check_jetstream(inbox: Inbox) -> Check:
     """Look at what the account has used of its limits. Raises: UnreachableError."""
-    info = await api(inbox, "INFO", {})
-    used, limit = int(info.get("storage", 0)), int(info.get("limits", {}).get("max_storage", -1))
-    counts = f"{info.get('streams', 0)} streams, {info.get('consumers', 0)} consumers, {size(used)} stored"
+    info = await account_usage(inbox)
+    used, limit = info.storage, info.limits.max_storage
+    counts = f"{info.streams} streams, {info.consumers} consumers, {size(used)} stored"
     if limit > 0 and used > _FULL_WARN * limit:
         advice = "raise the account's max_file or delete streams that are not needed"
         return Check(check="jetstream", status="warn", found=f"{counts} of {size(limit)}", advice=advice)
@@ -71,9 +72,9 @@ async def check_jetstream(inbox: Inbox) -> Check:
 
 async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
     """Look at one stream's settings and size; return also whether it exists. Raises: UnreachableError."""
-    info = await api(inbox, f"STREAM.INFO.{spec.name}", {})
+    info = await find_stream(inbox, spec.name)
     name = f"stream {spec.name}"
-    if info.get("error", {}).get("err_code") == _CODE_MISSING:
+    if info is None:
         advice = "the first `jobledger up`, `worker` or `enqueue` makes it"
         return Check(check=name, status="warn", found="does not exist yet", advice=advice), False
     try:
@@ -86,13 +87,13 @@ async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
     return _fullness(name, info), True
 
 
-def _fullness(name: str, info: dict[str, Any]) -> Check:
-    state, limit = info["state"], int(info["config"].get("max_bytes", -1))
-    found = f"{int(state['messages']):,} messages, {size(int(state['bytes']))}"
+def _fullness(name: str, info: StreamInfo) -> Check:
+    state, limit = info.state, int(info.config.get("max_bytes", -1))
+    found = f"{state.messages:,} messages, {size(state.bytes)}"
     if limit <= 0:
         return Check(check=name, status="ok", found=found)
     found += f" of {size(limit)}"
-    if int(state["bytes"]) > _FULL_WARN * limit:
+    if state.bytes > _FULL_WARN * limit:
         advice = (
             "raise max_bytes of the stream (and max_file_store of the server): a full ledger refuses events"
         )
@@ -103,7 +104,7 @@ def _fullness(name: str, info: dict[str, Any]) -> Check:
 async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
     """Look at the queues' work consumers: what waits, what is out; the busiest dozen, the rest as a number."""
     listed = await list_consumers(inbox, stream)
-    work = [each for each in listed if str(each["name"]).startswith("work_")]
+    work = [each for each in listed if each.name.startswith("work_")]
     if not work:
         advice = "a worker makes those of its queues when it starts"
         return [
@@ -111,7 +112,7 @@ async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
                 check="consumers", status="warn", found="no queue has a worker's consumer yet", advice=advice
             )
         ]
-    busy = sorted(work, key=lambda each: (-int(each["num_pending"]), str(each["name"])))
+    busy = sorted(work, key=lambda each: (-each.pending, each.name))
     lines = [_consumer(each) for each in busy[:_CONSUMERS_SHOWN_MAX]]
     left = len(work) - len(lines)
     if left > 0:
@@ -119,15 +120,15 @@ async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
     return lines
 
 
-def _consumer(info: dict[str, Any]) -> Check:
-    pending, out = int(info["num_pending"]), int(info["num_ack_pending"])
-    limit = int(info["config"].get("max_ack_pending", 0))
+def _consumer(info: ConsumerInfo) -> Check:
+    pending, out = info.pending, info.ack_pending
+    limit = int(info.config.get("max_ack_pending", 0))
     found = f"{pending:,} wait, {out:,} with workers"
-    name = f"consumer {info['name']}"
+    name = f"consumer {info.name}"
     if limit and out >= limit:
         advice = f"max_ack_pending ({limit:,}) is reached: start more workers, or look why jobs do not end"
         return Check(check=name, status="warn", found=found, advice=advice)
-    if pending and not int(info.get("num_waiting", 0)) and not out:
+    if pending and not info.waiting and not out:
         advice = "nobody asks for these jobs: start `jobledger worker` for this queue"
         return Check(check=name, status="warn", found=found, advice=advice)
     return Check(check=name, status="ok", found=found)
@@ -136,9 +137,9 @@ def _consumer(info: dict[str, Any]) -> Check:
 async def check_clock(inbox: Inbox, stream: str) -> Check:
     """Look at the difference between the server's clock and ours, in seconds, less half a round trip."""
     before = time.time()
-    answer = await api(inbox, f"STREAM.INFO.{stream}", {})
+    answer = await find_stream(inbox, stream)
     middle = (before + time.time()) / 2
-    text = str(answer.get("ts", ""))
+    text = "" if answer is None else answer.ts
     if not text:
         return Check(
             check="clock", status="warn", found="the server does not tell its time", advice="compare by hand"

@@ -129,12 +129,6 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("ADVISORIES")
 
     @property
-    def advisories(self) -> tuple[str, ...]:
-        """The server's own subjects of such words about this environment's ledger."""
-        root = "$JS.EVENT.ADVISORY.CONSUMER"
-        return tuple(f"{root}.{kind}.{self.ledger_stream}.>" for kind in ("MAX_DELIVERIES", "MSG_TERMINATED"))
-
-    @property
     def dlq_stream(self) -> str:
         """The stream of copies of dead letters, for alerting."""
         return self._stream("DLQ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,7 +16,6 @@ T = TypeVar("T")
 #: Called with data and raw headers, or with an error and b"" when no answer will come.
 ReplyHandler = Callable[[bytes | Exception, bytes], None]
 
-_decoder: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, Any])
 _STATUS_AT: Final = len(b"NATS/1.0 ")
 
 
@@ -99,10 +98,6 @@ class Inbox:
             raise ReplyTimeoutError(message) from error
         finally:
             self.forget(reply)
-
-    async def api(self, subject: str, payload: object, *, timeout_s: float) -> dict[str, Any]:
-        """Ask JetStream's API; return the answer's object, errors included under "error"."""
-        return _decoder.decode((await self.ask(subject, payload, timeout_s=timeout_s))[0])
 
 
 class NoRespondersError(LedgerError):

@@ -28,26 +28,23 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Entry, Head, JobReading, start_of
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats import api
 from jobledger.ledger.nats.append_stats import AppendMeter
 from jobledger.ledger.nats.chain_reader import ChainReader
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, settle
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.nats.publisher import (
     REPLY_TIMEOUT_S,
-    WRONG_SEQUENCE_CODES,
     AppendRefusedError,
     Publisher,
 )
-from jobledger.ledger.nats.streams import api
 from jobledger.ledger.nats.writer import Commit, Writer
 
-_FULL: Final = frozenset({10023, 10047, 10077})
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 _TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _PRESENT_BYTES_MAX: Final = 4 << 20
-_READ_TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
 
@@ -256,7 +253,7 @@ class JetStreamLog(JobReading):
         """Read messages; see `_read_raw`."""
         return [_message(data, headers) for data, headers in await self._read_raw(request, batch=batch)]
 
-    async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> list[tuple[bytes, bytes]]:
+    async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> list[api.Found]:
         """Read with patience for a reconnect; return data and headers.
 
         Raises: ServerUnreachableError when the limit is over.
@@ -276,63 +273,31 @@ class JetStreamLog(JobReading):
                     raise ServerUnreachableError(message) from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[tuple[bytes, bytes]]:
-        """Ask the stream for messages directly; the answer to a batch is ended by a status."""
-        found: list[tuple[bytes, bytes]] = []
-        done: asyncio.Future[None] = self._loop.create_future()
-
-        def on_reply(data: bytes | Exception, headers: bytes) -> None:
-            if isinstance(data, Exception):
-                settle(done, data)
-                return
-            status = status_of(headers)
-            if not status:
-                found.append((data, headers))
-            if status == "503":  # the stream is not there yet, or moving: the caller asks again
-                settle(done, ConnectionLostError())
-            elif status or not batch:  # 204 ends a batch, 404 says that there is nothing
-                settle(done, None)
-
-        subject = f"$JS.API.DIRECT.GET.{self._stream}"
-        reply = self._inbox.expect(subject, on_reply)
-        try:
-            self._connection.send(subject, reply, b"", msgspec.json.encode(request))
-            async with asyncio.timeout(_READ_TIMEOUT_S):
-                await done
-        except TimeoutError as error:
-            message = f"no answer to a read within {_READ_TIMEOUT_S:g} s"
-            raise ReplyTimeoutError(message) from error
-        finally:
-            self._inbox.forget(reply)
-        return found
+    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[api.Found]:
+        return await api.direct_get(self._connection, self._inbox, self._stream, request, batch=batch)
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
         try:
-            answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
-        except (NoRespondersError, ReplyTimeoutError) as error:
+            state = (await api.stream_info(self._inbox, self._stream)).state
+        except ReplyTimeoutError as error:
             message = "the server gave no answer about the ledger: is it running?"
             raise ServerUnreachableError(message) from error
-        if "error" in answer:
-            message = f"the ledger cannot be asked for its head: {answer['error'].get('description', '?')}"
-            raise LedgerError(message)
-        state = answer["state"]
         return Head(
-            first_sequence=max(1, int(state["first_seq"])),
-            last_sequence=int(state["last_seq"]),
-            stored_bytes=int(state["bytes"]),
+            first_sequence=max(1, state.first_sequence),
+            last_sequence=state.last_sequence,
+            stored_bytes=state.bytes,
         )
 
     async def purge(self, through: int) -> None:
         """Take a prefix away; see `Log.purge`."""
         try:
-            answer = await api(self._inbox, f"STREAM.PURGE.{self._stream}", {"seq": through + 1})
-        except (NoRespondersError, ReplyTimeoutError) as error:
+            await api.purge_stream(self._inbox, self._stream, before_sequence=through + 1)
+        except ReplyTimeoutError as error:
             message = "the server gave no answer to the purge: run it again, what is gone is gone"
             raise ServerUnreachableError(message) from error
-        if "error" in answer:
-            message = f"the server refused to purge the ledger: {answer['error'].get('description', '?')}"
-            raise RefusedError(message)
+        except api.ApiError as error:
+            raise RefusedError(str(error)) from error
 
     async def read_messages(
         self,
@@ -372,9 +337,9 @@ def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None
 
 def _raise_final(error: AppendRefusedError) -> None:
     """Translate a refusal that no second look can change; return for those it can."""
-    if error.code in WRONG_SEQUENCE_CODES or error.code in _TRY_AGAIN:
+    if error.is_lost_race or error.code in _TRY_AGAIN:
         return
-    if error.code in _FULL:
+    if error.is_full:
         message = (
             "the ledger has reached its byte limit and takes no more events: "
             "raise max_bytes of its stream (and max_file_store of the server)"

@@ -7,21 +7,21 @@ judged by the server's clock alone: it is there, or the lease is over. Source: A
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 from datetime import datetime
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from jobledger.ledger.model.errors import LedgerError, RefusedError, ServerUnreachableError
+from jobledger.ledger.model.errors import JetStreamDisabledError, RefusedError, ServerUnreachableError
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.nats.connection import ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, header, settle, status_of
-from jobledger.ledger.nats.publisher import WRONG_SEQUENCE_CODES, AppendRefusedError, Publisher
-from jobledger.ledger.nats.streams import api
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, settle
+from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.nats.streams import find_stream
 
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
@@ -29,7 +29,6 @@ _LISTED_MAX: Final = 1_000
 _END_TRIES_MAX: Final = 3
 #: How many of a worker's jobs its lease names.
 JOBS_MAX: Final = 100
-_MESSAGE_NOT_FOUND: Final = 10037
 
 #: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
 LeaseKind = Literal["worker", "client"]
@@ -81,7 +80,8 @@ class Leases(Protocol):
 class JetStreamLeases:
     """Leases in the WORKERS bucket."""
 
-    def __init__(self, inbox: Inbox, publisher: Publisher, names: Names) -> None:
+    def __init__(self, connection: Connection, inbox: Inbox, publisher: Publisher, names: Names) -> None:
+        self._connection = connection
         self._inbox = inbox
         self._publisher = publisher
         self._stream = f"KV_{names.workers_bucket}"
@@ -92,11 +92,8 @@ class JetStreamLeases:
 
         Raises: LedgerError when there is no such bucket, and what asking the server raises.
         """
-        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
-        if "error" in answer:
-            message = f"the workers' bucket cannot be asked: {answer['error'].get('description', '?')}"
-            raise LedgerError(message)
-        return int(answer["config"]["max_age"]) / _NANOSECONDS
+        info = await api.stream_info(self._inbox, self._stream)
+        return int(info.config["max_age"]) / _NANOSECONDS
 
     async def renew(self, info: WorkerInfo, revision: int) -> int:
         """Write the key on condition of its revision; see `Leases.renew`."""
@@ -105,7 +102,7 @@ class JetStreamLeases:
         try:
             return await self._put(entry)
         except AppendRefusedError as error:
-            if error.code not in WRONG_SEQUENCE_CODES:
+            if not error.is_lost_race:
                 raise
             own_revision = await self._own_newer(entry)
             if own_revision is not None:
@@ -152,7 +149,7 @@ class JetStreamLeases:
             try:
                 await self._put(Entry(subject, msgspec.json.encode(gone), subject, found[1]))
             except AppendRefusedError as error:
-                if error.code not in WRONG_SEQUENCE_CODES:
+                if not error.is_lost_race:
                     raise  # else a renewal was still on its way, or the read came from a replica that lags
             else:
                 return True
@@ -172,45 +169,32 @@ class JetStreamLeases:
         return None if info.stopped else info
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
+        """Return the newest message of a key, and its revision, as some replica has it."""
         request = {"last_by_subj": subject}
         try:
-            data, headers = await self._inbox.ask(
-                f"$JS.API.DIRECT.GET.{self._stream}", request, timeout_s=_READ_TIMEOUT_S
+            found = await api.direct_get(
+                self._connection, self._inbox, self._stream, request, batch=False, timeout_s=_READ_TIMEOUT_S
             )
-        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
+        except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
             # That says nothing about the lease.
             raise ServerUnreachableError("the workers' bucket gave no answer") from error
-        status = status_of(headers)
-        if status == "404":
-            return None
-        if status:  # nobody answers, or something else: that says nothing about the lease
-            message = f"the workers' bucket gave no answer but status {status}"
-            raise ServerUnreachableError(message)
-        return data, _sequence(headers)
+        return (found[0][0], _sequence(found[0][1])) if found else None
 
     async def _last_at_leader(self, subject: str) -> bytes | None:
-        call, request = f"$JS.API.STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}
+        request = {"last_by_subj": subject}
         try:
-            answer = await self._inbox.api(call, request, timeout_s=_READ_TIMEOUT_S)
-        except (ConnectionLostError, NoRespondersError, ReplyTimeoutError) as error:
-            raise ServerUnreachableError("the workers' bucket gave no answer") from error
-        refused = answer.get("error")
-        if refused is None:
-            return base64.b64decode(answer["message"]["data"])
-        if refused.get("err_code") == _MESSAGE_NOT_FOUND:
-            return None
-        message = f"the workers' bucket gave no answer but {refused.get('description', '?')!r}"
-        raise ServerUnreachableError(message)
+            found = await api.get_message(self._inbox, self._stream, request, timeout_s=_READ_TIMEOUT_S)
+        except (JetStreamDisabledError, api.ApiError, ReplyTimeoutError) as error:
+            raise ServerUnreachableError(f"the workers' bucket gave no answer: {error}") from error
+        return None if found is None else found.content
 
     async def all(self) -> list[WorkerInfo]:
         """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
 
         Raises: ServerUnreachableError.
         """
-        answer = await api(
-            self._inbox, f"STREAM.INFO.{self._stream}", {"subjects_filter": f"{self._prefix}>"}
-        )
-        subjects: dict[str, Any] = answer.get("state", {}).get("subjects") or {}
+        info = await find_stream(self._inbox, self._stream, subjects=f"{self._prefix}>")
+        subjects = (info and info.state.subjects) or {}
         found = [await self._last(subject) for subject in sorted(subjects)[:_LISTED_MAX]]
         infos = [_decode(each[0]) for each in found if each is not None]
         return [info for info in infos if info.kind == "worker"]

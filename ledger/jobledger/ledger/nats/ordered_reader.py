@@ -17,17 +17,17 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     JetStreamDisabledError,
-    LedgerError,
     SequenceGapError,
     ServerUnreachableError,
     UnreachableError,
 )
+from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.parser import Raw
 from jobledger.ledger.nats.pull import ack_numbers_at, time_of
 from jobledger.ledger.nats.pull_window import PullWindow
-from jobledger.ledger.nats.streams import api
 
 logger = logging.getLogger("jobledger.feed")
 
@@ -35,7 +35,6 @@ _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
 _NANOSECONDS: Final = 1_000_000_000
-_MESSAGE_NOT_FOUND: Final = 10037
 
 
 class OrderedReader:
@@ -100,17 +99,17 @@ class OrderedReader:
         if self._begun:
             await self._check_not_rewound()
         made = await self._create()
-        name = str(made["name"])
+        name = made.name
         self._begun = True
-        self._in_cluster = made.get("cluster") is not None
-        if until is not None and made["num_pending"] == 0:
+        self._in_cluster = made.cluster is not None
+        if until is not None and made.pending == 0:
             try:
                 await self._end(until)
             finally:
                 await self._delete(name)
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
-        messages_max = int(made.get("config", {}).get("max_batch", 0))
+        messages_max = int(made.config.get("max_batch", 0))
         window = PullWindow(
             self._connection, self._stream, name, messages_max=messages_max, is_finite=until is not None
         )
@@ -145,12 +144,11 @@ class OrderedReader:
             for subject in filters:
                 # Answered by the leader alone, unlike a direct get.
                 request = {"seq": self._next, "next_by_subj": subject}
-                answer = await api(self._inbox, f"STREAM.MSG.GET.{self._stream}", request)
-                if "error" in answer and answer["error"].get("err_code") != _MESSAGE_NOT_FOUND:
-                    raise UnreachableError(
-                        f"the ledger's end is not known: {answer['error'].get('description', '?')}"
-                    )
-                if "message" in answer and answer["message"]["seq"] <= until:
+                try:
+                    found = await api.get_message(self._inbox, self._stream, request)
+                except (api.ApiError, JetStreamDisabledError) as error:
+                    raise UnreachableError(f"the ledger's end is not known: {error}") from error
+                if found is not None and found.stream_sequence <= until:
                     logger.info("a consumer at %d lags behind the stream", self._next)
                     raise ConnectionLostError
         self._exhausted = True
@@ -183,19 +181,20 @@ class OrderedReader:
 
         Raises: SequenceGapError.
         """
-        answer = await api(self._inbox, f"STREAM.INFO.{self._stream}", {})
-        state = answer.get("state", {})  # an error is `_create`'s to tell
-        if self._dense and self._from_time is None and state.get("first_seq", 0) > self._next:
-            raise _gap(self._next, state["first_seq"])
-        last_sequence = state.get("last_seq", self._next)
-        if last_sequence < self._next - 1:
+        try:
+            state = (await api.stream_info(self._inbox, self._stream)).state
+        except api.ApiError:
+            return  # `_create` tells it better
+        if self._dense and self._from_time is None and state.first_sequence > self._next:
+            raise _gap(self._next, state.first_sequence)
+        if state.last_sequence < self._next - 1:
             message = (
-                f"the ledger ends at stream sequence {last_sequence}, and {self._next - 1} was read before: "
+                f"the ledger ends at stream sequence {state.last_sequence}, and {self._next - 1} was read before: "
                 "it was rewound or replaced"
             )
             raise SequenceGapError(message)
 
-    async def _create(self) -> dict[str, Any]:
+    async def _create(self) -> ConsumerInfo:
         """Make the consumer; return what the server says of it."""
         config: dict[str, Any] = {
             "ack_policy": "none",
@@ -211,17 +210,12 @@ class OrderedReader:
             config["filter_subject"] = self._subject
         elif self._subject is not None:
             config["filter_subjects"] = list(self._subject)
-        request = {"stream_name": self._stream, "config": config}
-        answer = await api(self._inbox, f"CONSUMER.CREATE.{self._stream}", request)
-        if "error" in answer:
-            message = f"the ledger cannot be read: {answer['error'].get('description', '?')}"
-            raise (UnreachableError if answer["error"].get("code") == 503 else LedgerError)(message)  # noqa: PLR2004
-        return answer
+        return await api.create_reader(self._inbox, self._stream, config)
 
     async def _delete(self, name: str) -> None:
         """Tidy up; the server forgets it by itself after a minute when this does not get through."""
         try:
-            self._connection.send(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", "", b"", b"")
+            api.drop_consumer(self._connection, self._stream, name)
         except ConnectionLostError:
             return
 

@@ -15,6 +15,7 @@ import msgspec
 
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.log import Entry
+from jobledger.ledger.nats.api import NO_ROOM
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, status_of
 
@@ -43,6 +44,16 @@ class AppendRefusedError(LedgerError):
     def __init__(self, code: int, description: str) -> None:
         self.code = code
         super().__init__(f"the server refused an append: {description} ({code})")
+
+    @property
+    def is_lost_race(self) -> bool:
+        """Whether its condition did not hold."""
+        return self.code in WRONG_SEQUENCE_CODES
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for it, in the stream or on the server."""
+        return self.code in NO_ROOM
 
 
 #: Called once with the stream sequence of the last entry, or with an error.

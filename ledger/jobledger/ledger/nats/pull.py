@@ -15,6 +15,7 @@ import msgspec
 import nats.errors
 from nats.aio.subscription import Subscription
 
+from jobledger.ledger.nats.api import pull_subject
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import header, status_of
 
@@ -93,7 +94,7 @@ class PullConsumer:
     ) -> None:
         self._connection = connection
         self._loop = connection.loop
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._subject = pull_subject(stream, consumer)
         self._prefix = f"{connection.new_inbox()}."
         self._on_delivery = on_delivery
         self._on_ended = on_ended

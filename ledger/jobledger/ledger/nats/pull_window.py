@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.nats.api import pull_subject
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import status_of
 from jobledger.ledger.nats.parser import Collector, Raw
@@ -48,7 +49,7 @@ class PullWindow(Collector):
         super().__init__()
         self._is_finite = is_finite
         self._connection = connection
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._subject = pull_subject(stream, consumer)
         self._prefix = f"{connection.new_inbox()}."
         self._batch = min(_MESSAGES, messages_max) if messages_max > 0 else _MESSAGES
         self._unlisten: Callable[[], Awaitable[None]] | None = None

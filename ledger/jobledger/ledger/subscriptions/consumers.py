@@ -13,7 +13,6 @@ import msgspec
 
 from jobledger.ledger.model.errors import (
     InvalidInputError,
-    JetStreamDisabledError,
     LedgerError,
     SequenceGapError,
     ServerUnreachableError,
@@ -23,16 +22,14 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
 from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats.durables import delete_consumer, find_consumer, list_consumers, make_consumer
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import api, list_consumers
+from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.subscriptions.filter import EventFilter, Start
 
 ACK_WAIT_S_DEFAULT: Final = 30.0
 #: Of one subscription, in all its processes; events that wait for the end of a nak's delay count, too.
 UNACKNOWLEDGED_MAX: Final = 10_000
-_NOT_FOUND: Final = frozenset({10014, 10059})  # consumer, stream
-_EXISTS: Final = frozenset({10013, 10105, 10148})
-_UNAVAILABLE: Final = 503
 _FILTER_KEY: Final = "jobledger.filter"
 _NANOSECONDS: Final = 1_000_000_000
 _NEVER: Final = datetime(1, 1, 2, tzinfo=UTC)
@@ -104,17 +101,11 @@ async def find_subscription(inbox: Inbox, names: Names, name: str) -> Subscripti
 
     Raises: SubscriptionNotFoundError, UnreachableError, JetStreamDisabledError.
     """
-    call = f"CONSUMER.INFO.{names.ledger_stream}.{names.subscription_consumer(check_token('subscription', name))}"
-    return _read(_checked(await api(inbox, call, {}), name))
-
-
-async def last_sequence(inbox: Inbox, names: Names) -> int:
-    """Return the ledger's last stream sequence; tells a server that is not ready from one that fails.
-
-    Raises: LedgerError, UnreachableError, JetStreamDisabledError.
-    """
-    answer = _checked(await api(inbox, f"STREAM.INFO.{names.ledger_stream}", {}), "")
-    return int(answer["state"]["last_seq"])
+    consumer = names.subscription_consumer(check_token("subscription", name))
+    found = await find_consumer(inbox, names.ledger_stream, consumer)
+    if found is None:
+        raise SubscriptionNotFoundError(name)
+    return _read(found)
 
 
 async def make_subscription(
@@ -124,19 +115,10 @@ async def make_subscription(
 
     Raises: LedgerError, UnreachableError.
     """
-    stream, consumer = names.ledger_stream, names.subscription_consumer(name)
     config = consumer_settings(names, wanted, start, ack_wait_s)
-    request = {
-        "stream_name": stream,
-        "action": "create",
-        "config": {"durable_name": consumer, "name": consumer, **config},
-    }
-    filters: list[str] = config["filter_subjects"]
-    answer = await api(inbox, f"CONSUMER.CREATE.{stream}.{consumer}", request)
-    if answer.get("error", {}).get("err_code") in _EXISTS:
-        return await find_subscription(inbox, names, name)
-    assert filters, "a subscription without a filter would get other aggregates' events"
-    return _read(_checked(answer, name))
+    assert config["filter_subjects"], "a subscription without a filter would get other aggregates' events"
+    consumer = names.subscription_consumer(name)
+    return _read(await make_consumer(inbox, names.ledger_stream, consumer, config))
 
 
 def check_unchanged(found: SubscriptionInfo, wanted: EventFilter, ack_wait_s: float | None) -> None:
@@ -167,14 +149,13 @@ async def list_subscriptions(inbox: Inbox, names: Names) -> list[SubscriptionInf
     Raises: LedgerError, UnreachableError.
     """
     listed = await list_consumers(inbox, names.ledger_stream)
-    ours = [info for info in listed if _is_ours(info)]
-    return [_read(info) for info in sorted(ours, key=lambda info: str(info["name"]))]
+    return sorted((_read(info) for info in listed if _is_ours(info)), key=lambda found: found.name)
 
 
-def _is_ours(info: dict[str, Any]) -> bool:
+def _is_ours(info: ConsumerInfo) -> bool:
     """Another's consumer may be called as ours are."""
-    metadata: dict[str, str] = info["config"].get("metadata") or {}
-    return str(info["name"]).startswith(SUBSCRIPTION_CONSUMER_PREFIX) and _FILTER_KEY in metadata
+    metadata: dict[str, str] = info.config.get("metadata") or {}
+    return info.name.startswith(SUBSCRIPTION_CONSUMER_PREFIX) and _FILTER_KEY in metadata
 
 
 async def delete_subscription(inbox: Inbox, names: Names, name: str) -> SubscriptionInfo:
@@ -183,37 +164,23 @@ async def delete_subscription(inbox: Inbox, names: Names, name: str) -> Subscrip
     Raises: SubscriptionNotFoundError, UnreachableError.
     """
     found = await find_subscription(inbox, names, name)
-    call = f"CONSUMER.DELETE.{names.ledger_stream}.{names.subscription_consumer(name)}"
-    _checked(await api(inbox, call, {}), name)
+    if not await delete_consumer(inbox, names.ledger_stream, names.subscription_consumer(name)):
+        raise SubscriptionNotFoundError(name)
     return found
 
 
-def _checked(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    error = answer.get("error")
-    if error is None:
-        return answer
-    text = error.get("description", "no reason given")
-    if error.get("err_code") in _NOT_FOUND:
-        raise SubscriptionNotFoundError(name)
-    if error.get("code") == _UNAVAILABLE:
-        raise JetStreamDisabledError(f"JetStream is not available for subscriptions: {text}")
-    what = f"subscription {name}" if name else "the list of subscriptions"
-    raise LedgerError(f"the server refused {what}: {text}")
-
-
-def _read(info: dict[str, Any]) -> SubscriptionInfo:
-    config, delivered, floor = info["config"], info["delivered"], info["ack_floor"]
-    times = [_time(each.get("last_active")) for each in (delivered, floor)]
+def _read(info: ConsumerInfo) -> SubscriptionInfo:
+    times = [_time(each.last_active) for each in (info.delivered, info.ack_floor)]
     return SubscriptionInfo(
-        name=str(info["name"]).removeprefix(SUBSCRIPTION_CONSUMER_PREFIX),
-        filter=_filter_of(config),
-        created_at=_time(info.get("created")) or _NEVER,
-        ack_wait_s=int(config.get("ack_wait", 0)) / _NANOSECONDS,
-        pending=int(info["num_pending"]),
-        in_flight=int(info["num_ack_pending"]),
-        redelivered=int(info.get("num_redelivered", 0)),
-        acknowledged_sequence=int(floor["stream_seq"]),
-        delivered_sequence=int(delivered["stream_seq"]),
+        name=info.name.removeprefix(SUBSCRIPTION_CONSUMER_PREFIX),
+        filter=_filter_of(info.config),
+        created_at=_time(info.created) or _NEVER,
+        ack_wait_s=int(info.config.get("ack_wait", 0)) / _NANOSECONDS,
+        pending=info.pending,
+        in_flight=info.ack_pending,
+        redelivered=info.redelivered,
+        acknowledged_sequence=info.ack_floor.stream_sequence,
+        delivered_sequence=info.delivered.stream_sequence,
         last_active_at=max((time for time in times if time is not None), default=None),
     )
 

@@ -41,7 +41,6 @@ from jobledger.ledger.subscriptions.consumers import (
     check_begin,
     check_unchanged,
     find_subscription,
-    last_sequence,
     make_subscription,
 )
 from jobledger.ledger.subscriptions.filter import is_number, shown
@@ -336,7 +335,7 @@ class Subscription:
         if self._created_at not in (None, found.created_at):
             raise self._gone("was deleted and made anew")
         check_unchanged(found, self.config.filter, self.config.ack_wait_s)
-        last = await last_sequence(self._inbox, self._log.names)
+        last = (await self._log.head()).last_sequence
         if found.delivered_sequence > last:
             raise SequenceGapError(
                 f"the ledger ends at stream sequence {last}, and subscription {self.name} was at "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import msgspec
@@ -14,12 +14,13 @@ from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, Serve
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
-from jobledger.ledger.nats.streams import api
+from jobledger.ledger.nats.infos import ConsumerInfo, StreamInfo
+from jobledger.ledger.nats.streams import find_stream
 
 #: For all questions together; a scrape waits no longer.
 FACTS_S: Final = 4.0
-_CONSUMER_PAGES_MAX: Final = 8  # of 256, above the server's own limit of 1,000 consumers a stream
 _WORK: Final = "work_"
 
 
@@ -64,57 +65,44 @@ async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
 
 async def _ask(ledger: Ledger, position: int) -> ServerFacts:
     stream = await _stream(ledger, ledger.names.ledger_stream)
-    state, limit = stream["state"], int(stream["config"].get("max_bytes", -1))
-    timers = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.timers_stream}", {})
+    state, limit = stream.state, int(stream.config.get("max_bytes", -1))
+    timers = await find_stream(ledger.inbox, ledger.names.timers_stream)
     workers = [info for info in await ledger.leases.all() if not info.stopped]
     queue_workers: dict[str, int] = {}
     for info in workers:
         for queue in info.queues:
             queue_workers[queue] = queue_workers.get(queue, 0) + 1
     return ServerFacts(
-        first_sequence=max(1, int(state["first_seq"])),
-        head_sequence=int(state["last_seq"]),
-        events=int(state["messages"]),
-        ledger_bytes=int(state["bytes"]),
+        first_sequence=max(1, state.first_sequence),
+        head_sequence=state.last_sequence,
+        events=state.messages,
+        ledger_bytes=state.bytes,
         limit_bytes=limit if limit > 0 else None,
-        timers_messages=int(timers.get("state", {}).get("messages", 0)),
-        lanes=tuple([lane async for lane in _lanes(ledger)]),
+        timers_messages=0 if timers is None else timers.state.messages,
+        lanes=tuple(_lanes(await list_consumers(ledger.inbox, ledger.names.ledger_stream))),
         workers=len(workers),
         queue_workers=queue_workers,
-        lag_s=await _lag_s(ledger, position, int(state["last_seq"]), str(stream.get("ts", ""))),
+        lag_s=await _lag_s(ledger, position, state.last_sequence, stream.ts),
     )
 
 
-async def _stream(ledger: Ledger, name: str) -> dict[str, Any]:
-    answer = await api(ledger.inbox, f"STREAM.INFO.{name}", {})
-    if "error" in answer:
-        raise LedgerError(f"the server does not tell of {name}: {answer['error'].get('description', '?')}")
-    return answer
+async def _stream(ledger: Ledger, name: str) -> StreamInfo:
+    found = await find_stream(ledger.inbox, name)
+    if found is None:
+        raise LedgerError(f"the server does not tell of {name}: stream not found")
+    return found
 
 
-async def _lanes(ledger: Ledger) -> AsyncGenerator[LaneFacts, None]:
-    offset = 0
-    for _ in range(_CONSUMER_PAGES_MAX):
-        call = f"CONSUMER.LIST.{ledger.names.ledger_stream}"
-        answer = await api(ledger.inbox, call, {"offset": offset})
-        page: list[dict[str, Any]] = answer.get("consumers") or []
-        for lane in _read_lanes(page):
-            yield lane
-        offset += len(page)
-        if not page or offset >= int(answer.get("total", 0)):
-            return
-
-
-def _read_lanes(page: list[dict[str, Any]]) -> Iterator[LaneFacts]:
-    for info in page:
-        queue, _, priority = str(info["name"]).removeprefix(_WORK).rpartition("_")
-        if str(info["name"]).startswith(_WORK) and queue and priority in PRIORITIES:
+def _lanes(consumers: Iterable[ConsumerInfo]) -> Iterator[LaneFacts]:
+    for info in consumers:
+        queue, _, priority = info.name.removeprefix(_WORK).rpartition("_")
+        if info.name.startswith(_WORK) and queue and priority in PRIORITIES:
             yield LaneFacts(
                 queue=queue,
                 priority=priority,
-                undelivered=int(info["num_pending"]),
-                unsettled=int(info["num_ack_pending"]),
-                redelivered=int(info["num_redelivered"]),
+                undelivered=info.pending,
+                unsettled=info.ack_pending,
+                redelivered=info.redelivered,
             )
 
 

@@ -22,8 +22,8 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
-from jobledger.ledger.nats.streams import consumer_config, ensure_consumer
 from jobledger.workers.attempt.settlement import Settlement
 from jobledger.workers.config import WorkerConfig
 
@@ -162,7 +162,7 @@ class Intake:
             ),
         )
         # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
-        lane.ack_wait_s = int(found.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
+        lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
         self._ack_wait_s = min(each.ack_wait_s for each in self._lanes)
         lane.lost = False
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.nats.streams import DELIVERIES_MAX
+from jobledger.ledger.nats.durables import DELIVERIES_MAX
 
 
 class Settlement(msgspec.Struct, frozen=True):

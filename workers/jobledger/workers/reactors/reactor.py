@@ -24,8 +24,8 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
-from jobledger.ledger.nats.streams import ensure_consumer, reactor_consumer
 
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 

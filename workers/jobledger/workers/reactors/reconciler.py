@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,8 +31,9 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
+from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
-from jobledger.ledger.nats.streams import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
@@ -156,7 +157,7 @@ class Reconciler:
     async def lanes(self) -> list[Lane]:
         """Return every lane with both its positions: one request for 256 consumers."""
         listed = await list_consumers(self._ledger.inbox, self._ledger.names.ledger_stream)
-        found = {str(info["name"]): info for info in listed}
+        found = {info.name: info for info in listed}
         lanes = [_lane(info, found) for name, info in sorted(found.items()) if name.startswith("work_")]
         return lanes if len(found) < _CONSUMERS_MAX else self._those_with_one(lanes)
 
@@ -304,10 +305,10 @@ class _Fetcher:
             raise ConnectionLostError
 
 
-def _lane(info: dict[str, Any], all_of_them: dict[str, dict[str, Any]]) -> Lane:
+def _lane(info: ConsumerInfo, all_of_them: dict[str, ConsumerInfo]) -> Lane:
     lane = Lane(
-        worker=info["name"],
-        filter_subject=info["config"].get("filter_subject", ""),
+        worker=info.name,
+        filter_subject=info.config.get("filter_subject", ""),
         work=_position(info),
         own=None,
     )
@@ -315,10 +316,10 @@ def _lane(info: dict[str, Any], all_of_them: dict[str, dict[str, Any]]) -> Lane:
     return lane if own is None else msgspec.structs.replace(lane, own=_position(own))
 
 
-def _position(info: dict[str, Any]) -> Position:
+def _position(info: ConsumerInfo) -> Position:
     return Position(
-        delivered=int(info["delivered"]["stream_seq"]),
-        settled=int(info["ack_floor"]["stream_seq"]),
-        unsettled_count=int(info["num_ack_pending"]),
-        waiting_count=int(info["num_pending"]),
+        delivered=info.delivered.stream_sequence,
+        settled=info.ack_floor.stream_sequence,
+        unsettled_count=info.ack_pending,
+        waiting_count=info.pending,
     )

@@ -27,8 +27,9 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.nats.streams import api
-from jobledger.ledger.timers import DUE_CONSUMER, KnownWaits, Timer, Timers, read_timer, timer_of
+from jobledger.ledger.nats.streams import subject_at
+from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
+from jobledger.ledger.timers import KnownWaits, Timer, Timers, read_timer, timer_of
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor, Source
 
 logger = logging.getLogger("jobledger.workers.reactors.timers")
@@ -45,7 +46,6 @@ _SLEEP_S_MAX: Final = 0.5
 _WARN_EVERY_S: Final = 60.0
 _LAG_S: Final = 0.25
 _LAG_S_MAX: Final = 30.0
-_MESSAGE_NOT_FOUND: Final = 10037
 _LAGGING_DELIVERIES_MAX: Final = 8
 
 
@@ -125,11 +125,9 @@ class Dispatcher:
         delay_s = min(_LAG_S * delivery.delivered, _LAG_S_MAX)
         if delivery.delivered <= _LAGGING_DELIVERIES_MAX:
             return Later(delay_s)
-        call = f"STREAM.MSG.GET.{self._ledger.names.ledger_stream}"
-        found = await api(self._ledger.inbox, call, {"seq": timer.asked_by})
-        subject = found.get("message", {}).get("subject", "")
-        missing = found.get("error", {}).get("err_code") == _MESSAGE_NOT_FOUND
-        if missing or (subject and not subject.startswith(self._ledger.names.chain(timer.ref)[:-1])):
+        names = self._ledger.names
+        subject = await subject_at(self._ledger.inbox, names.ledger_stream, timer.asked_by)
+        if subject is None or not subject.startswith(names.chain(timer.ref)[:-1]):
             logger.error("timer of job %s dropped: the ledger has no such wait", timer.job_id)
             return None
         return Later(delay_s)

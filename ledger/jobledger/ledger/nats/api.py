@@ -1,0 +1,300 @@
+"""JetStream's API: the one place that knows its subjects, its requests and the numbers of its errors.
+
+Each function is one request and returns what the server answered, typed. A refusal is raised as one of our errors, by
+its number. Only `nats/` imports this; what the rest of the ledger asks of a server lies in `streams` and `durables`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    LedgerFullError,
+    ServerUnreachableError,
+)
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, settle, status_of
+from jobledger.ledger.nats.infos import AccountInfo, ConsumerInfo, StreamInfo
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 5.0
+_ROOT: Final = "$JS.API."
+_MISSING: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
+_TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
+#: Of a stream, a consumer or a message that finds no room; 10077 is a stream's own limit.
+NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
+_ENDINGS: Final = frozenset({"204", "404"})  # of a batch; of a direct get that found nothing
+_UNAVAILABLE: Final = 503  # as HTTP has it
+_PAGES_MAX: Final = 100  # of 256 consumers each, or of 1,024 names
+
+#: Data and header block of a message that a direct get found.
+Found = tuple[bytes, bytes]
+
+
+class ApiError(LedgerError):
+    """The server refused a request: `number` is JetStream's, `said` its own words."""
+
+    def __init__(self, what: str, number: int, said: str) -> None:
+        self.number = number
+        self.said = said
+        super().__init__(f"the server refused {what}: {said}")
+
+
+class MissingError(ApiError):
+    """There is no such stream, consumer or message."""
+
+
+class TakenError(ApiError):
+    """The name is in use, by something with other settings or made at the same moment."""
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = "no reason given"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    error: _Refusal | None = None
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """The answer to a request that returns nothing."""
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """A message as the stream's leader has it."""
+
+    subject: str
+    stream_sequence: int = msgspec.field(name="seq")
+    data: str = ""  #: base64
+
+    @property
+    def content(self) -> bytes:
+        """The data as stored."""
+        return base64.b64decode(self.data)
+
+
+class _Got(msgspec.Struct, frozen=True):
+    message: StoredMessage
+
+
+class _ConsumerPage(msgspec.Struct, frozen=True):
+    consumers: list[ConsumerInfo] | None = None
+    total: int = 0
+
+
+class _NamePage(msgspec.Struct, frozen=True):
+    consumers: list[str] | None = None
+    total: int = 0
+
+
+async def account_info(inbox: Inbox) -> AccountInfo:
+    """Return what the account has stored."""
+    return await _call(inbox, "INFO", {}, AccountInfo, "this account's usage")
+
+
+async def stream_info(inbox: Inbox, stream: str, *, subjects: str | None = None) -> StreamInfo:
+    """Return a stream; with `subjects`, a filter, also how many messages each fitting subject has.
+
+    Raises: MissingError.
+    """
+    request = {} if subjects is None else {"subjects_filter": subjects}
+    return await _call(inbox, f"STREAM.INFO.{stream}", request, StreamInfo, f"stream {stream}")
+
+
+async def create_stream(inbox: Inbox, stream: str, config: dict[str, Any]) -> StreamInfo:
+    """Make a stream; one with the same settings is returned as it is.
+
+    Raises: TakenError, LedgerFullError.
+    """
+    request = {"name": stream, **config}
+    return await _call(inbox, f"STREAM.CREATE.{stream}", request, StreamInfo, f"stream {stream}")
+
+
+async def purge_stream(inbox: Inbox, stream: str, *, before_sequence: int) -> None:
+    """Delete every message before a stream sequence."""
+    await _call(inbox, f"STREAM.PURGE.{stream}", {"seq": before_sequence}, _Done, f"the purge of {stream}")
+
+
+async def get_message(
+    inbox: Inbox, stream: str, request: dict[str, Any], *, timeout_s: float = TIMEOUT_S
+) -> StoredMessage | None:
+    """Return a message as the stream's leader has it, None where it has none.
+
+    `request`: `{"seq": n}`, `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": filter}`.
+    """
+    what = f"a message of {stream}"
+    try:
+        found = await _call(inbox, f"STREAM.MSG.GET.{stream}", request, _Got, what, timeout_s=timeout_s)
+    except MissingError:
+        return None
+    return found.message
+
+
+async def direct_get(
+    connection: Connection,
+    inbox: Inbox,
+    stream: str,
+    request: dict[str, Any],
+    *,
+    batch: bool,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Found]:
+    """Return messages as some replica has them, [] where it has none.
+
+    Raises: ConnectionLostError also when the stream is not there yet, or moving; ReplyTimeoutError, ApiError.
+    """
+    found: list[Found] = []
+    done: asyncio.Future[None] = connection.loop.create_future()
+
+    def on_reply(data: bytes | Exception, headers: bytes) -> None:
+        if isinstance(data, Exception):
+            settle(done, data)
+            return
+        status = status_of(headers)
+        if not status:
+            found.append((data, headers))
+        if status == "503":
+            settle(done, ConnectionLostError())
+        elif status in _ENDINGS or not (status or batch):
+            settle(done, None)
+        elif status:
+            settle(done, ApiError(f"messages of {stream}", 0, f"status {status}"))
+
+    subject = f"{_ROOT}DIRECT.GET.{stream}"
+    reply = inbox.expect(subject, on_reply)
+    try:
+        connection.send(subject, reply, b"", msgspec.json.encode(request))
+        async with asyncio.timeout(timeout_s):
+            await done
+    except TimeoutError as error:
+        raise ReplyTimeoutError(f"no answer to a read within {timeout_s:g} s") from error
+    finally:
+        inbox.forget(reply)
+    return found
+
+
+async def consumer_info(inbox: Inbox, stream: str, consumer: str) -> ConsumerInfo:
+    """Return a consumer.
+
+    Raises: MissingError.
+    """
+    call = f"CONSUMER.INFO.{stream}.{consumer}"
+    return await _call(inbox, call, {}, ConsumerInfo, f"consumer {consumer}")
+
+
+async def create_consumer(
+    inbox: Inbox, stream: str, consumer: str, config: dict[str, Any], *, action: str = "create"
+) -> ConsumerInfo:
+    """Make a named consumer, or with the action "update" change one.
+
+    Raises: TakenError when it exists; a server may also answer with the one that has the same settings.
+    """
+    single = config.get("filter_subject")  # several have no place in the subject of the request
+    call = f"CONSUMER.CREATE.{stream}.{consumer}" + (f".{single}" if single else "")
+    request = {"stream_name": stream, "action": action, "config": config}
+    return await _call(inbox, call, request, ConsumerInfo, f"consumer {consumer}")
+
+
+async def create_reader(inbox: Inbox, stream: str, config: dict[str, Any]) -> ConsumerInfo:
+    """Make a consumer that the server names, and forgets when nobody asks it any more."""
+    request = {"stream_name": stream, "config": config}
+    return await _call(inbox, f"CONSUMER.CREATE.{stream}", request, ConsumerInfo, f"a reader of {stream}")
+
+
+async def delete_consumer(inbox: Inbox, stream: str, consumer: str) -> None:
+    """Delete a consumer and its position.
+
+    Raises: MissingError.
+    """
+    await _call(inbox, f"CONSUMER.DELETE.{stream}.{consumer}", {}, _Done, f"the end of consumer {consumer}")
+
+
+def drop_consumer(connection: Connection, stream: str, consumer: str) -> None:
+    """Delete a consumer without waiting for an answer.
+
+    Raises: ConnectionLostError.
+    """
+    connection.send(f"{_ROOT}CONSUMER.DELETE.{stream}.{consumer}", "", b"", b"")
+
+
+async def consumers(inbox: Inbox, stream: str) -> list[ConsumerInfo]:
+    """Return every consumer of a stream, each once."""
+    found: dict[str, ConsumerInfo] = {}
+    offset, what = 0, f"the list of consumers of {stream}"
+    for _ in range(_PAGES_MAX):
+        answer = await _call(inbox, f"CONSUMER.LIST.{stream}", {"offset": offset}, _ConsumerPage, what)
+        page = answer.consumers or []
+        found.update({info.name: info for info in page})
+        offset += len(page)
+        if not page or offset >= answer.total:
+            break
+    return list(found.values())
+
+
+async def consumer_names(inbox: Inbox, stream: str) -> list[str]:
+    """Return the names of a stream's consumers: cheaper than all that is known of them."""
+    found: list[str] = []
+    what = f"the list of consumers of {stream}"
+    for _ in range(_PAGES_MAX):
+        answer = await _call(inbox, f"CONSUMER.NAMES.{stream}", {"offset": len(found)}, _NamePage, what)
+        page = answer.consumers or []
+        found += page
+        if not page or len(found) >= answer.total:
+            break
+    return found
+
+
+def pull_subject(stream: str, consumer: str) -> str:
+    """Return where a request for a consumer's next messages goes."""
+    return f"{_ROOT}CONSUMER.MSG.NEXT.{stream}.{consumer}"
+
+
+async def _call(
+    inbox: Inbox, call: str, request: object, kind: type[T], what: str, *, timeout_s: float = TIMEOUT_S
+) -> T:
+    """Ask; `what` ends the sentence "the server refused ...".
+
+    Raises: ApiError, LedgerFullError, JetStreamDisabledError when nobody answers or the API is not available,
+        ReplyTimeoutError, ServerUnreachableError without a connection, LedgerError for an answer that cannot be read.
+    """
+    try:
+        data, _ = await inbox.ask(f"{_ROOT}{call}", request, timeout_s=timeout_s)
+    except NoRespondersError as error:
+        message = "the server has no JetStream for this account: enable jetstream in its configuration"
+        raise JetStreamDisabledError(message) from error
+    except ConnectionLostError as error:
+        message = "the connection was lost while the server was asked: try again"
+        raise ServerUnreachableError(message) from error
+    try:
+        refusal = msgspec.json.decode(data, type=_Answer).error
+        if refusal is None:
+            return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise LedgerError(f"the server's answer about {what} cannot be read: {error}") from error
+    raise _refused(what, refusal)
+
+
+def _refused(what: str, refusal: _Refusal) -> LedgerError:
+    """Return our error for the server's: the one place where its numbers are translated."""
+    number, said = refusal.err_code, refusal.description
+    if number in _MISSING:
+        return MissingError(what, number, said)
+    if number in _TAKEN:
+        return TakenError(what, number, said)
+    if number in NO_ROOM:
+        return LedgerFullError(
+            f"the server has no room for {what} ({said}): raise max_file_store in its configuration, "
+            "or ask for a smaller ledger (ledger_bytes_max)"
+        )
+    if refusal.code == _UNAVAILABLE:
+        return JetStreamDisabledError(f"JetStream is not available for {what}: {said}")
+    return ApiError(what, number, said)

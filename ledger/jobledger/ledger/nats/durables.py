@@ -1,0 +1,120 @@
+"""The durable consumers of one environment: made where missing, checked where they exist, listed, deleted.
+
+A durable consumer keeps its position on the server; how a process takes messages from one is in `consumer`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.ledger.nats.streams import StreamSpec, check_settings
+
+_NANOSECONDS: Final = 1_000_000_000
+_REACTOR_ACK_PENDING_MAX: Final = 10_000
+#: How often a consumer hands out one dispatch; then the server drops it and says so in ADVISORIES.
+DELIVERIES_MAX: Final = 20
+
+
+def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: int) -> dict[str, Any]:
+    """Return the configuration of a durable consumer that hands out work."""
+    return {
+        "filter_subject": filter_subject,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(ack_wait_s * _NANOSECONDS),
+        # Deliveries are not attempts: the ledger counts attempts. What the consumer gives up is looked at by the
+        # dead-letter reactor, or by the reconciler, and dispatched anew or made a dead letter.
+        "max_deliver": DELIVERIES_MAX,
+        "max_ack_pending": ack_pending_max,
+    }
+
+
+def reactor_consumer(filters: tuple[str, ...], *, ack_wait_s: float) -> dict[str, Any]:
+    """Return the configuration of the durable consumer that the processes of one reactor share."""
+    filtered: dict[str, Any] = {"filter_subjects": list(filters)} if len(filters) > 1 else {}
+    if len(filters) == 1:
+        filtered["filter_subject"] = filters[0]
+    return {
+        **filtered,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(ack_wait_s * _NANOSECONDS),
+        "max_deliver": -1,  # a reactor goes on until it is done: what it gave up, nobody would do
+        "max_ack_pending": _REACTOR_ACK_PENDING_MAX,
+    }
+
+
+async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
+    """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
+
+    Returns it as it was found or made: in all else its settings may be another's, so who relies on one looks there.
+
+    Its `max_deliver` is brought in line, and it is given filters that it lacks of several: an earlier version made
+    consumers without them, to refuse them would ask for deleting their positions. What a lower limit drops unsaid the
+    reconciler finds; what a further filter would have let through before, nobody appended.
+
+    Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
+    """
+    info = await find_consumer(inbox, stream, name) or await make_consumer(inbox, stream, name, config)
+    settings = _widened(info.config, config)
+    wanted = ("filter_subject", "filter_subjects", "ack_policy", "deliver_policy")
+    required = tuple(setting for setting in wanted if setting in config)
+    check_settings(StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), settings)
+    changed = {**settings, "max_deliver": config.get("max_deliver", -1)}
+    if changed != {"max_deliver": -1, **info.config}:
+        await api.create_consumer(inbox, stream, name, changed, action="update")
+    return info
+
+
+def _widened(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return a consumer's settings with the wanted filters, if those it has are some of them."""
+    has = set(found.get("filter_subjects") or ())
+    if has and has < set(wanted.get("filter_subjects") or ()):
+        return {**found, "filter_subjects": wanted["filter_subjects"]}
+    return dict(found)
+
+
+async def make_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
+    """Make a durable consumer; one that somebody else made meanwhile is returned as it is.
+
+    Raises: LedgerError, LedgerFullError, JetStreamDisabledError, UnreachableError.
+    """
+    try:
+        named = {"durable_name": name, "name": name, **config}
+        return await api.create_consumer(inbox, stream, name, named)
+    except api.TakenError:
+        return await api.consumer_info(inbox, stream, name)
+
+
+async def find_consumer(inbox: Inbox, stream: str, name: str) -> ConsumerInfo | None:
+    """Return a consumer as it is now, None where there is none of that name, or no stream.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    try:
+        return await api.consumer_info(inbox, stream, name)
+    except api.MissingError:
+        return None
+
+
+async def delete_consumer(inbox: Inbox, stream: str, name: str) -> bool:
+    """Delete a consumer and its position; return whether there was one.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    try:
+        await api.delete_consumer(inbox, stream, name)
+    except api.MissingError:
+        return False
+    return True
+
+
+async def list_consumers(inbox: Inbox, stream: str) -> list[ConsumerInfo]:
+    """Return every consumer of a stream, in no order.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    return await api.consumers(inbox, stream)

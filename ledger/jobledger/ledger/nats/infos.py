@@ -1,0 +1,88 @@
+"""What the server tells of an account, a stream, a consumer: its answers as types, in our words.
+
+Settings stay as they came, in `config`: they are compared and sent back, also those that this version does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+
+class AccountLimits(msgspec.Struct, frozen=True):
+    """What an account may store."""
+
+    max_storage: int = -1  #: bytes on disk; -1: no limit
+
+
+class AccountInfo(msgspec.Struct, frozen=True):
+    """What an account has stored."""
+
+    storage: int = 0  #: bytes on disk
+    streams: int = 0
+    consumers: int = 0
+    limits: AccountLimits = AccountLimits()
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """What a stream holds."""
+
+    messages: int = 0
+    bytes: int = 0
+    first_sequence: int = msgspec.field(
+        default=0, name="first_seq"
+    )  #: of the oldest message, or of the next one
+    last_sequence: int = msgspec.field(default=0, name="last_seq")
+    subjects: dict[str, int] | None = None  #: messages by subject, of those that were asked for
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """A stream: its settings, what it holds, and when that was."""
+
+    config: dict[str, Any]
+    state: StreamState
+    created: str = ""  #: the server's time, nanoseconds: another stream of that name has another one
+    ts: str = ""  #: the server's time of this answer; "" where it tells none
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How far a consumer is."""
+
+    stream_sequence: int = msgspec.field(default=0, name="stream_seq")
+    consumer_sequence: int = msgspec.field(default=0, name="consumer_seq")
+    last_active: str | None = None  #: the server's time, None where it knows of none
+
+
+class ConsumerInfo(msgspec.Struct, frozen=True):
+    """A consumer: its settings and how far it is."""
+
+    name: str
+    config: dict[str, Any]
+    created: str = ""
+    delivered: Reached = Reached()  #: the newest message it handed out
+    ack_floor: Reached = Reached()  #: up to here all is acknowledged or given up
+    pending: int = msgspec.field(default=0, name="num_pending")  #: never handed out
+    ack_pending: int = msgspec.field(default=0, name="num_ack_pending")  #: handed out and not settled
+    redelivered: int = msgspec.field(
+        default=0, name="num_redelivered"
+    )  #: of these, handed out more than once
+    waiting: int = msgspec.field(default=0, name="num_waiting")  #: requests for messages that stand
+    cluster: dict[str, Any] | None = None  #: None on a server alone
+
+    @property
+    def unsettled(self) -> int:
+        """How many messages are still to be dealt with."""
+        return self.pending + self.ack_pending
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it stays when nobody asks it."""
+        return bool(self.config.get("durable_name"))
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The subjects it hands out; () is all of its stream."""
+        several = cast("list[str]", self.config.get("filter_subjects") or [])
+        single = self.config.get("filter_subject")
+        return tuple(several) or ((single,) if single else ())
