@@ -209,7 +209,7 @@ class Refuser:
         """Go on for the length of the block: the server raises an advisory only while somebody asks."""
         await self._consumer.open()
         for _ in range(20):
-            self._consumer.request(500, expires_s=60.0, heartbeat_s=5.0)
+            self._consumer.wait_for(500)
         try:
             yield
         finally:

@@ -81,7 +81,7 @@ class Puller:
 
     async def __aenter__(self) -> Self:
         await self._consumer.open()
-        self._consumer.request(1_000, expires_s=30.0, heartbeat_s=2.0)
+        self._consumer.wait_for(1_000)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -48,8 +48,7 @@ async def test_a_subscription_deleted_while_it_is_read_ends_with_an_error_and_is
         for each in await take(sub, 2):
             await each.ack()
         await until_acknowledged(ledger, "s", 2)
-        sub._lost = True  # looks at it again, and so knows where it was
-        sub._wake.set()
+        sub._pulling.lose()  # looks at it again, and so knows where it was
         await until(lambda: sub._acknowledged == 2)
         await ledger.delete_subscription("s")
         with pytest.raises(

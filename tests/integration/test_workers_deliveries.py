@@ -143,7 +143,7 @@ async def test_a_live_lease_is_never_taken_over_however_often_the_job_is_deliver
     async with connected() as one, connected() as two, working(one, sleep, ack_wait_s=1) as first:
         job = await one.enqueue(sleep, 4.0)
         await until(lambda: first.running == 1)
-        first._intake._held.clear()  # the broker hears nothing of it any more and delivers it to the other
+        first._intake._held._held.clear()  # the broker hears nothing of it any more and delivers it to the other
         async with working(two, sleep, ack_wait_s=1):
             assert await job.result(timeout_s=LIMIT_S) == 1
     assert RUNS[job.id] == 1

@@ -16,11 +16,10 @@ from typing import Any, Final
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.model.log import jobs_among
+from jobledger.ledger.nats.api import Found
 from jobledger.ledger.nats.inbox import header, settle
 
-#: Data and header block of a message as the server sent it.
-Raw = tuple[bytes, bytes]
-ReadRaw = Callable[[dict[str, Any]], Awaitable[list[Raw]]]
+Read = Callable[[dict[str, Any]], Awaitable[list[Found]]]
 
 _PAGE: Final = 256
 #: The server refuses an answer of more than 1,024 messages; a chain has at most 19 subjects.
@@ -33,12 +32,12 @@ class ChainReader:
     """Reads chains by the direct gets of one log."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, read_raw: ReadRaw, parse: Callable[[bytes, bytes], Message]
+        self, loop: asyncio.AbstractEventLoop, read: Read, parse: Callable[[bytes, bytes], Message]
     ) -> None:
         self._loop = loop
-        self._read_raw = read_raw  #: asks for a batch, patiently
+        self._read = read  #: asks for a batch, patiently
         self._parse = parse
-        self._waiting: dict[str, list[asyncio.Future[list[Raw]]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[list[Found]]]] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     async def read(self, chain: str) -> list[StoredEvent]:
@@ -54,7 +53,7 @@ class ChainReader:
                 return events
         return jobs_among(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
 
-    def _messages(self, raws: Iterable[Raw]) -> list[Message]:
+    def _messages(self, raws: Iterable[Found]) -> list[Message]:
         return [self._parse(data, headers) for data, headers in raws]
 
     async def _pages(self, subject: str) -> list[Message]:
@@ -63,14 +62,14 @@ class ChainReader:
         while True:
             start = found[-1].stream_sequence + 1 if found else 1
             request = {"seq": start, "next_by_subj": subject, "batch": _PAGE}
-            page = self._messages(await self._read_raw(request))
+            page = self._messages(await self._read(request))
             found.extend(page)
             if len(page) < _PAGE:
                 return found
 
-    def _newest(self, chain: str) -> asyncio.Future[list[Raw]]:
+    def _newest(self, chain: str) -> asyncio.Future[list[Found]]:
         """Ask for the newest message of each subject of a chain, together with who else asks at this moment."""
-        answer: asyncio.Future[list[Raw]] = self._loop.create_future()
+        answer: asyncio.Future[list[Found]] = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._ask)
         self._waiting.setdefault(chain, []).append(answer)
@@ -83,13 +82,13 @@ class ChainReader:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
-    async def _ask_for(self, waiting: dict[str, list[asyncio.Future[list[Raw]]]]) -> None:
+    async def _ask_for(self, waiting: dict[str, list[asyncio.Future[list[Found]]]]) -> None:
         """Answer everybody who waits for one of these chains, with an error if need be."""
         request: dict[str, Any] = {"multi_last": list(waiting)}
         if len(waiting) > 1:
             request["max_bytes"] = _BYTES_AT_ONCE
         try:
-            raws = await self._read_raw(request)
+            raws = await self._read(request)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             for answer in itertools.chain.from_iterable(waiting.values()):
                 settle(answer, error)
@@ -98,7 +97,7 @@ class ChainReader:
             for chain, answers in waiting.items():  # it was cut: one by one they fit
                 await self._ask_for({chain: answers})
             return
-        found: dict[str, list[Raw]] = {}
+        found: dict[str, list[Found]] = {}
         for raw in raws:
             found.setdefault(_chain_of(header(raw[1], b"Nats-Subject").decode()), []).append(raw)
         for chain, answers in waiting.items():

@@ -20,6 +20,10 @@ from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import header, status_of
 
 _NANOSECONDS: Final = 1_000_000_000
+#: How long a request stands at the server, and how often the server says meanwhile that it does.
+EXPIRES_S: Final = 30.0
+HEARTBEAT_S: Final = 2.0
+_SILENCE_MAX_S: Final = 3 * HEARTBEAT_S
 #: Of `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`.
 _OLD_ACK_TOKENS: Final = 9
 _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-server 2.16 on
@@ -129,22 +133,29 @@ class PullConsumer:
         self._requests.clear()
         self.asked = 0
 
-    def request(
-        self, batch: int, *, expires_s: float | None = None, heartbeat_s: float | None = None
-    ) -> None:
-        """Ask for up to `batch` messages: now or not at all, or within `expires_s` with a sign of life meanwhile.
+    @property
+    def is_silent(self) -> bool:
+        """Whether an answer is owed for too long: the consumer, or its server, is not there any more."""
+        return self.asked > 0 and self._loop.time() - self.heard_at > _SILENCE_MAX_S
+
+    def request(self, batch: int) -> None:
+        """Ask for up to `batch` messages, now or not at all.
 
         Raises: ConnectionLostError.
         """
+        self._ask(batch, {"batch": batch, "no_wait": True})
+
+    def wait_for(self, batch: int) -> None:
+        """Ask for up to `batch` messages as they come, for half a minute.
+
+        Raises: ConnectionLostError.
+        """
+        expires, heartbeat = int(EXPIRES_S * _NANOSECONDS), int(HEARTBEAT_S * _NANOSECONDS)
+        self._ask(batch, {"batch": batch, "expires": expires, "idle_heartbeat": heartbeat})
+
+    def _ask(self, batch: int, body: dict[str, int | bool]) -> None:
         self._count += 1
         token = str(self._count)
-        body: dict[str, int | bool] = {"batch": batch}
-        if expires_s is None:
-            body["no_wait"] = True
-        else:
-            body["expires"] = int(expires_s * _NANOSECONDS)
-            if heartbeat_s is not None:
-                body["idle_heartbeat"] = int(heartbeat_s * _NANOSECONDS)
         self._connection.send(self._subject, self._prefix + token, b"", msgspec.json.encode(body))
         self._requests[token.encode()] = batch
         self.asked += batch
@@ -153,22 +164,19 @@ class PullConsumer:
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         self.heard_at = self._loop.time()
         if reply.startswith(b"$JS.ACK."):
-            self._count_delivery()
+            # The server serves requests in order: the oldest one owes a message less.
+            for token, owed in self._requests.items():
+                self.asked -= 1
+                if owed == 1:
+                    del self._requests[token]
+                else:
+                    self._requests[token] = owed - 1
+                break
             self._on_delivery(parse_delivery(reply, data, subject))
             return
         status = status_of(headers)
         if status and status != "100":  # 100 is the idle heartbeat
             self._end_request(subject, status, headers)
-
-    def _count_delivery(self) -> None:
-        """The server serves requests in order: the oldest one owes a message less."""
-        for token, owed in self._requests.items():
-            self.asked -= 1
-            if owed == 1:
-                del self._requests[token]
-            else:
-                self._requests[token] = owed - 1
-            return
 
     def _end_request(self, subject: bytes, status: str, headers: bytes) -> None:
         owed = self._requests.pop(subject[len(self._prefix) :], 0)

@@ -10,18 +10,14 @@ kept alive by +WPI every third of the ack wait.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
 from jobledger.ledger.model.events import PRIORITIES, Priority
-from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, nak, woken
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
 from jobledger.workers.attempt.settlement import Settlement
@@ -30,13 +26,9 @@ from jobledger.workers.config import WorkerConfig
 logger = logging.getLogger("jobledger.workers.attempt.intake")
 
 _PROBE_MAX: Final = 512  # messages asked for in one probe
-_WAIT_EXPIRES_S: Final = 30.0
-_WAIT_HEARTBEAT_S: Final = 2.0
-_SILENCE_MAX_S: Final = 3 * _WAIT_HEARTBEAT_S
 _FAIR_EVERY: Final = 16
 _CREDIT_MAX: Final = 10_000.0
 _FAIR_SHARE: Final = 8
-_RETRY_S: Final = 0.25
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -72,13 +64,6 @@ def next_lane(tier: list[Lane], wanted: int) -> tuple[Lane, int]:
     return chosen, amount
 
 
-class Held(msgspec.Struct, gc=False):
-    """A delivery on hand: not yet settled with the broker."""
-
-    delivery: Delivery
-    alive_at: float  #: loop time when the broker last heard that we have it
-
-
 class Intake:
     """Asks the consumers of some queues for work and settles what was delivered.
 
@@ -97,17 +82,18 @@ class Intake:
     ) -> None:
         self._ledger = ledger
         self._connection = ledger.connection
-        self._loop = ledger.connection.loop
         self._config = config
         self._free = free
         self._on_work = on_work
         self._wake = asyncio.Event()
+        self.wake = self._wake.set  #: says that a slot became free
+        self._has_lost = False  # one of the lanes has to be looked for
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
-        self._held: dict[str, Held] = {}  # ack subject -> delivery
+        # By ack subject. Its ack wait is the shortest of the consumers', once they are found.
+        self._held = HeldDeliveries[str](ledger.connection, config.ack_wait_s)
         self.deliveries = 0  #: messages that came
         self.redeliveries = 0  #: of them, those that JetStream had handed out before
-        self._ack_wait_s = config.ack_wait_s  # the shortest of the consumers', once they are found
         self._lanes: list[Lane] = []
         for priority in PRIORITIES:
             self._lanes += [self._lane(queue, priority) for queue in queues]
@@ -117,7 +103,7 @@ class Intake:
 
         def on_delivery(delivery: Delivery) -> None:
             lane.waiting = bool(lane.consumer.asked) and lane.waiting
-            self._held[delivery.reply] = Held(delivery, self._loop.time())
+            self._held.hold(delivery.reply, delivery)
             self.deliveries += 1
             if delivery.delivered > 1:
                 self.redeliveries += 1
@@ -127,7 +113,8 @@ class Intake:
         def on_ended(ended: Ended) -> None:
             lane.waiting = False
             lane.empty = ended == "empty"
-            lane.lost = lane.lost or ended == "lost"
+            if ended == "lost":
+                lane.lost = self._has_lost = True
             self._wake.set()
 
         consumer = PullConsumer(
@@ -163,7 +150,7 @@ class Intake:
         )
         # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
-        self._ack_wait_s = min(each.ack_wait_s for each in self._lanes)
+        self._held.ack_wait_s = min(each.ack_wait_s for each in self._lanes)
         lane.lost = False
 
     async def close(self) -> None:
@@ -181,41 +168,27 @@ class Intake:
         """How many messages are asked for and have not come, one for each empty lane included."""
         return sum(lane.consumer.asked for lane in self._lanes)
 
-    def wake(self) -> None:
-        """Say that a slot became free."""
-        self._wake.set()
-
     async def run(self) -> None:
         """Ask for work until cancelled; outlives every loss of connection, server and consumer.
 
         Raises: ConnectionLostError only when the connection is closed for good.
         """
-        while True:
-            try:
-                await self._connection.wait_connected(_WAIT_EXPIRES_S)
-                if await self._find_lost():
-                    await asyncio.sleep(
-                        _RETRY_S
-                    )  # one that is lost again and again must not be asked in a spin
-                await self._one_round()
-            except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
-                if self._connection.is_closed:
-                    raise ConnectionLostError from error
-                await asyncio.sleep(_RETRY_S)
+        await keep_serving(self._connection, self._serve)
 
-    async def _find_lost(self) -> bool:
-        lost = [lane for lane in self._lanes if lane.lost]
-        for lane in lost:
-            lane.consumer.forget()
-            lane.waiting = lane.empty = False
-            await self._find(lane)
-        return bool(lost)
-
-    async def _one_round(self) -> None:
-        self._wake.clear()
-        if not self._ask():
-            await self._sleep()
-            self._notice_silence()
+    async def _serve(self) -> bool:
+        """Find the lanes that were lost, and ask for work until another one is."""
+        for lane in self._lanes:
+            if lane.lost:
+                lane.consumer.forget()
+                lane.waiting = lane.empty = False
+                await self._find(lane)
+        self._has_lost = any(lane.lost for lane in self._lanes)  # perhaps while another was looked for
+        while not self._has_lost:
+            self._wake.clear()
+            if not self._ask():
+                await woken(self._wake)
+                self._notice_silence()
+        return False
 
     def _ask(self) -> bool:
         """Send the next request if one is due; return whether one was.
@@ -235,7 +208,7 @@ class Intake:
         empty = next((lane for lane in tier if lane.empty), None)
         if empty is not None:
             empty.empty, empty.waiting = False, True
-            empty.consumer.request(1, expires_s=_WAIT_EXPIRES_S, heartbeat_s=_WAIT_HEARTBEAT_S)
+            empty.consumer.wait_for(1)
             return True
         self._round += 1
         if self._round % _FAIR_EVERY == 0:
@@ -246,49 +219,28 @@ class Intake:
         return True
 
     def _notice_silence(self) -> None:
-        """Give up on consumers that owe an answer for too long; they are looked for in the next round."""
-        now = self._loop.time()
+        """Give up on consumers that owe an answer for too long, so that they are looked for."""
         for lane in self._lanes:
-            if lane.consumer.asked and now - lane.consumer.heard_at > _SILENCE_MAX_S:
+            if lane.consumer.is_silent:
                 logger.warning("consumer of %s (%s) is silent: looking for it", lane.queue, lane.priority)
-                lane.lost = True
-
-    async def _sleep(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WAIT_HEARTBEAT_S):
-                await self._wake.wait()
+                lane.lost = self._has_lost = True
 
     # What follows settles deliveries; none of it is trusted by anybody: the ledger decides.
 
     async def keep_alive(self) -> None:
         """Tell the broker, until cancelled, that what is on hand is still on hand."""
-        while True:
-            await asyncio.sleep(self._ack_wait_s / 3)
-            now = self._loop.time()
-            for held in list(self._held.values()):
-                with contextlib.suppress(ConnectionLostError):
-                    self._connection.send(held.delivery.reply, "", b"", b"+WPI")
-                    held.alive_at = now
+        await self._held.keep_alive()
 
     def is_fresh(self, delivery: Delivery) -> bool:
         """Return whether the broker can still take the delivery to be ours."""
-        held = self._held.get(delivery.reply)
-        if held is None:
-            return False
-        return self._loop.time() - held.alive_at < self._ack_wait_s
+        return self._held.is_fresh(delivery.reply)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         """Let a delivery go, and tell the broker what becomes of it."""
-        self._held.pop(delivery.reply, None)
-        if settlement.word == "ack":
-            word = b"+ACK"
-        elif settlement.word == "nak":
-            word = b"-NAK"
-            if settlement.delay_s > 0:
-                word += b' {"delay":%d}' % int(settlement.delay_s * _NANOSECONDS)
-        else:
-            return
-        try:  # noqa: SIM105 - which costs three calls, and this is done for every job
-            self._connection.send(delivery.reply, "", b"", word)
-        except ConnectionLostError:
-            pass  # it is delivered again, and the ledger knows what was done
+        match settlement.word:
+            case "ack":
+                self._held.settle(delivery.reply, ACK)
+            case "nak":
+                self._held.settle(delivery.reply, nak(settlement.delay_s))
+            case _:
+                self._held.drop(delivery.reply)

@@ -14,9 +14,10 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.streams import advisories_specification, ensure_streams
-from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Source
+from jobledger.workers.reactors.reactor import ConsumerReactor, Later
 from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 
 logger = logging.getLogger("jobledger.workers.reactors.dead_letters")

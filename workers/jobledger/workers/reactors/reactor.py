@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import logging
 from typing import Final, Protocol
 
@@ -17,31 +16,25 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
-    JetStreamDisabledError,
     LedgerError,
     LedgerFullError,
     UnreachableError,
     WrongSequenceError,
 )
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.consumer import ACK, ConsumerLoop, HeldDeliveries, Source, growing_s, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
-from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.pull import Delivery
 
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 
 IN_FLIGHT_MAX: Final = 256
 _ACK_WAIT_S: Final = 10.0
-_EXPIRES_S: Final = 30.0
-_HEARTBEAT_S: Final = 2.0
-_SILENCE_MAX_S: Final = 3 * _HEARTBEAT_S
 _LOOK_EVERY_S: Final = 10.0
-_RETRY_S: Final = 0.25
-_RETRY_S_MAX: Final = 30.0
 _FULL_DELAY_S: Final = 10.0
 _UNREADABLE_DELAY_S: Final = 30.0
 _RESTART_S_FIRST: Final = 1.0
 _RESTART_S_MAX: Final = 60.0
-_NANOSECONDS: Final = 1_000_000_000
 
 
 class Reactor(Protocol):
@@ -52,14 +45,6 @@ class Reactor(Protocol):
     async def run(self) -> None:
         """React until cancelled; outlives losses of connection, server, stream and consumer by itself."""
         ...
-
-
-class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """The durable consumer that a reactor takes its deliveries from, shared by all processes that run it."""
-
-    stream: str
-    consumer: str
-    filters: tuple[str, ...]  #: subjects; () is all of the stream
 
 
 class Later(msgspec.Struct, frozen=True):
@@ -88,13 +73,17 @@ class ConsumerReactor(abc.ABC):
     ) -> None:
         self.name = name
         self.ledger = ledger
-        self._connection = ledger.connection
         self._loop = ledger.connection.loop
-        self._in_flight_max = in_flight_max
         self._ack_wait_s = ack_wait_s
-        self._tasks: dict[asyncio.Task[None], Delivery] = {}
-        self._wake = asyncio.Event()
-        self._lost = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held = HeldDeliveries[str](ledger.connection, ack_wait_s)  # by ack subject
+        self._taking = ConsumerLoop(
+            ledger.connection,
+            f"reactor {name}",
+            held=self._held,
+            in_flight_max=in_flight_max,
+            on_delivery=self._on_delivery,
+        )
 
     @abc.abstractmethod
     async def find(self) -> Source:
@@ -119,69 +108,23 @@ class ConsumerReactor(abc.ABC):
 
     def look_again(self) -> None:
         """Make the reactor call `find` now: something it reads from was replaced."""
-        self._lost = True
-        self._wake.set()
+        self._taking.lose()
 
     async def run(self) -> None:
         """React until cancelled; what is on hand then is given back.
 
         Raises: ConnectionLostError when the connection is closed for good, StreamMismatchError.
         """
-        keeping = self._loop.create_task(self._keep_alive(), name=f"{self.name} keep-alive")
+        keeping = self._loop.create_task(self._held.keep_alive(), name=f"{self.name} keep-alive")
         try:
-            while True:
-                try:
-                    await self._connection.wait_connected(_EXPIRES_S)
-                    await self._serve()
-                except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
-                    if self._connection.is_closed:
-                        raise ConnectionLostError from error
-                await asyncio.sleep(_RETRY_S)  # one that is lost again and again must not be asked in a spin
+            await self._taking.run(self.find, ready=self._ensure, look_every_s=_LOOK_EVERY_S)
         finally:
             keeping.cancel()
             await self._give_back()
 
-    async def _serve(self) -> None:
-        """Pull from one consumer until it is lost, or not the right one any more."""
-        source = await self.find()
+    async def _ensure(self, source: Source) -> None:
         config = reactor_consumer(source.filters, ack_wait_s=self._ack_wait_s)
         await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, config)
-        consumer = PullConsumer(
-            self._connection,
-            source.stream,
-            source.consumer,
-            on_delivery=self._on_delivery,
-            on_ended=self._on_ended,
-        )
-        self._lost = False
-        await consumer.open()
-        look_at = self._loop.time() + _LOOK_EVERY_S
-        try:
-            while not self._lost:
-                self._wake.clear()
-                self._ask(consumer)
-                await self._sleep()
-                now = self._loop.time()
-                if consumer.asked and now - consumer.heard_at > _SILENCE_MAX_S:
-                    logger.warning("reactor %s: its consumer is silent, looking for it", self.name)
-                    return
-                if now >= look_at:
-                    look_at = now + _LOOK_EVERY_S
-                    if await self.find() != source:
-                        return
-        finally:
-            await consumer.close()
-
-    def _ask(self, consumer: PullConsumer) -> None:
-        """Leave requests standing for what there is room for, in portions worth a message."""
-        room = self._in_flight_max - len(self._tasks) - consumer.asked
-        if room > 0 and (not consumer.asked or room >= self._in_flight_max // 4):
-            consumer.request(room, expires_s=_EXPIRES_S, heartbeat_s=_HEARTBEAT_S)
-
-    async def _sleep(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HEARTBEAT_S):
-                await self._wake.wait()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         problem: LedgerError | None = None
@@ -191,20 +134,16 @@ class ConsumerReactor(abc.ABC):
         except LedgerError as error:
             problem = error
         if kept is None:
-            self._tell(delivery, b"+ACK")
-            self._wake.set()
+            tell(self.ledger.connection, delivery, ACK)
             return
+        self._held.hold(kept.reply, kept)
         task = self._loop.create_task(self._carry(kept, problem))
-        self._tasks[task] = kept
+        self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        self._wake.set()
-
-    def _on_ended(self, ended: Ended) -> None:
-        self._lost = self._lost or ended == "lost"
-        self._wake.set()
+        self._tasks.discard(task)
+        self._taking.wake()
 
     async def _carry(self, delivery: Delivery, problem: LedgerError | None) -> None:
         """Settle one delivery by what `react` makes of it; never raises but for cancellation."""
@@ -216,7 +155,7 @@ class ConsumerReactor(abc.ABC):
             logger.info(
                 "reactor %s: stream sequence %d later: %s", self.name, delivery.stream_sequence, error
             )
-            verdict = Later(_growing(delivery))
+            verdict = Later(growing_s(delivery.delivered))
         except LedgerFullError as error:
             logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
             verdict = Later(_FULL_DELAY_S)
@@ -225,39 +164,16 @@ class ConsumerReactor(abc.ABC):
             verdict = Later(_UNREADABLE_DELAY_S)
         except Exception:  # whatever it is: held for ever it would never come again, here or elsewhere
             logger.exception("reactor %s: stream sequence %d", self.name, delivery.stream_sequence)
-            verdict = Later(_growing(delivery))
-        if verdict is None:
-            self._tell(delivery, b"+ACK")
-        else:
-            self._tell(delivery, _nak(verdict.delay_s))
-
-    def _tell(self, delivery: Delivery, word: bytes) -> None:
-        with contextlib.suppress(ConnectionLostError):  # it comes again, and the ledger knows better
-            self._connection.send(delivery.reply, "", b"", word)
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(self._ack_wait_s / 3)
-            for delivery in list(self._tasks.values()):
-                self._tell(delivery, b"+WPI")
+            verdict = Later(growing_s(delivery.delivered))
+        self._held.settle(delivery.reply, ACK if verdict is None else nak(verdict.delay_s))
 
     async def _give_back(self) -> None:
         """Stop what is under way and let others have it at once."""
-        under_way = dict(self._tasks)
+        under_way = list(self._tasks)
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        for task, delivery in under_way.items():
-            if task.cancelled():
-                self._tell(delivery, b"-NAK")
-
-
-def _growing(delivery: Delivery) -> float:
-    return min(_RETRY_S * 2.0 ** min(delivery.delivered - 1, 10), _RETRY_S_MAX)
-
-
-def _nak(delay_s: float) -> bytes:
-    return b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))})
+        self._held.give_back()
 
 
 async def host(ledger: Ledger, reactor: Reactor) -> None:

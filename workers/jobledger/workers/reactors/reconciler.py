@@ -12,7 +12,6 @@ Source: ADR 010.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -30,10 +29,10 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.consumer import ACK, Batches, Source, keep_serving, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
-from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.pull import Delivery
 from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
@@ -46,7 +45,6 @@ _FETCH_S: Final = 5.0
 _SHORT_S: Final = 2.0  # a batch that is old enough so soon is waited for
 _LOOKS_A_GRACE: Final = 10
 _RETRY_S: Final = 1.0
-_CONNECT_S: Final = 30.0
 #: The server caps the consumers of a stream at 1,000: with so many, queues matter more than a second look at them.
 _CONSUMERS_MAX: Final = 600
 _NANOSECONDS: Final = 1_000_000_000
@@ -127,21 +125,25 @@ class Reconciler:
 
         Raises: ConnectionLostError when the connection is closed for good.
         """
-        connection = self._ledger.connection
         pause_s = self._grace_s / _LOOKS_A_GRACE
-        while True:
-            await asyncio.sleep(pause_s)
-            pause_s = self._grace_s / _LOOKS_A_GRACE
-            try:
-                await connection.wait_connected(_CONNECT_S)
-                for lane in await self.lanes():
-                    await self._look_after(lane)
-            except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
-                if connection.is_closed:
-                    raise ConnectionLostError from error
-                pause_s = min(pause_s, _RETRY_S)
-            except LedgerError as error:
-                logger.warning("reconciler: %s", error)
+
+        async def look_now_and_then() -> bool:
+            while True:
+                await self._look()
+                await asyncio.sleep(pause_s)
+
+        await asyncio.sleep(pause_s)
+        await keep_serving(self._ledger.connection, look_now_and_then, retry_s=min(pause_s, _RETRY_S))
+
+    async def _look(self) -> None:
+        """Look after every lane once."""
+        try:
+            for lane in await self.lanes():
+                await self._look_after(lane)
+        except (JetStreamDisabledError, UnreachableError):
+            raise
+        except LedgerError as error:
+            logger.warning("reconciler: %s", error)
 
     async def _look_after(self, lane: Lane) -> None:
         """Walk through one lane; what is wrong with it alone keeps nobody from the others."""
@@ -179,10 +181,9 @@ class Reconciler:
         }
         stream = ledger.names.ledger_stream
         await ensure_consumer(ledger.inbox, stream, lane.name, config)
-        fetcher = _Fetcher(ledger, stream, lane.name)
-        async with fetcher:
+        async with Batches(ledger.connection, Source(stream=stream, consumer=lane.name)) as batches:
             while True:
-                batch = await fetcher.fetch()
+                batch = await batches.take(BATCH)
                 if not await self.look_at(lane, batch) or len(batch) < BATCH:
                     return
 
@@ -250,59 +251,10 @@ class Reconciler:
             self._again(delivery, self._grace_s)
 
     def _ack(self, delivery: Delivery) -> None:
-        self._tell(delivery, b"+ACK")
+        tell(self._ledger.connection, delivery, ACK)
 
     def _again(self, delivery: Delivery, delay_s: float) -> None:
-        self._tell(delivery, b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))}))
-
-    def _tell(self, delivery: Delivery, word: bytes) -> None:
-        with contextlib.suppress(ConnectionLostError):  # it comes again, and the ledger knows better
-            self._ledger.connection.send(delivery.reply, "", b"", word)
-
-
-class _Fetcher:
-    """Takes one batch after the other from a consumer: what there is, without waiting for more."""
-
-    def __init__(self, ledger: Ledger, stream: str, consumer: str) -> None:
-        self._got: list[Delivery] = []
-        self._ended: Ended | None = None
-        self._moved = asyncio.Event()
-        self._consumer = PullConsumer(
-            ledger.connection, stream, consumer, on_delivery=self._on_delivery, on_ended=self._on_ended
-        )
-
-    async def __aenter__(self) -> None:
-        await self._consumer.open()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._consumer.close()
-
-    def _on_delivery(self, delivery: Delivery) -> None:
-        self._got.append(delivery)
-        self._moved.set()
-
-    def _on_ended(self, ended: Ended) -> None:
-        self._ended = ended
-        self._moved.set()
-
-    async def fetch(self) -> list[Delivery]:
-        """Return up to `BATCH` deliveries; fewer when there are no more.
-
-        Raises: ConnectionLostError.
-        """
-        self._got, self._ended = [], None
-        self._consumer.request(BATCH)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FETCH_S):
-                while self._consumer.asked and self._ended is None:
-                    self._moved.clear()
-                    await self._moved.wait()
-        self._check()
-        return self._got
-
-    def _check(self) -> None:
-        if self._ended == "lost":
-            raise ConnectionLostError
+        tell(self._ledger.connection, delivery, nak(delay_s))
 
 
 def _lane(info: ConsumerInfo, all_of_them: dict[str, ConsumerInfo]) -> Lane:

@@ -26,11 +26,12 @@ from jobledger.ledger.model.errors import (
     RefusedError,
     UnreachableError,
 )
+from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.streams import subject_at
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.ledger.timers import KnownWaits, Timer, Timers, read_timer, timer_of
-from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor, Source
+from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor
 
 logger = logging.getLogger("jobledger.workers.reactors.timers")
 

@@ -1,0 +1,337 @@
+"""Taking part in a durable consumer: ask it for messages, keep what is on hand, settle it once, outlive every loss.
+
+`keep_serving` is the one place where a consumer reconnects. `ConsumerLoop` takes from one consumer for as long as it
+lasts, `Batches` what one has at this moment, `HeldDeliveries` keeps what they brought. Nothing here trusts the server's
+acknowledgements: what a delivery means is its taker's business. What a worker takes next is decided in its `intake`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Generic, Self, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, Delivery, Ended, PullConsumer
+
+logger = logging.getLogger("jobledger.consumer")
+
+K = TypeVar("K")
+
+ACK: Final = b"+ACK"
+NAK: Final = b"-NAK"  # to be handed out again at once
+IN_PROGRESS: Final = b"+WPI"
+RETRY_S: Final = 0.25
+_RETRY_S_MAX: Final = 30.0
+_FETCH_S: Final = 5.0
+_NANOSECONDS: Final = 1_000_000_000
+
+
+def nak(delay_s: float) -> bytes:
+    """Return the word that gives a delivery back, to be handed out again after `delay_s` seconds."""
+    if delay_s <= 0:
+        return NAK
+    return b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))})
+
+
+def growing_s(delivered: int) -> float:
+    """Return how long to wait before the next hand-out, so that what fails again and again does not spin."""
+    return min(RETRY_S * 2.0 ** min(delivered - 1, 10), _RETRY_S_MAX)
+
+
+def tell(connection: Connection, delivery: Delivery, word: bytes) -> bool:
+    """Send a word about a delivery; return whether it is on its way. If not, the delivery is handed out again."""
+    try:
+        connection.send(delivery.reply, "", b"", word)
+    except ConnectionLostError:
+        return False
+    return True
+
+
+async def keep_serving(
+    connection: Connection, serve: Callable[[], Awaitable[bool]], *, retry_s: float = RETRY_S
+) -> None:
+    """Call `serve` until it returns True, again after each loss of connection, server, stream or consumer.
+
+    What is lost again and again is not asked in a spin: `retry_s` seconds lie between the end of a call and the next.
+
+    Raises: ConnectionLostError when the connection is closed for good, and what else `serve` raises.
+    """
+    while True:
+        try:
+            await connection.wait_connected(EXPIRES_S)
+            if await serve():
+                return
+        except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+            if connection.is_closed:
+                raise ConnectionLostError from error
+        await asyncio.sleep(retry_s)
+
+
+async def woken(wake: asyncio.Event, limit_s: float = HEARTBEAT_S) -> None:
+    """Wait for an event, but no longer than the limit: silence too has to be noticed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await wake.wait()
+
+
+class HeldDelivery(msgspec.Struct, gc=False):
+    """A delivery on hand: not yet settled with the server."""
+
+    delivery: Delivery  #: the newest one, whose ack subject settles it
+    since: float  #: loop time at which it came, or was handed to its handler
+    alive_at: float  #: loop time when the server last heard that we have it
+
+
+class HeldDeliveries(Generic[K]):
+    """What is on hand in this process: kept alive, and settled once. Keys are their holder's choice."""
+
+    def __init__(self, connection: Connection, ack_wait_s: float) -> None:
+        self._connection = connection
+        self._loop = connection.loop
+        self._held: dict[K, HeldDelivery] = {}
+        self.ack_wait_s = ack_wait_s  #: how long the server waits, the shortest of several consumers' waits
+
+    def __len__(self) -> int:
+        """How many are on hand."""
+        return len(self._held)
+
+    def hold(self, key: K, delivery: Delivery) -> None:
+        """Take a delivery into keeping."""
+        now = self._loop.time()
+        self._held[key] = HeldDelivery(delivery, now, now)
+
+    def find(self, key: K) -> HeldDelivery | None:
+        """Return what is held under a key; None when it is settled, or dropped."""
+        return self._held.get(key)
+
+    def settle(self, key: K, word: bytes) -> bool:
+        """Tell the server what became of a delivery; return False when it is not on hand, or could not be told."""
+        held = self._held.pop(key, None)
+        if held is None:
+            return False
+        try:  # as `tell` does, without a call more: this is done for every job
+            self._connection.send(held.delivery.reply, "", b"", word)
+        except ConnectionLostError:
+            return False
+        return True
+
+    def drop(self, key: K) -> None:
+        """Let a delivery go without a word: the server hands it out again after the ack wait."""
+        self._held.pop(key, None)
+
+    def is_fresh(self, key: K) -> bool:
+        """Return whether the server can still take the delivery to be ours."""
+        held = self._held.get(key)
+        return held is not None and self._loop.time() - held.alive_at < self.ack_wait_s
+
+    def pop_newest(self) -> Delivery | None:
+        """Take the delivery with the highest stream sequence out of keeping, for its holder to settle."""
+        key = max(self._held, key=lambda each: self._held[each].delivery.stream_sequence, default=None)
+        return None if key is None else self._held.pop(key).delivery
+
+    def give_back(self) -> None:
+        """Let others have at once, in stream order, whatever is still on hand."""
+        for key, _ in sorted(self._held.items(), key=lambda item: item[1].delivery.stream_sequence):
+            self.settle(key, NAK)
+
+    async def keep_alive(
+        self, *, held_s_max: float = math.inf, on_overdue: Callable[[K], None] | None = None
+    ) -> None:
+        """Tell the server, until cancelled, that what is on hand still is; `on_overdue` gets what is for too long."""
+        while True:
+            await asyncio.sleep(self.ack_wait_s / 3)
+            now = self._loop.time()
+            for key, held in list(self._held.items()):
+                if on_overdue is not None and held.since < now - held_s_max:
+                    on_overdue(key)
+                elif tell(self._connection, held.delivery, IN_PROGRESS):
+                    held.alive_at = now
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable consumer, shared by all processes that take from it."""
+
+    stream: str
+    consumer: str
+    filters: tuple[str, ...] = ()  #: subjects; () is all of the stream
+
+
+class ConsumerLoop:
+    """Takes from one durable consumer: leaves requests standing for what there is room for.
+
+    `held` is what is on hand; with `in_flight_max` of them no more is asked for. `on_delivery` is called by the
+    connection's reader and must be quick. A finite loop asks for what there is, and ends when there is nothing more.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        held: HeldDeliveries[Any],
+        in_flight_max: int,
+        on_delivery: Callable[[Delivery], None],
+        is_finite: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._loop = connection.loop
+        self._name = name
+        self._held = held
+        self._in_flight_max = in_flight_max
+        self._on_delivery = on_delivery
+        self._is_finite = is_finite
+        self._wake = asyncio.Event()
+        self._consumer: PullConsumer | None = None  # while there is one
+        self._is_lost = False
+        self._is_stopped = False
+        self._brought = 0  # by the newest request
+        self.is_dry = False  #: there was nothing more
+
+    async def run(
+        self,
+        find: Callable[[], Awaitable[Source]],
+        *,
+        ready: Callable[[Source], Awaitable[None]] | None = None,
+        look_every_s: float = math.inf,
+    ) -> None:
+        """Take until cancelled, or until a finite loop has all.
+
+        `find` says what to take from, at the beginning, after each loss and every so often: with another answer than
+        before the loop moves there. `ready` is called before the first request to what was found.
+
+        Raises: ConnectionLostError when the connection is closed for good, what `find` and `ready` raise.
+        """
+
+        async def serve() -> bool:
+            source = await find()
+            if ready is not None:
+                await ready(source)
+            await self._take(source, find, look_every_s)
+            return self.is_dry
+
+        await keep_serving(self._connection, serve)
+
+    def wake(self) -> None:
+        """Say that there is room again."""
+        self._wake.set()
+
+    def lose(self) -> None:
+        """Leave the consumer and look for it again."""
+        self._is_lost = True
+        self._wake.set()
+
+    async def stop_asking(self) -> bool:
+        """Ask for nothing more; return whether some of what was asked for may still be on its way."""
+        self._is_stopped = True
+        if self._consumer is None or not self._consumer.asked:
+            return False
+        await self._consumer.end()
+        return True
+
+    async def _take(self, source: Source, find: Callable[[], Awaitable[Source]], look_every_s: float) -> None:
+        """Take from one consumer until it is lost, silent, dry, or not the right one any more."""
+        consumer = PullConsumer(
+            self._connection,
+            source.stream,
+            source.consumer,
+            on_delivery=self._heard,
+            on_ended=self._ended,
+        )
+        self._is_lost = False
+        await consumer.open()
+        self._consumer = consumer
+        look_at = self._loop.time() + look_every_s
+        try:
+            while not (self._is_lost or self.is_dry):
+                self._wake.clear()
+                self._ask(consumer)
+                await woken(self._wake)
+                if consumer.is_silent:
+                    logger.warning("%s: its consumer is silent, looking for it", self._name)
+                    return
+                if self._loop.time() >= look_at:
+                    look_at = self._loop.time() + look_every_s
+                    if await find() != source:
+                        return
+        finally:
+            self._consumer = None
+            await consumer.close()
+
+    def _ask(self, consumer: PullConsumer) -> None:
+        """Ask for what there is room for, in portions worth a message."""
+        room = self._in_flight_max - len(self._held) - consumer.asked
+        if self._is_stopped or room <= 0 or (consumer.asked and room < self._in_flight_max // 4):
+            return
+        if not self._is_finite:
+            consumer.wait_for(room)
+        elif not consumer.asked:
+            self._brought = 0
+            consumer.request(room)
+
+    def _heard(self, delivery: Delivery) -> None:
+        self._brought += 1
+        self._on_delivery(delivery)
+        self._wake.set()
+
+    def _ended(self, ended: Ended) -> None:
+        if ended == "lost":
+            self._is_lost = True
+        elif self._is_finite and not self._brought:
+            self.is_dry = True
+        self._wake.set()
+
+
+class Batches:
+    """What a consumer has at this moment, batch by batch, for whoever looks at it now and then."""
+
+    def __init__(self, connection: Connection, source: Source) -> None:
+        self._got: list[Delivery] = []
+        self._ended: Ended | None = None
+        self._moved = asyncio.Event()
+        self._consumer = PullConsumer(
+            connection, source.stream, source.consumer, on_delivery=self._heard, on_ended=self._on_ended
+        )
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        await self._consumer.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Listen no more."""
+        await self._consumer.close()
+
+    def _heard(self, delivery: Delivery) -> None:
+        self._got.append(delivery)
+        self._moved.set()
+
+    def _on_ended(self, ended: Ended) -> None:
+        self._ended = ended
+        self._moved.set()
+
+    async def take(self, size: int) -> list[Delivery]:
+        """Return up to `size` deliveries; fewer when there are no more.
+
+        Raises: ConnectionLostError.
+        """
+        self._got, self._ended = [], None
+        self._consumer.request(size)
+        deadline = asyncio.get_running_loop().time() + _FETCH_S
+        while self._consumer.asked and self._ended is None:
+            self._moved.clear()
+            await woken(self._moved, deadline - asyncio.get_running_loop().time())
+            if asyncio.get_running_loop().time() >= deadline:
+                break
+        if self._is_lost():
+            raise ConnectionLostError
+        return self._got
+
+    def _is_lost(self) -> bool:
+        return self._ended == "lost"
