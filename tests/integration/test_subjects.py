@@ -1,0 +1,265 @@
+"""What each role publishes and subscribes to, recorded while it does its work, against docs/subjects.md.
+
+Permissions are made from that page: a subject that is missing there is refused to somebody in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.jetstream import api
+from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
+from tests.support.working import LIMIT_S, until, working
+
+from jobledger.cli.main import run
+from jobledger.ledger import Backoff, Context, Ledger, connect, task
+from jobledger.ledger.model.commands import Claim
+from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
+from jobledger.projections import Projector
+from jobledger.projections.metrics.facts import server_facts
+from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors.reconciler import Reconciler
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+ROLES = ("Producer", "Worker", "Subscriber", "Projector", "Operator", "Auditor")
+LARGE = "x" * 3_000_000
+
+
+@task(queue="work")
+async def large(text: str) -> str:
+    return text
+
+
+@task(queue="work", max_attempts=2, backoff=Backoff(base_s=1.2, jitter=0.0))
+async def later(ctx: Context, number: int) -> int:
+    if ctx.attempt == 1:
+        raise ValueError("not the first time")
+    return number
+
+
+@task(queue="work", max_attempts=1)
+async def never(number: int) -> None:
+    raise ValueError(f"{number} does not please")
+
+
+@task(queue="work")
+async def forever(ctx: Context, number: int) -> None:
+    ctx.progress(1, 2)
+    await ctx.checkpoint({"number": number})
+    await asyncio.sleep(LIMIT_S)
+
+
+class Stage:
+    """A server, and the roles that act on it, one after the other or at the same time."""
+
+    def __init__(self, url: str, folder: Path, recorder: Recorder) -> None:
+        self._url = url
+        self._folder = folder
+        self._recorder = recorder
+
+    @contextlib.asynccontextmanager
+    async def client(self, role: str) -> AsyncGenerator[Ledger, None]:
+        async with contextlib.AsyncExitStack() as stack:
+            with self._recorder.playing(role):
+                ledger = await stack.enter_async_context(connect(self._url, ledger_bytes_max=16 << 20))
+            yield ledger
+
+    def command(self, role: str, *words: str) -> None:
+        with self._recorder.playing(role):
+            code = run((*words, "--url", self._url))
+        assert code == 0, words
+
+    async def produce(self) -> None:
+        """Enqueue in every way, wait, look, cancel, hold a lock."""
+        async with self.client("Producer") as ledger:
+            first = await ledger.enqueue(large, LARGE)
+            delayed = await ledger.enqueue(later.options(delay_s=1.5, id="delayed"), 1)
+            await ledger.enqueue_many(large, [{"text": str(number)} for number in range(20)])
+            assert await first.result(timeout_s=LIMIT_S) == LARGE
+            await self._cancel(ledger)
+            await ledger.enqueue(later.options(delay_s=3600.0, id="tomorrow"), 1)
+            for name in ("dead", "buried"):
+                failing = await ledger.enqueue(never.options(id=name), 1)
+                with pytest.raises(JobFailedError):
+                    await failing.result(timeout_s=LIMIT_S)
+            assert await delayed.result(timeout_s=LIMIT_S) == 1
+            async with ledger.lock("account", "42"):
+                assert (await (await ledger.job("delayed")).snapshot()).attempts
+
+    async def _cancel(self, ledger: Ledger) -> None:
+        stuck = await ledger.enqueue(forever.options(id="stuck", priority="high"), 1)
+        async with asyncio.timeout(LIMIT_S):
+            while not (await stuck.snapshot()).attempts:
+                await asyncio.sleep(0.01)
+        await ledger.cancel(stuck.ref)
+        await ledger.cancel((await ledger.enqueue(never.options(delay_s=3600.0), 1)).ref)
+        with pytest.raises(JobCancelledError):
+            await stuck.result(timeout_s=LIMIT_S)
+
+    async def work(self) -> None:
+        """Run a worker with every reactor while another process produces."""
+        async with (
+            self.client("Worker") as ledger,
+            working(ledger, large, later, never, forever, ack_wait_s=1.0) as worker,
+        ):
+            await worker.taking.wait()
+            await self.produce()
+            assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
+            await until(lambda: self._has_used("Worker", "$JS.ACK.LEDGER.reconcile_"))
+
+    async def recover(self) -> None:
+        """Find streams gone that reactors can make again, and hear of a dispatch that was given up."""
+        async with self.client("Worker") as ledger, working(ledger, never) as worker:
+            await worker.taking.wait()
+            advisory = b'{"consumer":"work_work_normal","stream_seq":1,"deliveries":20}'
+            subject = (
+                f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{ledger.names.ledger_stream}.work_work_normal"
+            )
+            async with connect(self._url, name="nobody") as server:
+                server.connection.send(subject, "", b"", advisory)
+            await until(lambda: self._has_used("Worker", "$JS.ACK.ADVISORIES."))
+            await until(lambda: self._has_used("Worker", "$JS.API.CONSUMER.DELETE.LEDGER.timers_"))
+
+    def _has_used(self, role: str, beginning: str) -> bool:
+        return any(use.subject.startswith(beginning) for use in self._recorder.used[role])
+
+    async def subscribe(self) -> None:
+        """Follow the ledger with a reader of one's own, and as a named subscription."""
+        async with self.client("Subscriber") as ledger:
+            async with ledger.events(follow=False) as events:
+                assert [each async for each in events]
+            async with ledger.subscription("billing", follow=False) as deliveries:
+                async for delivery in deliveries:
+                    await delivery.ack()
+
+    async def project(self) -> None:
+        """Keep the tables up to date, and gather what metrics tell."""
+        async with self.client("Projector") as ledger:
+            with Projector(ledger.log, self._folder / "projection.db") as projector:
+                running = asyncio.create_task(projector.run())
+                await projector.wait_for((await ledger.log.head()).last_sequence, timeout_s=LIMIT_S)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            await server_facts(ledger, 1)
+
+    def operate(self) -> None:
+        """Look and act as a person does."""
+        act = functools.partial(self.command, "Operator")
+        act("doctor")
+        act("workers", "list")
+        for words in (("jobs", "list"), ("queues", "list"), ("dlq", "list"), ("timers", "status")):
+            act(*words)
+        act("jobs", "show", "dead")
+        act("jobs", "why", "dead")
+        act("events", "tail")
+        act("timers", "rebuild")
+        act("timers", "status")
+        act("jobs", "cancel", "taken")
+        act("dlq", "requeue", "dead")
+        act("jobs", "why", "dead")
+        act("jobs", "cancel", "dead")
+        act("dlq", "discard", "buried", "--reason", "tried")
+        act("events", "subscriptions", "list")
+        act("events", "subscriptions", "remove", "billing")
+        key = self._folder / "seal.key"
+        assert run(("audit", "keygen", str(key))) == 0
+        act("audit", "seal", "--key", str(key))
+
+    def archive(self) -> None:
+        moment = datetime.now(UTC).isoformat()
+        self.command(
+            "Operator", "audit", "archive", "--before", moment, "--to", str(self._folder / "archive")
+        )
+
+    def audit(self) -> None:
+        """Prove and keep what is there; change nothing."""
+        act = functools.partial(self.command, "Auditor", "audit")
+        act("verify")
+        act("trail", "delayed")
+        act("who")
+        act("seals")
+        act("diff", "5", "10")
+        act("export", str(self._folder / "export"))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(hosting, "Reconciler", functools.partial(Reconciler, grace_s=0.2))
+    return Recorder(monkeypatch)
+
+
+async def prepare(url: str) -> None:
+    """Take away what the reactors make again, and leave a job running whose worker is not here."""
+    async with connect(url, name="nobody") as ledger:
+        taken = await ledger.enqueue(never.options(id="taken", queue="idle"), 1)
+        await ledger.execute(taken.ref, Claim(worker="elsewhere", lease_s=15.0))
+        names = ledger.names
+        for stream in (names.timers_stream, names.advisories_stream):
+            assert (await api(ledger.inbox, f"STREAM.DELETE.{stream}", {}))["success"]
+
+
+def play(stage: Stage, url: str) -> None:
+    async def live() -> None:
+        async with stage.client("Operator"):  # makes the streams
+            pass
+        await stage.work()
+        await prepare(url)
+        await stage.recover()
+        await stage.subscribe()
+        await stage.project()
+
+    anyio.run(live)
+    stage.operate()
+    stage.audit()
+    stage.archive()
+
+
+def test_each_role_uses_the_subjects_of_the_page_and_no_others(
+    nats_server: EmbeddedServer, tmp_path: Path, recorder: Recorder
+) -> None:
+    play(Stage(nats_server.url, tmp_path, recorder), nats_server.url)
+    assert set(recorder.used) - {"nobody"} == set(ROLES)
+    page = rows()
+    missing = [said for role in ROLES for said in _missing(page, role, recorder.used[role])]
+    assert missing == [], "\n".join(missing)
+    unused = [said for row in page if (said := _unused(row, recorder)) is not None]
+    assert unused == [], "\n".join(unused)
+
+
+def _missing(page: list[Row], role: str, used: set[Use]) -> list[str]:
+    its = [row for row in page if row.role in {role, EVERYBODY, ONLY_IN_A_CLUSTER}]
+    return [
+        f"{role} uses a subject that docs/subjects.md does not have: add `| {use.verb} | `{use.subject}` | why |` "
+        f"to its section `## {role}`, with `<word>` for what differs from job to job"
+        for use in sorted(used)
+        if not any(row.fits(use) for row in its)
+    ]
+
+
+def _unused(row: Row, recorder: Recorder) -> str | None:
+    roles = ROLES if row.role == EVERYBODY else (row.role,)
+    idle = [role for role in roles if not any(map(row.fits, recorder.used.get(role, ())))]
+    if not idle or row.role == ONLY_IN_A_CLUSTER:
+        return None
+    return f"`{row.verb} {row.shape}` was not used by {', '.join(idle)}: take it out of docs/subjects.md, or use it here"
+
+
+def test_a_new_shape_of_subject_is_told_with_the_place_to_add_it() -> None:
+    page = rows()
+    known, new = Use("publish", "$JS.API.STREAM.INFO.LEDGER"), Use("publish", "$JS.API.STREAM.DELETE.LEDGER")
+    (said,) = _missing(page, "Auditor", {known, new})
+    assert "$JS.API.STREAM.DELETE.LEDGER" in said
+    assert "`## Auditor`" in said
+    assert len(_missing(page, "Producer", {Use("publish", "ledger.job.work.j1.completed")})) == 1
+    assert len(_missing(page, "Producer", {Use("subscribe", "ledger.>")})) == 1
