@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.limits import LIMIT_S
+from tests.support.tables import each_row
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.errors import (
@@ -137,7 +138,7 @@ async def test_nesting_that_is_allowed_comes_through(ledger: Ledger) -> None:
     assert (await job.snapshot()).order.input
 
 
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [
         {"max_attempts": 0},
@@ -158,7 +159,7 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     assert next(iter(options)) in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "settings",
     [
         {"connect_timeout_s": 0},
@@ -181,7 +182,7 @@ async def test_wrong_settings_are_refused_before_connecting(settings: dict[str, 
     check_sentence(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "config",
     [
         {"concurrency": 0},

@@ -24,6 +24,7 @@ import anyio.to_thread
 import pytest
 import typer.main
 from tests.support.limits import LIMIT_S
+from tests.support.tables import each_row
 
 from jobledger.cli.main import program, run
 from jobledger.ledger import Ledger, Task, TaskRegistry, connect
@@ -71,7 +72,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@each_row("page", PAGES, ids=_name)
 def test_every_link_resolves(page: Path) -> None:
     broken: list[str] = []
     for link in _LINK.findall(_prose(page)):
@@ -86,7 +87,7 @@ def test_every_link_resolves(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@each_row("page", PAGES, ids=_name)
 def test_prose_is_wrapped(page: Path) -> None:
     """Tables and what is shown as it is (fenced, or indented by four) may be wider."""
     wide = [line for line in _prose(page).splitlines() if len(line) > _PROSE_WIDTH_MAX]
@@ -133,7 +134,7 @@ def _unknown(command_line: str) -> str | None:
     return next((f"{command_line!r}: no option {each}" for each in options if each not in known), None)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@each_row("page", PAGES, ids=_name)
 def test_every_command_named_exists(page: Path) -> None:
     targets = set(
         re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -157,7 +158,7 @@ def test_the_check_of_commands_finds_what_does_not_exist() -> None:
 # Python.
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@each_row("page", PAGES, ids=_name)
 def test_python_blocks_compile(page: Path) -> None:
     for block in _blocks(page, "python"):
         compile(block.text, _name(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)

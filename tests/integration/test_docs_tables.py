@@ -12,6 +12,7 @@ import msgspec
 import nats.aio.client
 import nats.aio.subscription
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger import LedgerConfig
 from jobledger.ledger.model.events import EVENT_CLASSES, Event, Queued, Scheduled
@@ -80,7 +81,7 @@ def _id_of(value: object) -> str:
     return value if isinstance(value, str) else "-".join(sorted(map(str, cast("set[str]", value)))) or "none"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("heading", "fields"),
     [
         ("Envelope", _ENVELOPE | {"type"}),

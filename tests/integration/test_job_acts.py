@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.tables import each_row
 from tests.support.working import LIMIT_S, ended, types, working
 
 from jobledger.audit.why import Facts, Why, explain, find_facts
@@ -126,7 +127,7 @@ async def test_why_says_what_a_job_waits_for(ledger: Ledger) -> None:
     assert said.hint == f"jobledger dlq requeue {lost.id}"
 
 
-@pytest.mark.parametrize("state", list(JobState))
+@each_row("state", list(JobState))
 def test_every_state_has_its_sentence(state: JobState) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     attempt: Any = {"number": 1, "worker": "w", "epoch": 2, "started_at": now}

@@ -13,6 +13,7 @@ import anyio
 import pytest
 from tests.support.histories import SteppedClock, act, memory_history
 from tests.support.limits import LIMIT_S
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import event_type
@@ -315,7 +316,7 @@ def _generator(_self: Any, _connection: Any, _events: Any) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "words"),
     [
         ({"name": "two words"}, "`name` must be 1 to 64 characters"),

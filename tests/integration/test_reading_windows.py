@@ -17,6 +17,7 @@ from tests.conftest import ServerFactory
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.log_entries import chain_of, entry, event, fill
+from tests.support.tables import each_row
 
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.codec import Message
@@ -345,7 +346,7 @@ async def test_a_gap_ends_a_dense_read_with_what_came_before(ledger: Ledger) -> 
     assert sparse._read(newer) == (messages, None)  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.parametrize("micros", [0, 1, 999_999, 1_795_278_572_698_392, 4_102_444_799_999_999])
+@each_row("micros", [0, 1, 999_999, 1_795_278_572_698_392, 4_102_444_799_999_999])
 def test_a_stored_time_is_cut_to_the_microsecond(micros: int) -> None:
     seconds, rest = divmod(micros, 1_000_000)
     exact = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)

@@ -15,6 +15,7 @@ import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
+from tests.support.tables import each_row
 
 from jobledger.cli.health.checks import check_consumers
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
@@ -238,7 +239,7 @@ async def test_special_characters_of_credentials_are_written_as_in_any_url(
             assert (await ledger.log.head()).last_sequence == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "shown"),
     [
         ("nats://host:4222", "nats://host:4222"),

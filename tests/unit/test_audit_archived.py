@@ -7,6 +7,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 from tests.support.stories import BOOM, NAMES, Story, check, found, rich
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import Checker, Report
 from jobledger.ledger.model.aggregates import read_message
@@ -113,7 +114,7 @@ def test_a_late_receipt_of_a_job_that_went_with_the_archive_is_no_violation() ->
     assert (report.sound, report.partial_jobs) == (True, 1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job_id", "change", "field"),
     [
         ("queued", {"order": Order(max_attempts=99)}, "order"),

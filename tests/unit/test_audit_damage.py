@@ -19,6 +19,7 @@ from tests.support.stories import (
     rich,
     story_event,
 )
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import Checker
 from jobledger.ledger.model.aggregates import read_message
@@ -130,7 +131,7 @@ def test_an_earlier_report_of_another_range_is_refused() -> None:
         Checker(NAMES, from_sequence=0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "subject",
     [
         "ledger.job.email.a.queued.high",

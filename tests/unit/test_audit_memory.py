@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import Checker, CheckOptions, Expected, Report
 from jobledger.audit.verify import store as audit_store
@@ -95,8 +96,8 @@ def _comparable(report: Report) -> Report:
     return msgspec.structs.replace(report, violations=tuple(violations), elapsed_s=0.0)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("memory_bytes_max", [1, 4_000, 20_000])
+@each_row("seed", range(8))
+@each_row("memory_bytes_max", [1, 4_000, 20_000])
 def test_what_is_found_does_not_depend_on_the_memory(seed: int, memory_bytes_max: int) -> None:
     chance = random.Random(seed)
     story = _history(chance, jobs=40, steps=500)

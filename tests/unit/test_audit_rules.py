@@ -13,6 +13,7 @@ from tests.support.stories import (
     check,
     found,
 )
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import Violation
 from jobledger.ledger.model.aggregates import read_message
@@ -106,7 +107,7 @@ def _of_another_task(story: Story) -> int:
     return story.plant("j", Completed, attempt=1, task="other")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("plant", "rule", "sentence"),
     [
         (_second_outcome, "outcome", "`completed` is a second outcome of attempt 1, which was completed before"),

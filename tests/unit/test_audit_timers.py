@@ -13,6 +13,7 @@ from tests.support.stories import (
     check,
     found,
 )
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import CheckOptions, Expected
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Fail, Pause, Snooze
@@ -33,10 +34,8 @@ def delayed(cause: Cause = "due") -> Story:
     return story
 
 
-@pytest.mark.parametrize("cause", ["due", "retried"])
-@pytest.mark.parametrize(
-    ("off_s", "sound"), [(-30, False), (-1.1, False), (-0.9, True), (0, True), (500, True)]
-)
+@each_row("cause", ["due", "retried"])
+@each_row(("off_s", "sound"), [(-30, False), (-1.1, False), (-0.9, True), (0, True), (500, True)])
 def test_a_timer_that_fired_early_is_found(cause: Cause, off_s: float, sound: bool) -> None:
     story = delayed(cause)
     story.now += timedelta(seconds=off_s)
@@ -85,10 +84,8 @@ def test_a_timer_that_never_fired_is_found_where_it_must_have() -> None:
     assert report.violations[0].sentence == "it was due at 2026-01-02T00:01:00+00:00 and is still scheduled"
 
 
-@pytest.mark.parametrize(
-    ("late_s", "sound"), [(0, True), (3_599, True), (3_600, True), (3_601, False), (86_400, False)]
-)
-@pytest.mark.parametrize("by", ["the next event", "the caller"])
+@each_row(("late_s", "sound"), [(0, True), (3_599, True), (3_600, True), (3_601, False), (86_400, False)])
+@each_row("by", ["the next event", "the caller"])
 def test_a_job_that_waits_long_after_its_time_is_found(late_s: float, sound: bool, by: str) -> None:
     """By the time of the newest event, or by the caller's where the check goes up to the head."""
     story = delayed()

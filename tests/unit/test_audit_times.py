@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.stories import Story, check, rich, stored_in
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import CheckOptions, verify
 from jobledger.audit.verify.times import said
@@ -27,7 +28,7 @@ def altered(messages: list[Any], by: timedelta, index: int = AT) -> list[Message
     return changed
 
 
-@pytest.mark.parametrize("index", range(0, len(rich().messages), 6))
+@each_row("index", range(0, len(rich().messages), 6))
 def test_a_time_that_was_altered_is_a_notice_and_no_violation(index: int) -> None:
     messages = rich().messages
     untouched = check(messages)
@@ -92,7 +93,7 @@ def test_every_verdict_says_how_far_it_goes() -> None:
     assert len(unproven(Story())) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "words"),
     [(0, "0 µs"), (0.0012, "1.2 ms"), (59, "59.0 s"), (7_200, "2.0 h"), (1e9, "11,574.1 d")],
 )

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.carried import difference
 from jobledger.ledger.model.codec import decode, encode
@@ -169,7 +170,7 @@ def test_a_fresh_work_item_leaves_the_running_attempt_its_claim() -> None:
     assert evolve(again, decide(again, Complete(epoch=2), STAMP)[0], 5).state is JobState.COMPLETED
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "due_at", "cause"),
     [
         ([msgspec.structs.replace(NEW, run_at=LATER)], LATER, "due"),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
+from tests.support.tables import each_row
 
 from jobledger.cli.main import program
 
@@ -34,7 +34,7 @@ def test_every_command_has_a_heading_and_no_heading_lacks_its_command() -> None:
     assert set(re.findall(r"^## (jobledger .*)$", TEXT, flags=re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_row("name", COMMANDS)
 def test_every_command_has_an_example(name: str) -> None:
     assert re.search(rf"^    {name}\b", TEXT, flags=re.MULTILINE)
 
@@ -43,7 +43,7 @@ def _named(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_row("name", COMMANDS)
 def test_every_option_is_documented_with_its_command_or_as_shared(name: str) -> None:
     shared, *sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)
     section = next(each for each in sections if each.startswith(f"{name}\n"))
@@ -55,7 +55,7 @@ def test_no_option_is_documented_that_does_not_exist() -> None:
     assert _named(TEXT) - known == set()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_row("name", COMMANDS)
 def test_every_command_can_answer_in_json_and_explains_itself(name: str) -> None:
     assert "--json" in _options(COMMANDS[name])
     assert COMMANDS[name].help

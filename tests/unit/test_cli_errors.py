@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.cli.errors import UsageError, exit_code, first_of, report, sentence
 from jobledger.cli.main import run
@@ -12,7 +13,7 @@ from jobledger.ledger.model import errors
 from jobledger.projections import PositionMismatchError, ProjectionError, ProjectionMissingError
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "code"),
     [
         (errors.InvalidError, 2),

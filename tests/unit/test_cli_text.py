@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.text import Text
+from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.cli.events.events import event_line, show_event
@@ -20,7 +21,7 @@ from jobledger.ledger.model.events import ErrorInfo, Failed, Queued, Started
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "shown"),
     [
         ("plain", "plain"),
@@ -54,7 +55,7 @@ def test_a_long_text_is_cut_to_the_length_asked_for() -> None:
     assert shortened("\x1b" * 3, 12) == "\\x1b\\x1b\\x1b"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "shown"),
     [(0.0123, "12 ms"), (3.44, "3.4 s"), (59.4, "59 s"), (300, "5 min"), (7300, "2 h"), (259_200, "3 d")],
 )

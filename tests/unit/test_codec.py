@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import decode, digest, encode
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -46,12 +47,12 @@ def golden_lines() -> list[bytes]:
     return [line for release in RELEASES for line in release.read_bytes().splitlines()]
 
 
-@pytest.mark.parametrize("line", golden_lines(), ids=lambda line: line[9:30].decode())
+@each_row("line", golden_lines(), ids=lambda line: line[9:30].decode())
 def test_every_released_line_decodes_and_comes_out_byte_for_byte(line: bytes) -> None:
     assert encode(decode(line)) == line
 
 
-@pytest.mark.parametrize("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
+@each_row("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
 def test_every_field_of_every_event_has_a_golden_line(cls: type[JobEvent]) -> None:
     lines = [line for line in golden_lines() if type(decode(line)) is cls]
     assert lines
@@ -114,7 +115,7 @@ OF_WRONG_TYPES: list[JobEvent] = [
 ]
 
 
-@pytest.mark.parametrize("event", OF_WRONG_TYPES, ids=lambda event: repr(event)[-40:])
+@each_row("event", OF_WRONG_TYPES, ids=lambda event: repr(event)[-40:])
 def test_what_could_not_be_read_again_is_refused_with_a_sentence(event: JobEvent) -> None:
     with pytest.raises(InvalidInputError, match="a value of the event for job 'j1' cannot be recorded"):
         encode(event)
@@ -150,7 +151,7 @@ UNREADABLE: list[tuple[bytes, type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("data", "kind", "sentence"), UNREADABLE, ids=lambda value: repr(value)[:40])
+@each_row(("data", "kind", "sentence"), UNREADABLE, ids=lambda value: repr(value)[:40])
 def test_what_is_no_event_is_named(data: bytes, kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind, match=sentence) as caught:
         decode(data, stream_sequence=7)

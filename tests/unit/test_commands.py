@@ -8,6 +8,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.audit.verify.rules import early
 from jobledger.ledger.model.commands import (
@@ -218,12 +219,12 @@ def test_table_has_every_command_in_every_state() -> None:
     assert len(cells) == len(COMMANDS) * (len(JobState) + 1)
 
 
-@pytest.mark.parametrize(("name", "state", "expected"), table(), ids=str)
+@each_row(("name", "state", "expected"), table(), ids=str)
 def test_decide_follows_the_table(name: str, state: JobState | None, expected: str) -> None:
     assert outcome(JOBS[state], COMMANDS[name]) == expected
 
 
-@pytest.mark.parametrize("state", JobState)
+@each_row("state", JobState)
 def test_journeys_reach_their_state(state: JobState) -> None:
     assert grow(*JOURNEYS[state]).state is state
 
@@ -292,7 +293,7 @@ SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("way", "command", "expected"), SAYS)
+@each_row(("way", "command", "expected"), SAYS)
 def test_events_say_what_happened(
     way: tuple[Command, ...], command: Command, expected: list[dict[str, object]]
 ) -> None:
@@ -331,7 +332,7 @@ REFUSED: list[tuple[tuple[Command, ...], Command, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("way", "command", "sentence"), REFUSED)
+@each_row(("way", "command", "sentence"), REFUSED)
 def test_refusals_are_sentences(way: tuple[Command, ...], command: Command, sentence: str) -> None:
     with pytest.raises(LedgerError) as caught:
         decide(grow(*way), command, STAMP)
@@ -415,7 +416,7 @@ def test_a_failure_and_its_consequence_are_one_batch() -> None:
     assert _of_type(decide(grow(NEW), CLAIM, STAMP), Started)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "expected"),
     [(Complete, "completed"), (Fail, "failed"), (Interrupt, "interrupted"), (Snooze, "snoozed"), (Pause, "paused"), (ConfirmCancel, "cancelled")],
 )  # fmt: skip
@@ -449,7 +450,7 @@ INVALID: list[tuple[type[msgspec.Struct], dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "fields", "sentence"), INVALID)
+@each_row(("kind", "fields", "sentence"), INVALID)
 def test_values_no_reader_could_use_are_refused_at_once(
     kind: type[msgspec.Struct], fields: dict[str, object], sentence: str
 ) -> None:

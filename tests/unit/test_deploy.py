@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.metrics.exposition import Measure
 from jobledger.projections.metrics.names import EXPORTER_METRICS
@@ -110,7 +111,7 @@ def check_promql(text: str) -> set[str]:
     return used
 
 
-@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS, ids=lambda value: str(value)[:40])
+@each_row(("title", "expression"), EXPRESSIONS, ids=lambda value: str(value)[:40])
 def test_queries_use_only_metrics_and_labels_that_exist(title: str, expression: str) -> None:
     used = check_promql(expression)
     for name in used:
@@ -119,7 +120,7 @@ def test_queries_use_only_metrics_and_labels_that_exist(title: str, expression: 
         assert over_time == counts, f"{title}: {name}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         "jobledger_queue_job > 1",

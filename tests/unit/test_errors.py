@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.model import errors
 from jobledger.ledger.model.errors import (
@@ -45,7 +45,7 @@ def test_the_drawing_is_the_tree() -> None:
     assert _drawn() == {cls.__name__: cls.__bases__[0].__name__ for cls in CLASSES if cls is not LedgerError}
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@each_row("cls", CLASSES)
 def test_every_error_has_one_parent_and_a_docstring(cls: type[LedgerError]) -> None:
     assert len(cls.__bases__) == 1
     assert cls.__doc__
@@ -69,7 +69,7 @@ SENTENCES: list[tuple[LedgerError, str, dict[str, object]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("error", "sentence", "data"), SENTENCES, ids=lambda value: type(value).__name__)
+@each_row(("error", "sentence", "data"), SENTENCES, ids=lambda value: type(value).__name__)
 def test_errors_say_one_sentence_and_carry_their_data(
     error: LedgerError, sentence: str, data: dict[str, object]
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from tests.support.json_schema import resolved, violations
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message
@@ -46,7 +47,7 @@ def test_every_event_of_every_release_fits_the_schema_of_its_type_and_no_other()
         assert list(violations(event, ANY)) == [], line[:100]  # `oneOf`
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "sentence"),
     [
         ({"attempt": "1"}, ".attempt is not of type integer"),
@@ -66,15 +67,13 @@ def test_what_is_no_such_event_does_not_fit(change: dict[str, Any], sentence: st
     assert not found if sentence is None else [each for each in found if sentence in each], found
 
 
-@pytest.mark.parametrize(
-    "left_out", ["type", "v", "job", "queue", "task", "at", "by", "prev", "attempt", "error"]
-)
+@each_row("left_out", ["type", "v", "job", "queue", "task", "at", "by", "prev", "attempt", "error"])
 def test_what_every_event_has_is_required(left_out: str) -> None:
     event = {name: value for name, value in one("failed").items() if name != left_out}
     assert list(violations(event, event_schema("failed"))) == [f".{left_out} is missing"]
 
 
-@pytest.mark.parametrize("cls", [cls for _, _, cls in described()], ids=lambda cls: cls.__name__)
+@each_row("cls", [cls for _, _, cls in described()], ids=lambda cls: cls.__name__)
 def test_every_event_and_each_of_its_fields_is_described(cls: type[msgspec.Struct]) -> None:
     assert set(cls.__struct_fields__) - set(field_notes(cls)) == set()
     assert event_schema(str(cls.__struct_config__.tag))["description"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.model import events
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -26,14 +26,14 @@ def test_every_event_class_is_in_the_union() -> None:
     assert defined - set(EVENT_CLASSES) == {Event, vars(events)["_Order"], vars(events)["_Ready"]}
 
 
-@pytest.mark.parametrize("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
+@each_row("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
 def test_events_are_frozen_and_tagged(cls: type[JobEvent]) -> None:
     config = cls.__struct_config__
     assert (config.frozen, config.tag_field, config.omit_defaults) == (True, "type", True)
     assert config.tag in TAGS
 
 
-@pytest.mark.parametrize("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
+@each_row("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
 def test_events_carry_the_envelope_first(cls: type[JobEvent]) -> None:
     assert cls.__struct_fields__[: len(Event.__struct_fields__)] == Event.__struct_fields__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.fingerprint import FINGERPRINT_LENGTH, fingerprint, innermost_frame, normalised
@@ -25,7 +25,7 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "expected"),
     [
         ("no user 7", "no user #"),
@@ -75,7 +75,7 @@ def test_other_causes_have_others() -> None:
     assert len(found) == 8
 
 
-@pytest.mark.parametrize("unit", ["'", '"', "0x", "a1", "1.", "`x", "deadbeef", "-"])
+@each_row("unit", ["'", '"', "0x", "a1", "1.", "`x", "deadbeef", "-"])
 def test_no_message_takes_long(unit: str) -> None:
     began_at = time.thread_time()
     fingerprint("send", error(unit * 2_000, traceback=f'  File "{unit * 4_000}", line 1, in x\n' * 2))

@@ -6,6 +6,7 @@ import itertools
 from typing import Any, cast
 
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.workers.attempt.intake import Lane, next_lane
 
@@ -14,8 +15,8 @@ def _lanes(*weights: int) -> list[Lane]:
     return [Lane(f"q{number}", "normal", weight, cast("Any", None)) for number, weight in enumerate(weights)]
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 7, 100])
-@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (5, 1, 1), (100, 1)])
+@each_row("wanted", [1, 2, 7, 100])
+@each_row("weights", [(1, 1), (3, 1), (5, 1, 1), (100, 1)])
 def test_slots_are_shared_by_weight(weights: tuple[int, ...], wanted: int) -> None:
     lanes = _lanes(*weights)
     given = dict.fromkeys((lane.queue for lane in lanes), 0)

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.carried import carried_job
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -110,7 +110,7 @@ TABLE: list[tuple[tuple[JobEvent, ...], str, tuple[str, ...], int, int, datetime
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("events", "state", "attempts", "epoch", "left", "due", "finished"), TABLE)
+@each_row(("events", "state", "attempts", "epoch", "left", "due", "finished"), TABLE)
 def test_evolve_follows_the_table(  # noqa: PLR0917 - the columns
     events: tuple[JobEvent, ...],
     state: str,

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import DEPTH_MAX, check_text, encode_value
@@ -71,14 +72,14 @@ _WRAPS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize("wrap", _WRAPS)
+@each_row("bad", [math.nan, math.inf, -math.inf], ids=str)
+@each_row("wrap", _WRAPS)
 def test_numbers_that_json_cannot_say_are_refused_wherever_they_are(bad: float, wrap: Any) -> None:
     with pytest.raises(InvalidInputError, match="JSON cannot say"):
         encode_value(wrap(bad), what=WHAT)
 
 
-@pytest.mark.parametrize("value", [None, {"a": None}, "null", [Data(None), Struct()], {"null": 1.5}])
+@each_row("value", [None, {"a": None}, "null", [Data(None), Struct()], {"null": 1.5}])
 def test_a_null_that_is_meant_is_no_number(value: Any) -> None:
     assert b"null" in encode_value(value, what=WHAT)
 
@@ -121,13 +122,13 @@ def test_half_surrogate_pairs_are_refused(value: Any) -> None:
         encode_value(value, what=WHAT)
 
 
-@pytest.mark.parametrize("value", [object(), 1j, {(1, 2): 3}, lambda: 1, iter([])])
+@each_row("value", [object(), 1j, {(1, 2): 3}, lambda: 1, iter([])])
 def test_what_is_no_json_is_refused_with_a_sentence(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="result of task t cannot be written as JSON"):
         encode_value(value, what=WHAT)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         b"",

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.version import version
 
@@ -60,7 +60,7 @@ def test_the_namespace_package_has_no_init() -> None:
     assert [portion for portion in PORTIONS if (ROOT / portion / "jobledger" / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("portion", PORTIONS)
+@each_row("portion", PORTIONS)
 def test_each_portion_holds_one_typed_package(portion: str) -> None:
     inside = [path.name for path in (ROOT / portion / "jobledger").iterdir() if path.name != "__pycache__"]
     assert inside == [portion]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.codec import Message, digest
@@ -77,7 +78,7 @@ DECISIONS: list[tuple[Lock | None, LockCommand, dict[str, object] | type[LedgerE
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lock", "command", "expected"), DECISIONS)
+@each_row(("lock", "command", "expected"), DECISIONS)
 def test_decide(
     lock: Lock | None, command: LockCommand, expected: dict[str, object] | type[LedgerError]
 ) -> None:
@@ -119,7 +120,7 @@ def test_an_append_is_linked_to_the_chain_and_conditional_on_it() -> None:
     assert LOCK.view(None) == View()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "error"),
     [
         (b'{"type":"borrowed","v":1}', UnknownEventError),
@@ -137,7 +138,7 @@ def test_what_is_no_lock_event_stops_its_reader(data: bytes, error: type[LedgerE
     assert (vars(caught.value)["stream_sequence"], vars(caught.value)["next_sequence"]) == (9, 10)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("subject", "aggregate"),
     [
         ("ledger.lock.account.42.acquired", "lock"),

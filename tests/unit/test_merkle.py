@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.audit.seals.merkle import MerkleTree
 
@@ -54,7 +54,7 @@ def defined(values: list[bytes]) -> bytes:
     return hashlib.sha256(b"\x01" + defined(values[:left]) + defined(values[left:])).digest()
 
 
-@pytest.mark.parametrize("count", range(len(ROOTS)))
+@each_row("count", range(len(ROOTS)))
 def test_roots_are_those_published(count: int) -> None:
     tree = tree_of(LEAVES[:count])
     assert tree.root().hex() == ROOTS[count]

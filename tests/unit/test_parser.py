@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
+from tests.support.tables import each_row
 
 from jobledger.ledger.nats.parser import Collector, MessageParser
 
@@ -84,7 +85,7 @@ def test_what_is_handed_on_is_what_the_plain_parser_hands_on(sent: list[bytes], 
     assert len(expected) == sum(frame != b"+OK\r\n" for frame in sent)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "nonsense",
     [b"MSG a.b 1\r\n", b"MSG a.b x 3\r\nabc\r\n", b"MSG a.b 1 -3\r\n", b"HMSG a.b 1 3\r\n", b"?\r\n"],
 )

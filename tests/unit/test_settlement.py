@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger.nats.durables import DELIVERIES_MAX
 from jobledger.workers.attempt import settlement
@@ -13,7 +13,7 @@ from jobledger.workers.attempt import settlement
 MINUTE_S = 60.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("delay", "least_s", "most_s"),
     [
         (settlement.full_ledger_s, 30 * MINUTE_S, 40 * MINUTE_S),

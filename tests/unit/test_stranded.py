@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger import Job
 from jobledger.ledger.model.commands import (
@@ -77,7 +77,7 @@ TABLE: list[tuple[tuple[Command, ...], int, bool, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("way", "sequence", "lives", "expected", "first"), TABLE)
+@each_row(("way", "sequence", "lives", "expected", "first"), TABLE)
 def test_judge_follows_the_table(
     way: tuple[Command, ...], sequence: int, lives: bool, expected: str, first: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_dead_letter_says_how_it_came_to_it() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settled", "unsettled", "age_s", "expected"),
     [
         (9, 5, 0.0, False),  # one short of it

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
 from jobledger.ledger.model.events import PRIORITIES, Completed, Priority, Queued
@@ -23,7 +24,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", BAD, ids=lambda value: ascii(value)[:12])
+@each_row("value", BAD, ids=lambda value: ascii(value)[:12])
 def test_bad_tokens_are_refused_by_a_short_sentence_that_names_the_field(value: object) -> None:
     with pytest.raises(InvalidTokenError) as caught:
         check_token("queue", value)
@@ -52,7 +53,7 @@ def test_subjects_are_parsed_back(queue: str, job_id: str, priority: Priority, e
     assert names.event(queued).startswith(names.chain(JobRef(queue=queue, job_id=job_id))[:-1])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "subject",
     [
         "", "ledger", "ledger.job.q.j", "ledger.job.q.j.queued", "ledger.job.q.j.queued.urgent", "ledger.job.q.j.queued.high.x",
@@ -80,7 +81,7 @@ NAMES: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("attribute", "plain", "staged"), NAMES)
+@each_row(("attribute", "plain", "staged"), NAMES)
 def test_an_environment_has_names_of_its_own(attribute: str, plain: str, staged: str) -> None:
     assert (getattr(Names(), attribute), getattr(Names("staging"), attribute)) == (plain, staged)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger import Context, Task, TaskRegistry, task
 from jobledger.ledger.model.errors import (
@@ -99,7 +100,7 @@ def test_an_input_is_an_object_of_its_parameters(args: Any, kwargs: Any, text: b
     assert made(plain).signature.encode(args, kwargs) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "kwargs", "words"),
     [
         ((), {}, "a"),
@@ -155,13 +156,13 @@ def test_parameters_without_annotation_take_any_json() -> None:
 _UNFIT: list[Any] = [many, anything, positional, unreadable, unresolved]
 
 
-@pytest.mark.parametrize("function", _UNFIT)
+@each_row("function", _UNFIT)
 def test_a_function_that_cannot_be_a_task_is_told_when_it_is_registered(function: Any) -> None:
     with pytest.raises(TaskDefinitionError, match=f"task {function.__name__}"):
         TaskRegistry([made(function)])
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a b", "x" * 65, "ä"])
+@each_row("name", ["", "a.b", "a b", "x" * 65, "ä"])
 def test_a_name_must_be_a_token(name: str) -> None:
     with pytest.raises(InvalidTokenError):
         Task(plain, name, made(plain).defaults)
@@ -180,7 +181,7 @@ def test_options_are_for_one_job_and_leave_the_task_alone() -> None:
     assert (mine.defaults.priority, mine.defaults.id) == ("normal", None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "parsed"),
     [
         ({"a": "1"}, {"a": 1}),
@@ -195,7 +196,7 @@ def test_words_are_read_by_the_parameters_types(words: dict[str, str], parsed: d
     assert made(plain).signature.parse_words(words) == parsed
 
 
-@pytest.mark.parametrize("words", [{"a": "one"}, {"a": ""}, {"a": "1.5"}, {"d": "1"}, {"c": "[" * 100_000}])
+@each_row("words", [{"a": "one"}, {"a": ""}, {"a": "1.5"}, {"d": "1"}, {"c": "[" * 100_000}])
 def test_words_that_do_not_fit_are_refused(words: dict[str, str]) -> None:
     with pytest.raises(InvalidInputError) as caught:
         made(plain).signature.parse_words(words)
@@ -257,7 +258,7 @@ def test_a_module_without_tasks_is_a_sentence(folder: Path, source: str | None, 
         TaskRegistry.load(["some_tasks"])
 
 
-@pytest.mark.parametrize("name", ["", ".", "..x", "a..b", "no/such/file.py", "x y"])
+@each_row("name", ["", ".", "..x", "a..b", "no/such/file.py", "x y"])
 def test_a_name_that_is_no_module_is_a_sentence(name: str) -> None:
     with pytest.raises(ConfigurationError):
         TaskRegistry.load([name])

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.ledger import MemoryLog
 from jobledger.ledger.model.chain import transact
@@ -36,7 +37,7 @@ _COMMON: dict[str, Any] = {"job": "j1", "queue": "email", "task": "t", "at": NOW
 _ERROR = ErrorInfo(kind="exception", type="ValueError", message="no")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("event", "cause", "due_at"),
     [
         (Scheduled(**_COMMON, run_at=LATER), "due", LATER),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.orders import enqueue_of
+from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.audit.trail import Lost, Trail, trail_of
@@ -321,7 +322,7 @@ def test_a_forged_retry_with_a_time_without_zone_is_told() -> None:
     assert "its backoff of 1 h, until 2026-01-02 09:00:00.000 UTC" in trail_of(stored).lines[2].text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "text"),
     [
         (0, "0 ms"), (0.0124, "12 ms"), (3.44, "3.4 s"), (59.9, "59.9 s"), (60, "1 min"), (320, "5 min 20 s"),

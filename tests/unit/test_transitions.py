@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import each_row
 
 from jobledger.ledger.model.carried import carried_job
 from jobledger.ledger.model.commands import (
@@ -186,7 +186,7 @@ PLANTED: list[tuple[Job | None, JobEvent, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("job", "event", "sentence"), PLANTED)
+@each_row(("job", "event", "sentence"), PLANTED)
 def test_planted_events_are_found(job: Job | None, event: JobEvent, sentence: str) -> None:
     assert violation(job, event) == f"job {event.job}: {sentence}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import weighted
@@ -13,7 +14,7 @@ from jobledger.workers import WorkerConfig
 from jobledger.workers.supervision.supervisor import SupervisorConfig, how_ended
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "queues", "weights"),
     [
         (None, (), {}),
@@ -30,9 +31,7 @@ def test_queues_are_read_with_their_weights(
     assert weighted(given) == (queues, weights)
 
 
-@pytest.mark.parametrize(
-    "word", ["email=", "email=x", "email=-1", "email=1.5", "email==2", "email=1000", "a=2,a=3"]
-)
+@each_row("word", ["email=", "email=x", "email=-1", "email=1.5", "email==2", "email=1000", "a=2,a=3"])
 def test_a_weight_that_cannot_be_is_refused_with_a_sentence(word: str) -> None:
     with pytest.raises(UsageError, match=r"--queue .*(whole number from 1 to 100|two weights)"):
         weighted([word])
