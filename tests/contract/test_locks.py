@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 from tests.support.lock_worlds import LIMIT_S, World, held_elsewhere, identity_of
+from tests.support.tables import each_row
 
 from jobledger.audit.verify import verify
 from jobledger.ledger.locks import Locks
@@ -149,7 +150,7 @@ async def test_waiters_of_one_client_are_bounded_too(world: World) -> None:
                 pytest.fail("another task holds it")
 
 
-@pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), 1e9, "3", None, True])
+@each_row("wait_s", [-1, float("nan"), float("inf"), 1e9, "3", None, True])
 async def test_a_wait_without_a_limit_is_refused(world: World, wait_s: float) -> None:
     async with world.client() as locks:
         with pytest.raises(InvalidInputError, match="wait_s must be a number of seconds from 0 to 86400"):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import Answer, CommandLine
 from tests.support.limits import LIMIT_S
+from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import sync
@@ -153,9 +154,7 @@ NOTHING_SENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), NOTHING_SENT, ids=[f"{i}-{w[0]}" for i, (w, _) in enumerate(NOTHING_SENT)]
-)
+@each_row(("words", "said"), NOTHING_SENT, ids=[f"{i}-{w[0]}" for i, (w, _) in enumerate(NOTHING_SENT)])
 def test_a_wrong_request_gets_a_sentence_and_code_2_without_a_server(
     cli: Cli, words: list[str], said: str
 ) -> None:

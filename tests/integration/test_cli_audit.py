@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import nats
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 from tests.support.working import LIMIT_S, working
 
@@ -291,7 +292,7 @@ def test_counts_by_type_and_cause_are_in_the_report(cli: Cli) -> None:
     assert (body["attempts"], body["attempts_lost"], body["seals"], body["archived_through"]) == (3, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "code", "sentence"),
     [
         (("--with-projection", "--from", "5"), 2, "a projection can only be compared with the whole ledger"),
@@ -310,12 +311,8 @@ def test_counts_by_type_and_cause_are_in_the_report(cli: Cli) -> None:
     ],
 )
 def test_what_cannot_be_checked_is_refused_in_a_sentence(
-    cli: Cli, here: Path, words: tuple[str, ...], code: int, sentence: str
+    cli: Cli, reports: None, words: tuple[str, ...], code: int, sentence: str
 ) -> None:
-    (here / "bad.json").write_text("{}", encoding="utf-8")
-    cli.work(1)
-    if "report.json" in words:
-        assert cli("verify", "--report", "report.json").code == 0
     answer = cli("verify", *words)
     assert (answer.code, sentence in answer.err) == (code, True), answer.err
 
@@ -323,6 +320,14 @@ def test_what_cannot_be_checked_is_refused_in_a_sentence(
 def test_no_server_is_exit_code_5(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["audit", "verify", "--url", "nats://127.0.0.1:1"]) == 5
     assert "jobledger: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def reports(cli: Cli, here: Path) -> None:
+    """A report of a ledger with one job, and one that is none."""
+    cli.work(1)
+    assert cli("verify", "--report", "report.json").code == 0
+    (here / "bad.json").write_text("{}", encoding="utf-8")
 
 
 # audit trail

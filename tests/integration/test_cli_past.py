@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.support.limits import LIMIT_S
+from tests.support.tables import each_row
 
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, task
@@ -194,7 +195,7 @@ def test_queues_are_counted_by_state_and_priority(commands: Commands) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "code", "sentence"),
     [
         (
@@ -271,7 +272,7 @@ def test_a_file_of_ours_is_never_a_read_models(commands: Commands, tmp_path: Pat
         assert "`jobledger projection run models_of_past:Counts --rebuild`" in err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "sentence"),
     [
         (["models_of_past"], "'models_of_past' names no class: give one as MODULE:Class"),

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shout
+from tests.support.tables import each_row
 from tests.support.working import Connect
 
 from jobledger.ledger import JobState, Ledger
@@ -274,9 +275,7 @@ async def test_a_false_hint_ends_nothing(connected: Connect) -> None:
             await waiting
 
 
-@pytest.mark.parametrize(
-    "value", [None, 0, "", [], {}, "ä\u0000\U0001f600", {"a": [1.5, None, True]}, 2**53 + 1]
-)
+@each_row("value", [None, 0, "", [], {}, "ä\u0000\U0001f600", {"a": [1.5, None, True]}, 2**53 + 1])
 async def test_results_come_back_as_they_were(ledger: Ledger, value: object) -> None:
     job = await ledger.enqueue(add, 1)
     await finish(ledger, job.ref, value)

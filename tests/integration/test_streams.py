@@ -199,21 +199,23 @@ async def test_a_server_without_jetstream_is_a_sentence(tmp_path: Path, nats_ser
                 pass
 
 
-@pytest.mark.parametrize(
-    "form", ["nats://me:{word}@{host}", "me:{word}@{host}", "{word}@{host}", "nats://{word}@{host}"]
-)
-@pytest.mark.parametrize("word", ["s3cret", "s3/cret", "s3#cret", "s3?cret"])
-async def test_a_wrong_password_is_told_without_it(
-    tmp_path: Path, nats_server_binary: str, caplog: pytest.LogCaptureFixture, form: str, word: str
-) -> None:
-    caplog.set_level(logging.DEBUG)
+@pytest.fixture
+async def guarded(tmp_path: Path, nats_server_binary: str) -> AsyncGenerator[str]:
+    """Host and port of a server that asks for a password."""
     accounts = "authorization { user: me, password: right }"
     async with _plain_server(nats_server_binary, tmp_path, accounts) as url:
-        with pytest.raises(ServerUnreachableError) as caught:
-            async with connect(
-                form.format(word=word, host=url.removeprefix("nats://")), connect_timeout_s=LIMIT_S
-            ):
-                pass
+        yield url.removeprefix("nats://")
+
+
+@each_row("form", ["nats://me:{word}@{host}", "me:{word}@{host}", "{word}@{host}", "nats://{word}@{host}"])
+@each_row("word", ["s3cret", "s3/cret", "s3#cret", "s3?cret"])
+async def test_a_wrong_password_is_told_without_it(
+    guarded: str, caplog: pytest.LogCaptureFixture, form: str, word: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(ServerUnreachableError) as caught:
+        async with connect(form.format(word=word, host=guarded), connect_timeout_s=LIMIT_S):
+            pass
     assert "s3" not in str(caught.value)
     assert "cret" not in str(caught.value)
     assert "cret" not in caplog.text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.support.jetstream import api
 from tests.support.subscribing import enqueue, rest, take, until_acknowledged
+from tests.support.tables import each_row
 from tests.support.working import until
 
 from jobledger.ledger import Ledger
@@ -73,7 +74,7 @@ async def test_a_subscription_that_was_deleted_and_made_anew_is_noticed(ledger: 
                 await take(sub, 1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "sentence"),
     [
         ({"durable": "a.b"}, "subscription 'a.b' is not valid"),

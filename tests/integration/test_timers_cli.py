@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.tables import each_row
 
 from jobledger.cli.main import run
 
@@ -79,7 +80,7 @@ def test_delayed_jobs_are_scheduled_and_their_timers_set_again_on_demand(cli: Cl
     assert (code, "2 timers are set; 2 waits are in the ledger" in out) == (0, True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "told"),
     [
         (["--delay", "1", "--at", "2090-01-01"], "--delay or --at, not both"),

@@ -62,7 +62,7 @@ def test_with_json_an_error_is_an_object_on_stderr(capsys: pytest.CaptureFixture
     assert "--limit" in body["message"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (["bogus"], "bogus"),
