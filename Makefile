@@ -57,7 +57,7 @@ imports: install ## the direction of imports between and inside the packages
 
 pytest: install ## all tests but the slow fault tests
 	@echo "tests: pytest, in four processes"
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=25
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
