@@ -55,9 +55,10 @@ imports: install ## the direction of imports between and inside the packages
 	@echo "imports: import-linter"
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 
+# Six processes on two CPUs: two thirds of the time that tests take they wait, for leases, timers and other processes.
 pytest: install ## all tests but the slow fault tests
-	@echo "tests: pytest, in four processes"
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=25
+	@echo "tests: pytest, in six processes"
+	@$(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder --durations=25
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -108,16 +108,20 @@ async def attempts(job: JobHandle[Any]) -> list[str]:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "lease_s", [pytest.param(2.0, id="short"), pytest.param(15.0, id="default", marks=pytest.mark.fault)]
+    ("lease_s", "options"),
+    [
+        pytest.param(2.0, {"ack_wait_s": 2}, id="short"),
+        pytest.param(15.0, {}, id="default", marks=pytest.mark.fault),
+    ],
 )
 async def test_a_job_whose_worker_was_killed_completes_elsewhere_within_twenty_seconds(
-    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path
+    ledger: Ledger, start_worker: StartWorker, tasks: Tasks, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     trace, gate = tmp_path / "trace", tmp_path / "gate"
-    first = await start_worker()
+    first = await start_worker(**options)
     jobs = [await ledger.enqueue(tasks["until_there"], str(trace), str(gate)) for _ in range(5)]
     await until(lambda: len(lines(trace)) == 5)
-    await start_worker()
+    await start_worker(**options)
     first.kill()
     loop = asyncio.get_running_loop()
     killed_at = loop.time()

@@ -53,6 +53,16 @@ async def swallows() -> None:
             pass
 """
 
+#: A worker that waits less long for what cannot be stopped.
+IMPATIENT = """
+import tasks_of_processes
+from jobledger.workers import worker
+
+never_returns, swallows = tasks_of_processes.never_returns, tasks_of_processes.swallows
+assert worker._FAREWELL_S > 1
+worker._FAREWELL_S = 1
+"""
+
 
 Start = Callable[..., Any]  # of a `Process`, see conftest.py
 
@@ -202,9 +212,10 @@ def test_a_second_signal_gives_running_jobs_back_at_once(start: Start, nats_serv
 
 @pytest.mark.parametrize(("stuck", "told"), [("never_returns", "interrupted"), ("swallows", None)])
 def test_a_task_that_cannot_be_stopped_does_not_keep_the_worker(
-    start: Start, nats_server: EmbeddedServer, stuck: str, told: str | None
+    start: Start, tmp_path: Path, nats_server: EmbeddedServer, stuck: str, told: str | None
 ) -> None:
-    there = ("--app", "tasks_of_processes", "--url", nats_server.url)
+    (tmp_path / "impatient.py").write_text(IMPATIENT, encoding="utf-8")
+    there = ("--app", "impatient", "--url", nats_server.url)
     worker = start("worker", *there, "--queue", stuck, "--grace", "0.2", "--json")
     worker.line()
     waiting = start("enqueue", stuck, "--queue", stuck, "--wait", "--json", *there)
