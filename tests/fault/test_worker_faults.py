@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import sys
 from collections import Counter
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.processes import lines, until
+from tests.support.working import attempts, types
 
-from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
+from jobledger.ledger import Ledger, Task, TaskRegistry, connect
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -33,11 +34,6 @@ Tasks = dict[str, Task[..., Any]]
 @pytest.fixture(scope="module")
 def tasks() -> Tasks:
     return {each.name: each for each in TaskRegistry.load([str(APPS / "work.py")])}
-
-
-@pytest.fixture
-def environment() -> str:
-    return f"t_{secrets.token_hex(6)}"
 
 
 @pytest.fixture
@@ -83,27 +79,6 @@ async def start_worker(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def lines(trace: Path) -> list[list[str]]:
-    """What the runs left behind: word, job, attempt, pid."""
-    if not trace.exists():
-        return []
-    return [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
-
-
-async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    async with asyncio.timeout(limit_s):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
-async def types(job: JobHandle[Any]) -> list[str]:
-    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
-
-
-async def attempts(job: JobHandle[Any]) -> list[str]:
-    return [attempt.state for attempt in (await job.snapshot()).attempts]
 
 
 @pytest.mark.timeout(60)

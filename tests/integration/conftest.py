@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nats
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.pools import TASKS, Pools, is_gone
@@ -29,6 +30,8 @@ from jobledger.workers.pool.pool import (
 )
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
+
     from jobledger.ledger.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +149,14 @@ async def ledger(connected: Connect) -> AsyncIterator[Ledger]:
     """One client of the test's environment."""
     async with connected() as made:
         yield made
+
+
+@pytest.fixture
+async def raw(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
+    """A connection that nothing of ours stands before."""
+    client = await nats.connect(nats_server.url)
+    yield client
+    await client.close()
 
 
 @pytest.fixture

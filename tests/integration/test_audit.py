@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
-import nats
 import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.audit.verify import Expected, Report, leftovers, verify
-from jobledger.ledger import Backoff, Context, Ledger, Retry, TaskRegistry, connect, task
+from jobledger.ledger import Backoff, Context, Ledger, Retry, TaskRegistry, task
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import digest, encode
 from jobledger.ledger.model.events import Completed, JobEvent, Queued
@@ -24,7 +21,6 @@ from jobledger.workers import Worker, WorkerConfig
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -36,20 +32,6 @@ async def double(ctx: Context, number: int) -> int | Retry:
     if number % 5 == 0:
         raise ValueError(f"{number} does not please")
     return 2 * number
-
-
-@pytest.fixture
-async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
-    environment = f"t_{secrets.token_hex(6)}"
-    async with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as made:
-        yield made
-
-
-@pytest.fixture
-async def raw(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
-    client = await nats.connect(nats_server.url)
-    yield client
-    await client.close()
 
 
 async def drained(ledger: Ledger, count: int) -> list[tuple[str, str]]:

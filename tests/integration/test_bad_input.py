@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +26,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:
-    from jobledger.ledger.server import EmbeddedServer
+    pass
 
 pytestmark = pytest.mark.anyio
 
@@ -48,13 +47,6 @@ async def take(value: Any) -> None: ...
 
 @task
 async def place(point: Point) -> None: ...
-
-
-@pytest.fixture
-async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
-    environment = f"t_{secrets.token_hex(6)}"
-    async with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 20) as made:
-        yield made
 
 
 def check_sentence(error: BaseException) -> None:

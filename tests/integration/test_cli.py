@@ -154,7 +154,7 @@ NOTHING_SENT = [
 ]
 
 
-@each_row(("words", "said"), NOTHING_SENT, ids=[f"{i}-{w[0]}" for i, (w, _) in enumerate(NOTHING_SENT)])
+@each_row("words, said", NOTHING_SENT)
 def test_a_wrong_request_gets_a_sentence_and_code_2_without_a_server(
     cli: Cli, words: list[str], said: str
 ) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shout
+from tests.support.counting import everything
+from tests.support.orders import COMMITS, LIMIT_S, add, finish, shout
 from tests.support.tables import each_row
 from tests.support.working import Connect
 

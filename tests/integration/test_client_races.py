@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.orders import COMMITS, LIMIT_S, add, everything, finish, shout
+from tests.support.counting import everything
+from tests.support.orders import COMMITS, LIMIT_S, add, finish, shout
 from tests.support.working import Connect
 
 from jobledger.ledger import Context, Ledger, Task

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
 from tests.support.working import working
 
-from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger import Ledger, task
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
-from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 NOW = datetime(2025, 1, 31, 8, tzinfo=UTC)
@@ -26,14 +23,6 @@ INFO = WorkerInfo(
 @task
 async def nothing() -> None:
     return
-
-
-@pytest.fixture
-async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
-    async with connect(
-        nats_server.url, environment=f"t_{secrets.token_hex(6)}", ledger_bytes_max=1 << 20
-    ) as made:
-        yield made
 
 
 async def test_an_ended_lease_is_over_for_everybody_and_cannot_be_renewed(ledger: Ledger) -> None:

@@ -74,11 +74,6 @@ StartHolder = Callable[..., Awaitable[Holder]]
 
 
 @pytest.fixture
-def environment() -> str:
-    return f"t_{secrets.token_hex(6)}"
-
-
-@pytest.fixture
 async def ledger(nats_server: EmbeddedServer, environment: str) -> AsyncIterator[Ledger]:
     """A client of an environment with short leases; it is there before any holder."""
     async with connect(

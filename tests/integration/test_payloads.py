@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,13 +14,13 @@ import pytest
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger import JobState, Ledger, TaskRegistry, connect, task
+from jobledger.ledger import JobState, Ledger, TaskRegistry, task
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
 from jobledger.workers import Worker, WorkerConfig
 
 if TYPE_CHECKING:
-    from jobledger.ledger.server import EmbeddedServer
+    pass
 
 pytestmark = pytest.mark.anyio
 
@@ -35,13 +35,6 @@ async def echo(text: str) -> str:
 @task(max_attempts=1)
 async def grow(size: int) -> str:
     return "x" * size
-
-
-@pytest.fixture
-async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
-    environment = f"t_{secrets.token_hex(6)}"
-    async with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as made:
-        yield made
 
 
 @contextlib.asynccontextmanager

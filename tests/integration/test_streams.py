@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import nats
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 from tests.support.jetstream import api
@@ -31,7 +29,7 @@ from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reac
 from jobledger.workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from nats.aio.client import Client
 
@@ -45,18 +43,6 @@ SMALL = 1 << 20
 @task
 async def add(a: int, b: str = "") -> int:
     return a
-
-
-@pytest.fixture
-def environment() -> str:
-    return f"t_{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-async def raw(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
-    client = await nats.connect(nats_server.url)
-    yield client
-    await client.close()
 
 
 async def ask(raw: Client, subject: str, body: bytes = b"") -> bytes:

@@ -14,13 +14,13 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.processes import LIMIT_S, exists, until
+from tests.support.processes import LIMIT_S, exists, lines, until
 from tests.support.terminal import terminal, unstyled
+from tests.support.working import attempts, types
 
 from jobledger.cli.main import run
-from jobledger.ledger import JobHandle, Ledger, Task, TaskRegistry, connect
-from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.events import PRIORITIES, event_type
+from jobledger.ledger import Ledger, Task, TaskRegistry, connect
+from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
 from jobledger.ledger.server import EmbeddedServer
 
@@ -82,22 +82,6 @@ async def ended(process: Any, number: signal.Signals | None = None, limit_s: flo
 def began(trace: Path) -> int:
     """How many runs have begun; some may have ended by now."""
     return sum(word == "start" for word, *_ in lines(trace))
-
-
-def lines(trace: Path) -> list[list[str]]:
-    """What the runs left behind: word, job, attempt, pid."""
-    if not trace.exists():
-        return []
-    return [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
-
-
-async def types(job: JobHandle[Any]) -> list[str]:
-    history: list[StoredEvent] = await job.history()
-    return [event_type(stored.event) for stored in history]
-
-
-async def attempts(job: JobHandle[Any]) -> list[str]:
-    return [attempt.state for attempt in (await job.snapshot()).attempts]
 
 
 # Death and succession.

@@ -46,9 +46,9 @@ from tests.support.timing import (
     lateness,
     measured_slack,
     reacting,
-    types,
     until,
 )
+from tests.support.working import types
 
 pytestmark = pytest.mark.anyio
 LATE_S_MAX = 0.1

@@ -19,10 +19,9 @@ from tests.support.timing import (
     measured_slack,
     reacting,
     state,
-    types,
     until,
 )
-from tests.support.working import Connect, working
+from tests.support.working import Connect, types, working
 
 from jobledger.ledger import (
     JobState,

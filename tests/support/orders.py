@@ -9,7 +9,6 @@ import msgspec
 from tests.support import limits
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, Complete, Enqueue
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.subjects import JobRef
@@ -31,10 +30,6 @@ async def add(a: int, b: int = 1) -> int:
 @task(queue="mail", max_attempts=1)
 def shout(text: str) -> str:
     return text.upper()
-
-
-async def everything(ledger: Ledger) -> list[StoredEvent]:
-    return [stored async for stored in ledger.events(follow=False)]
 
 
 async def finish(ledger: Ledger, ref: JobRef, value: object = None, *, worker: str = "w-1") -> None:

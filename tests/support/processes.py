@@ -18,6 +18,13 @@ async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
             await anyio.sleep(0.01)
 
 
+def lines(trace: Path) -> list[list[str]]:
+    """What runs of the tasks in integration/apps/work.py left behind: word, job, attempt, pid."""
+    if not trace.exists():
+        return []
+    return [line.split() for line in trace.read_text(encoding="utf-8").splitlines()]
+
+
 def exists(pid: int) -> bool:
     """Whether a process runs; one that waits to be reaped by somebody else has ended."""
     try:

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
 from tests.support import limits
 from tests.support.jetstream import api
+from tests.support.working import types
 
 from jobledger.ledger import (
     JobHandle,
@@ -91,10 +91,6 @@ async def until(holds: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
                 if await holds():
                     return
             await asyncio.sleep(0.01)
-
-
-async def types(job: JobHandle[Any]) -> list[str]:
-    return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
 
 
 async def state(job: JobHandle[Any]) -> JobState:

@@ -47,6 +47,11 @@ async def types(job: JobHandle[Any]) -> list[str]:
     return [msgspec.json.decode(stored.data)["type"] for stored in await job.history()]
 
 
+async def attempts(job: JobHandle[Any]) -> list[str]:
+    """Return the states of a job's attempts, oldest first."""
+    return [attempt.state for attempt in (await job.snapshot()).attempts]
+
+
 async def ended(job: JobHandle[Any]) -> Job:
     """Wait for a job's end."""
     return await job.wait(timeout_s=LIMIT_S)
