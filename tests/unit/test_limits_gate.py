@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +120,17 @@ def test_a_job_that_has_its_slot_keeps_it(steps: tuple[Command, ...], cause: str
     assert queued.cause == cause
 
 
+#: Of an event of the job `queued` or `held`.
+FIELDS: dict[str, Any] = {
+    "job": "j1",
+    "queue": "email",
+    "task": "send",
+    "at": NOW,
+    "by": "w1",
+    "max_attempts": 3,
+}
+
+
 def test_nobody_may_say_that_a_job_was_interrupted_which_was_not() -> None:
     failed = course(LIMITED, ADMIT, CLAIM, Fail(epoch=0, error=BOOM, retry_at=LATER))
     job: Job | None = None
@@ -126,8 +138,7 @@ def test_nobody_may_say_that_a_job_was_interrupted_which_was_not() -> None:
         job = evolve(job, event, number)
     with pytest.raises(IllegalTransitionError, match="cannot be queued as 'interrupted'"):
         decide(job, Dispatch(cause="interrupted"), STAMP)
-    fields = {"job": "j1", "queue": "email", "task": "send", "at": NOW, "by": "w1", "max_attempts": 3}
-    assert violation(job, Queued(**fields, cause="interrupted", attempt=2)) == (
+    assert violation(job, Queued(**FIELDS, cause="interrupted", attempt=2)) == (
         "job j1: `queued` as interrupted, though its newest attempt was not"
     )
 
@@ -152,9 +163,8 @@ def test_an_event_that_passed_a_limit_is_found() -> None:
     job: Job | None = None
     for number, event in enumerate(course(LIMITED), 1):
         job = evolve(job, event, number)
-    fields = {"job": "j1", "queue": "email", "task": "send", "at": NOW, "by": "w1", "max_attempts": 3}
-    assert violation(None, Queued(**fields, limits=("api",))) == (
+    assert violation(None, Queued(**FIELDS, limits=("api",))) == (
         "job j1: `queued` as 'new' past its limits (api)"
     )
-    assert violation(None, Held(**fields)) == "job j1: `held` as 'new', though nothing holds it"
-    assert violation(job, Queued(**fields, cause="admitted")) is None
+    assert violation(None, Held(**FIELDS)) == "job j1: `held` as 'new', though nothing holds it"
+    assert violation(job, Queued(**FIELDS, cause="admitted")) is None
