@@ -18,11 +18,12 @@ from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import Ledger
 from jobledger.ledger.metrics.exposition import scrape as scrape_of
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.projections import Projector, Store, counting, schema
+from jobledger.projections import Projector, Store, counting
 from jobledger.projections.metrics.figures import Figures, read_figures
 from jobledger.projections.metrics.metrics import figures_metrics
 from jobledger.projections.metrics.names import COUNTERS
-from jobledger.projections.stats_tables import add_totals
+from jobledger.projections.statistics.tables import ADD_FAILURES, ADD_QUEUE, add_totals
+from jobledger.projections.statistics.tally import QUEUE_COUNTS, STATISTICS
 
 pytestmark = pytest.mark.anyio
 
@@ -34,18 +35,18 @@ async def test_a_scrape_of_very_many_queues_and_tasks_is_bounded_and_right(tmp_p
         await projector.prepare()
     chance = random.Random(4)
     rows = [
-        (f"q{n % 4_000}", f"t{n}", tuple(sorted(chance.randrange(9) for _ in schema.STATISTICS)))
+        (f"q{n % 4_000}", f"t{n}", tuple(sorted(chance.randrange(9) for _ in STATISTICS)))
         for n in range(pairs)
     ]
-    failed, dead = schema.STATISTICS.index("failed"), schema.STATISTICS.index("dead_lettered")
+    failed, dead = STATISTICS.index("failed"), STATISTICS.index("dead_lettered")
     with closing(sqlite3.connect(path)) as connection:
         for start in range(0, pairs, 3_000):  # as many transactions
             add_totals(connection, rows[start : start + 3_000])
         kinds = [(q, t, f"E{n}", v[failed], v[dead]) for n, (q, t, v) in enumerate(rows)]
-        connection.executemany(schema.ADD_FAILURES, kinds)
-        states = [1] * len(schema.QUEUE_COUNTS)
+        connection.executemany(ADD_FAILURES, kinds)
+        states = [1] * len(QUEUE_COUNTS)
         lanes = [(f"q{n}", priority, *states) for n in range(4_000) for priority in ("high", "low")]
-        connection.executemany(schema.ADD_QUEUE, lanes)
+        connection.executemany(ADD_QUEUE, lanes)
         connection.commit()
     figures, text = scrape(path, shown)
     took: list[float] = []
@@ -59,7 +60,7 @@ async def test_a_scrape_of_very_many_queues_and_tasks_is_bounded_and_right(tmp_p
     found = Scrape(text)
     assert figures.folded == {"queue": 4_000 - shown, "task": pairs - shown, "error_type": pairs - shown}
     for column, measure in COUNTERS.items():
-        place = schema.STATISTICS.index(column)
+        place = STATISTICS.index(column)
         assert found.sum(measure.name) == sum(values[place] for _, _, values in rows), column
         # By queue as well, for those that are shown, and by task.
         assert found.sum(measure.name, queue="q7") == sum(v[place] for q, _, v in rows if q == "q7")

@@ -67,6 +67,7 @@ TAMPERED = {
     "jobs": ("UPDATE jobs SET status = 'held' WHERE last_sequence > 40", True),
     "attempts": ("UPDATE attempts SET duration_ms = 1.0 WHERE epoch > 30", True),
     "dead_letters": ("DELETE FROM dead_letters", True),
+    "acts": ("UPDATE acts SET by = 'nobody'", True),
     "queues": ("UPDATE queues SET queued = queued + 1", False),
     "totals": ("UPDATE totals SET completed = completed - 1", False),
     "buckets": ("UPDATE buckets SET minute = minute + 1", False),
@@ -129,7 +130,7 @@ async def test_verify_sees_an_index_that_lost_a_row(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
         root = connection.execute(
-            "SELECT rootpage FROM sqlite_master WHERE name = 'jobs_by_since'"
+            "SELECT rootpage FROM sqlite_master WHERE name = 'jobs_by_queue_priority_status_since_us'"
         ).fetchone()[0]
         empty = connection.execute(
             "SELECT rootpage FROM sqlite_master WHERE name = 'dead_letters_by_dead_at'"

@@ -40,14 +40,14 @@ from jobledger.projections import (
     Store,
     difference,
     rebuild,
-    stats,
     verify,
 )
+from jobledger.projections.statistics.tally import COUNTERS
 
 pytestmark = pytest.mark.anyio
 
 BEGIN = datetime(2025, 3, 1, tzinfo=UTC)
-ALL_COUNTERS = stats.COUNTERS
+ALL_COUNTERS = COUNTERS
 FINAL = ("completed", "cancelled", "dead_lettered", "discarded")
 OUTCOMES = ("completed", "failed", "interrupted", "snoozed", "paused", "cancelled")
 Key = tuple[datetime, str, str]

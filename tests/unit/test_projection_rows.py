@@ -24,7 +24,10 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.fingerprint import fingerprint
 from jobledger.ledger.model.job import Job, evolve
-from jobledger.projections import rows, schema
+from jobledger.projections.layout import LEDGER
+from jobledger.projections.table import Row
+from jobledger.projections.tables import job_schema as schema
+from jobledger.projections.tables import job_values as values
 
 AT = datetime(2025, 1, 31, 8, 0, 0, 125_000, tzinfo=UTC)
 BASE: dict[str, Any] = {"job": "j-1", "queue": "email", "task": "app.send", "by": "test"}
@@ -52,24 +55,24 @@ def started(attempt: int, second: float) -> Started:
     return Started(**BASE, at=at(second), attempt=attempt, worker=f"w-{attempt}", lease_s=15)
 
 
-def stored(table: str, *statements: tuple[str, rows.Row]) -> dict[str, Any]:
+def stored(table: str, *statements: tuple[str, Row]) -> dict[str, Any]:
     """Return the one row of a table as SQLite gives it back."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        schema.create_tables(connection, "")
-        for statement, values in statements:
-            connection.execute(statement, values)
+        LEDGER.create_tables(connection, "")
+        for statement, row in statements:
+            connection.execute(statement, row)
         found = connection.execute(f"SELECT * FROM {table}")
         names = [column[0] for column in found.description]
-        (row,) = found.fetchall()
-        return dict(zip(names, row, strict=True))
+        (only,) = found.fetchall()
+        return dict(zip(names, only, strict=True))
 
 
-def changing(job: Job) -> rows.Row:
-    return (*rows.job_changing(job, rows.fold_bytes(rows.without_input(job)), 2), job.id, job.queue)
+def changing(job: Job) -> Row:
+    return (*values.job_changing(job, values.fold_bytes(values.without_input(job)), 2), job.id, job.queue)
 
 
 def row_of(job: Job) -> dict[str, Any]:
-    return stored("jobs", (schema.INSERT_JOB, changing(job) + rows.job_fixed(job, 1)))
+    return stored("jobs", (schema.INSERT_JOB, changing(job) + values.job_fixed(job, 1)))
 
 
 def test_a_new_job_has_its_order_and_no_attempt() -> None:
@@ -103,9 +106,9 @@ def test_what_a_job_does_not_have_is_null_also_where_it_had_it() -> None:
     requeued = evolve(waiting, queued(timeout_s=None, input=NO_VALUE), 4)
     row = stored(
         "jobs",
-        (schema.INSERT_JOB, changing(waiting) + rows.job_fixed(waiting, 1)),
+        (schema.INSERT_JOB, changing(waiting) + values.job_fixed(waiting, 1)),
         (schema.UPDATE_JOB, changing(requeued)),
-        (schema.UPDATE_DATA, (rows.data_text(evolve(None, queued(input=NO_VALUE), 1)), "j-1", "email")),
+        (schema.UPDATE_DATA, (values.data_text(evolve(None, queued(input=NO_VALUE), 1)), "j-1", "email")),
     )
     missing = {"data", "result", "due_at", "completed_at", "dead_reason", "worker", "timeout_s"}
     missing |= {"progress_done", "progress_total", "progress_note"}
@@ -128,7 +131,7 @@ def test_texts_that_look_like_nothing_are_stored_as_they_are(text: str) -> None:
     assert (row["error"], row["error_type"]) == (text, text)
     assert (row["progress_done"], row["progress_total"], row["progress_note"]) == (0, 0, text)
     assert row["timeout_s"] == 0
-    attempt = stored("attempts", *((schema.PUT_ATTEMPT, each) for each in rows.attempt_rows(job, None)))
+    attempt = stored("attempts", *((schema.PUT_ATTEMPT, each) for each in values.attempt_rows(job, None)))
     assert (attempt["error"], attempt["error_type"], attempt["finished_at"]) == (
         text,
         text,
@@ -164,7 +167,7 @@ def test_an_attempt_given_back_is_not_a_retry() -> None:
 
 def test_attempt_rows_have_duration_and_error() -> None:
     job = fold(queued(), started(1, 1), Failed(**BASE, at=at(3.5), attempt=1, error=ERROR, retry_at=at(9)))
-    row = stored("attempts", *((schema.PUT_ATTEMPT, each) for each in rows.attempt_rows(job, None)))
+    row = stored("attempts", *((schema.PUT_ATTEMPT, each) for each in values.attempt_rows(job, None)))
     assert (row["id"], row["attempt_number"], row["status"]) == ("email/j-1/1", 1, "failed")
     assert (row["duration_ms"], row["error"], row["error_type"]) == (2500.0, "no such user", "ValueError")
 
@@ -172,9 +175,9 @@ def test_attempt_rows_have_duration_and_error() -> None:
 def test_only_attempts_that_changed_are_written_again() -> None:
     before = fold(queued(), started(1, 1), Failed(**BASE, at=at(2), attempt=1, error=ERROR, retry_at=at(9)))
     waiting = evolve(before, queued(input=NO_VALUE), 4)
-    assert rows.attempt_rows(waiting, before) == []
+    assert values.attempt_rows(waiting, before) == []
     again = evolve(waiting, started(2, 10), 5)
-    assert [row[0] for row in rows.attempt_rows(again, before)] == ["email/j-1/2"]
+    assert [row[0] for row in values.attempt_rows(again, before)] == ["email/j-1/2"]
 
 
 def test_a_dead_letter_row_says_why() -> None:
@@ -182,8 +185,8 @@ def test_a_dead_letter_row_says_why() -> None:
     dead = DeadLettered(**BASE, at=at(2), reason="exhausted", error=ERROR)
     row = dict(
         zip(
-            schema.DEAD_LETTER_COLUMNS,
-            rows.dead_letter_row(fold(queued(), started(1, 1), failed, dead)),
+            schema.DEAD_LETTERS.columns,
+            values.dead_letter_row(fold(queued(), started(1, 1), failed, dead)),
             strict=True,
         )
     )
@@ -220,16 +223,16 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 def test_fold_and_data_give_the_job_back_and_folding_goes_on_from_them(order: Queued) -> None:
     job = fold(order)
-    kept = rows.unfold(rows.fold_bytes(rows.without_input(job)))
+    kept = values.unfold(values.fold_bytes(values.without_input(job)))
     data = row_of(job)["data"]
-    assert rows.with_input(kept, data) == job
+    assert values.with_input(kept, data) == job
     further = evolve(kept, started(1, 1), 2)
-    assert rows.with_input(further, data) == evolve(job, started(1, 1), 2)
-    assert rows.fold_bytes(kept) == rows.fold_bytes(rows.without_input(job))
+    assert values.with_input(further, data) == evolve(job, started(1, 1), 2)
+    assert values.fold_bytes(kept) == values.fold_bytes(values.without_input(job))
 
 
 def test_the_kept_fold_does_not_repeat_the_input() -> None:
-    assert b"user_id" not in rows.fold_bytes(rows.without_input(fold(queued())))
+    assert b"user_id" not in values.fold_bytes(values.without_input(fold(queued())))
 
 
 def test_the_exported_names_are_sorted_and_there() -> None:

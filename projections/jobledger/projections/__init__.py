@@ -27,6 +27,7 @@ from jobledger.projections.errors import (
     ReadModelDefinitionError,
     ReadModelFailedError,
 )
+from jobledger.projections.layout import SCHEMA_VERSION
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries import (
     AttemptRow,
@@ -39,10 +40,8 @@ from jobledger.projections.queries import (
 )
 from jobledger.projections.read_model import ReadModel, ReadModelLayout
 from jobledger.projections.rebuild import rebuild
-from jobledger.projections.schema import SCHEMA_VERSION
 from jobledger.projections.snapshots import SnapshotConfig, Snapshots
-from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
-from jobledger.projections.stats_rows import (
+from jobledger.projections.statistics.answers import (
     BucketRow,
     FailureRow,
     Histogram,
@@ -50,6 +49,7 @@ from jobledger.projections.stats_rows import (
     TotalsRow,
     WorkerRow,
 )
+from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
 
 __all__ = [
     "HISTOGRAM_BOUNDS_S",

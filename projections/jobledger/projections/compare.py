@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.model.log import Log
-from jobledger.projections import files, schema
+from jobledger.projections import files
 from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.background import Background
 from jobledger.projections.errors import DamagedProjectionError, PositionArchivedError
@@ -26,13 +26,12 @@ from jobledger.projections.projector import (
     ProjectorConfig,
     read_position,
 )
+from jobledger.projections.table import Table
+from jobledger.projections.tables.registry import all_tables
 
 _PROBE_S: Final = 5.0
 _SHOWN_CHARACTERS_MAX: Final = 80
 _FRESH: Final = ProjectorConfig(batch_events_max=2_000)  # small enough for a signal to be heard between two
-#: What says which event touched a row last; the rows of other tables add up many.
-_SEQUENCES: Final = {"jobs": "last_sequence", "attempts": "epoch", "dead_letters": "last_sequence"}
-_NOT_OF_THE_LEDGER: Final = {"position": "updated_at"}
 _RANKS: Final[dict[type, int]] = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 _BEHIND_ALL: Final = (4, None)
 
@@ -135,11 +134,11 @@ def _compared(
         return first
     count = 0
     with files.translated(a, _PROBE_S):
-        rows = (one.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in schema.KEYS)  # noqa: S608
+        rows = (one.execute(f"SELECT count(*) FROM {each.name}").fetchone()[0] for each in all_tables())  # noqa: S608
         apart.total = sum(rows)
-    for table, key in schema.KEYS.items():
-        columns = [name for name in schema.COLUMNS[table] if name != _NOT_OF_THE_LEDGER.get(table)]
-        places = [columns.index(name) for name in key]
+    for table in all_tables():
+        columns = [name for name in table.columns if name != table.own]
+        places = [columns.index(name) for name in table.key]
         for row_a, row_b in _unequal(
             apart.counted(_rows(a, one, table, columns)), _rows(b, two, table, columns), places
         ):
@@ -174,10 +173,10 @@ def _order(found: Difference) -> tuple[bool, int]:
     return found.stream_sequence is None, found.stream_sequence or 0
 
 
-def _rows(path: Path, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> Iterator[_Row]:
-    key = ", ".join(schema.KEYS[table])
+def _rows(path: Path, connection: sqlite3.Connection, table: Table, columns: Sequence[str]) -> Iterator[_Row]:
+    key = ", ".join(table.key)
     with files.translated(path, _PROBE_S):
-        yield from connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {key}")  # noqa: S608
+        yield from connection.execute(f"SELECT {', '.join(columns)} FROM {table.name} ORDER BY {key}")  # noqa: S608
 
 
 def _unequal(
@@ -203,7 +202,7 @@ def _key(row: _Row | None, places: Sequence[int]) -> list[tuple[int, Any]]:
 
 
 def _described(
-    table: str,
+    table: Table,
     columns: Sequence[str],
     places: Sequence[int],
     side_a: tuple[Path, _Row | None],
@@ -216,15 +215,15 @@ def _described(
     name = "/".join(str(row[place]) for place in places)
     if row_a is None or row_b is None:
         here, there = (b, a) if row_a is None else (a, b)
-        what = f"table {table}: {name} is in {here} and not in {there}"
+        what = f"table {table.name}: {name} is in {here} and not in {there}"
     else:
         place = next(each for each, value in enumerate(row_a) if value != row_b[each])
         values = f"{_shown(row_a[place])} in {a} and {_shown(row_b[place])} in {b}"
-        what = f"table {table}: {columns[place]} of {name} is {values}"
-    sequence = row[columns.index(_SEQUENCES[table])] if table in _SEQUENCES else None
+        what = f"table {table.name}: {columns[place]} of {name} is {values}"
+    sequence = row[columns.index(table.sequence)] if table.sequence else None
     if sequence is not None:
         what = f"{what} (stream sequence {sequence})"
-    return Difference(table=table, row=name, stream_sequence=sequence, rows=1, sentence=what)
+    return Difference(table=table.name, row=name, stream_sequence=sequence, rows=1, sentence=what)
 
 
 def _shown(value: object) -> str:

@@ -19,11 +19,11 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.log import Log
 from jobledger.projections import files
-from jobledger.projections.counted_rows import read_counts
 from jobledger.projections.errors import ProjectionError
 from jobledger.projections.filling import ProgressCallback
 from jobledger.projections.position import read_position
 from jobledger.projections.projector import Projector
+from jobledger.projections.statistics.counted import read_counts
 
 _BUSY_TIMEOUT_S: Final = 5.0
 

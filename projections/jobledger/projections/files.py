@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from jobledger.projections import schema
 from jobledger.projections.errors import (
     DamagedProjectionError,
     NotAProjectionError,
@@ -33,7 +32,8 @@ from jobledger.projections.errors import (
     ProjectionMissingError,
     ProjectionStorageError,
 )
-from jobledger.projections.layout import JOBS, Layout
+from jobledger.projections.layout import LEDGER, Layout
+from jobledger.projections.position import SELECT_POSITION
 
 Identity = tuple[int, int]  # (device, inode)
 
@@ -85,7 +85,7 @@ def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]
         raise ProjectionStorageError(path, error.strerror or error) from error
 
 
-def open_reader(path: Path, *, busy_timeout_s: float, layout: Layout = JOBS) -> sqlite3.Connection:
+def open_reader(path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -> sqlite3.Connection:
     """Open an existing projection for reading only.
 
     Raises: ProjectionFileError, one of its kinds; ProjectionBusyError, ProjectionStorageError.
@@ -108,7 +108,7 @@ def open_writer(
     environment: str,
     *,
     busy_timeout_s: float,
-    layout: Layout = JOBS,
+    layout: Layout = LEDGER,
 ) -> tuple[sqlite3.Connection, Identity | None]:
     """Open the projection for writing, made empty where there is none; return it and what `identity` says of it.
 
@@ -142,7 +142,7 @@ def _checked(connection: sqlite3.Connection, path: Path, layout: Layout) -> sqli
                 raise NotAProjectionError(path)
             raise DamagedProjectionError(path, "it has no tables")
         layout.check(connection, path)
-        if connection.execute(schema.SELECT_POSITION).fetchone() is None:
+        if connection.execute(SELECT_POSITION).fetchone() is None:
             raise DamagedProjectionError(path, "it has no position")
     return connection
 
@@ -206,7 +206,7 @@ def is_alive(process_id: int) -> bool:
     return True
 
 
-def open_draft(draft: Path, environment: str, layout: Layout = JOBS) -> sqlite3.Connection:
+def open_draft(draft: Path, environment: str, layout: Layout = LEDGER) -> sqlite3.Connection:
     """Make an empty projection without indexes at `draft`, for one writer and no reader: nothing survives a crash."""
     connection = sqlite3.connect(draft, isolation_level=None)
     with _closed_on_error(connection):
@@ -229,7 +229,7 @@ def seal_draft(draft: Path) -> None:
     sync(draft)
 
 
-def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = JOBS) -> None:
+def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -> None:
     """Let a sealed draft take the place of `path`; who reads the old file goes on reading it.
 
     Raises: NotAProjectionError when `path` meanwhile belongs to something else; ProjectionBusyError,
@@ -240,7 +240,7 @@ def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = 
         _replace(draft, path)
 
 
-def refuse_foreign(path: Path, layout: Layout = JOBS) -> None:
+def refuse_foreign(path: Path, layout: Layout = LEDGER) -> None:
     """Raise NotAProjectionError if `path` is another application's database, or no database and never was ours."""
     if not path.exists():
         return

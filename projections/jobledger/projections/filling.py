@@ -20,9 +20,9 @@ import msgspec
 from jobledger.audit.counts import Counts, counts_before
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.log import Head, Log, jobs_among
+from jobledger.ledger.model.log import Head, Log
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import files, schema
+from jobledger.projections import files
 from jobledger.projections.agreement import (
     refuse_archived_position,
     refuse_lost_beginning,
@@ -30,9 +30,10 @@ from jobledger.projections.agreement import (
     refuse_other_past,
 )
 from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionConfigError
-from jobledger.projections.layout import JOBS, Layout, Rows
-from jobledger.projections.position import Position, read_position
+from jobledger.projections.layout import LEDGER, Layout
+from jobledger.projections.position import BEGIN_AT, UPDATE_POSITION, Position, read_position
 from jobledger.projections.snapshots import Snapshots
+from jobledger.projections.table import CacheLimits, Rows
 
 #: Called after every commit with the events done and the events wanted, both counted from the call's start.
 ProgressCallback = Callable[[int, int], None]
@@ -78,7 +79,7 @@ class Filler:
         *,
         config: ProjectorConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        layout: Layout = JOBS,
+        layout: Layout = LEDGER,
         snapshots: Snapshots | None = None,
         begins_at: int | None = None,
     ) -> None:
@@ -93,7 +94,7 @@ class Filler:
         self._ledger_begins_at = 1  # as `prepare` found it
         self._connection: sqlite3.Connection | None = None
         self._identity: files.Identity | None = None
-        self._tables: Rows | None = None
+        self._rows: Rows | None = None
         self._position: Position | None = None
         self._advanced = anyio.Event()
 
@@ -112,7 +113,7 @@ class Filler:
         """Close the file; the projector may be used again and opens it anew."""
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._tables = self._position = self._identity = None
+        self._connection = self._rows = self._position = self._identity = None
 
     @property
     def position(self) -> Position | None:
@@ -219,17 +220,16 @@ class Filler:
         return position
 
     def _begin(self, first_sequence: int, counts: Counts | None) -> Position:
-        connection, tables = self._connection, self._tables
+        connection, rows = self._connection, self._known_rows()
         assert connection is not None, "prepare() comes first"
-        assert tables is not None, "prepare() comes first"
         with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
             found = read_position(connection)
             # Else another projector has begun meanwhile.
             if not found.event_hash and found.stream_sequence != first_sequence - 1:
-                connection.execute(schema.BEGIN_AT, (first_sequence - 1, first_sequence, first_sequence))
-                tables.go_on_from(counts, first_sequence)
+                connection.execute(BEGIN_AT, (first_sequence - 1, first_sequence, first_sequence))
+                rows.go_on_from(counts, first_sequence)
             self._position = read_position(connection)
-        tables.forget()
+        rows.forget()
         return self._position
 
     def _open(self) -> None:
@@ -244,11 +244,8 @@ class Filler:
         """Work on a connection that is already open, as a rebuild does; `identity` tells its file from others."""
         self._connection = connection
         self._identity = identity
-        self._tables = self._layout.rows(
-            connection,
-            cache_jobs_max=self.config.cache_jobs_max,
-            cache_bytes_max=self.config.cache_bytes_max,
-        )
+        cache = CacheLimits(self.config.cache_jobs_max, self.config.cache_bytes_max)
+        self._rows = self._layout.rows(connection, cache)
         with files.translated(self.path, self.config.busy_timeout_s):
             self._position = read_position(connection)
 
@@ -259,7 +256,7 @@ class Filler:
     def commit(self, events: Sequence[Message]) -> bool:
         """Apply `events` (never empty, in stream order) and move the position, as one.
 
-        Events that another projector applied are left out; what is not about a job only moves the position.
+        Events that another projector applied are left out; what is about something without tables only moves the position.
         Returns False when the file stands before the first of them, or was replaced: then it must be read again
         from `position`.
 
@@ -268,18 +265,17 @@ class Filler:
         if files.identity(self.path) != self._identity:  # a rebuild put another file there
             self._open()
             return False
-        connection, tables = self._connection, self._tables
+        connection, rows = self._connection, self._known_rows()
         assert connection is not None, "prepare() comes first"
-        assert tables is not None, "prepare() comes first"
         try:
             with files.translated(self.path, self.config.busy_timeout_s), _transaction(connection):
                 position = read_position(connection)
                 fresh = self._fresh(events, position)
                 if fresh:
-                    tables.apply(jobs_among(fresh))
+                    rows.apply(fresh)
                     position = self._write_position(connection, position, fresh[-1])
         except BaseException:
-            tables.forget()
+            rows.forget()
             raise
         self._position = position
         self._advanced.set()
@@ -291,7 +287,7 @@ class Filler:
         known = self._known_position()
         moved = (found.stream_sequence, found.event_hash) != (known.stream_sequence, known.event_hash)
         if moved:
-            self._tables_forget()
+            self._known_rows().forget()
         first = events[0].stream_sequence
         _check_dense(events)
         skipped = found.stream_sequence - first + 1
@@ -304,9 +300,9 @@ class Filler:
             raise PositionMismatchError(self.path, found.stream_sequence, what)
         return events[skipped:] if skipped else events
 
-    def _tables_forget(self) -> None:
-        assert self._tables is not None, "prepare() comes first"
-        self._tables.forget()
+    def _known_rows(self) -> Rows:
+        assert self._rows is not None, "prepare() comes first"
+        return self._rows
 
     def _write_position(self, connection: sqlite3.Connection, before: Position, last: Message) -> Position:
         position = msgspec.structs.replace(
@@ -316,7 +312,7 @@ class Filler:
             updated_at=time_text(self._clock.now()),
         )
         values = (position.stream_sequence, position.event_hash, position.updated_at)
-        connection.execute(schema.UPDATE_POSITION, values)
+        connection.execute(UPDATE_POSITION, values)
         return position
 
 

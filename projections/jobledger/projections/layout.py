@@ -1,37 +1,23 @@
 """What kind of file a projector keeps: how an empty one is made, known again, and brought forward.
 
-`JOBS` is ours, the tables of `schema`. A user's read model is another kind (`read_model`); files, transactions,
-feeding and rebuilding are the same for all.
+`LEDGER` is ours, the tables of `tables.registry`. A user's read model is another kind (`read_model`); files,
+transactions, feeding and rebuilding are the same for all. A file of another version is never altered: every row comes
+from the ledger, so migration is a rebuild.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from jobledger.audit.counts import Counts
-from jobledger.ledger.model.codec import StoredEvent
-from jobledger.projections import schema
 from jobledger.projections.errors import NewerSchemaError, OlderSchemaError
-from jobledger.projections.tables import Tables
+from jobledger.projections.position import put_before_first
+from jobledger.projections.table import CacheLimits, Rows
+from jobledger.projections.tables.registry import LedgerRows, all_tables, schema_version
 
-
-class Rows(Protocol):
-    """The rows behind one connection; the caller owns the transaction."""
-
-    def apply(self, events: Sequence[StoredEvent], /) -> None:
-        """Bring the rows forward by job events that follow each other in the stream; may be empty."""
-        ...
-
-    def go_on_from(self, counts: Counts | None, first_sequence: int, /) -> None:
-        """Begin, in an empty file, with what was counted before the ledger began at `first_sequence`; None: unknown."""
-        ...
-
-    def forget(self) -> None:
-        """Forget what was kept in memory: the rows are not, or no longer, what it came from."""
-        ...
+#: Of the tables of this version of jobledger.
+SCHEMA_VERSION: Final = schema_version()
 
 
 class Layout(Protocol):
@@ -62,36 +48,45 @@ class Layout(Protocol):
         """
         ...
 
-    def rows(self, connection: sqlite3.Connection, *, cache_jobs_max: int, cache_bytes_max: int) -> Rows:
-        """Return what applies events behind this connection."""
+    def rows(self, connection: sqlite3.Connection, cache: CacheLimits) -> Rows:
+        """Return what applies messages, whatever they are about, behind this connection."""
         ...
 
 
-class JobsLayout:
-    """The projection of jobs, attempts and dead letters."""
+class LedgerLayout:
+    """The projection of the whole ledger."""
 
-    application_id = schema.APPLICATION_ID
+    application_id = 0x6A6C6564  # "jled" in SQLite's header, by which a file is known as ours
     draft_journal = "OFF"
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:
         """Make the tables; see `Layout.create_tables`."""
-        schema.create_tables(connection, environment)
+        # Imported here: it takes a tenth of a second, and a process that only reads never needs it.
+        from sqlite_utils import Database  # noqa: PLC0415
+
+        database, version = Database(connection, execute_plugins=False), schema_version()
+        for table in all_tables():
+            database.table(table.name).create(dict(table.columns), pk=table.key)
+        put_before_first(connection, environment, version)
+        connection.execute(f"PRAGMA user_version = {version:d}")
+        connection.execute(f"PRAGMA application_id = {self.application_id:d}")
 
     def create_indexes(self, connection: sqlite3.Connection) -> None:
-        """Make every index; see `Layout.create_indexes`."""
-        schema.create_indexes(connection)
+        """Make every index; after the rows where there are many, since sorting once is cheaper."""
+        for table in all_tables():
+            table.create_indexes(connection)
 
     def check(self, connection: sqlite3.Connection, path: Path) -> None:
         """Compare the schema's version; see `Layout.check`."""
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > schema.SCHEMA_VERSION:
-            raise NewerSchemaError(path, version, schema.SCHEMA_VERSION)
-        if version < schema.SCHEMA_VERSION:
-            raise OlderSchemaError(path, version, schema.SCHEMA_VERSION)
+        found, known = connection.execute("PRAGMA user_version").fetchone()[0], schema_version()
+        if found > known:
+            raise NewerSchemaError(path, found, known)
+        if found < known:
+            raise OlderSchemaError(path, found, known)
 
-    def rows(self, connection: sqlite3.Connection, *, cache_jobs_max: int, cache_bytes_max: int) -> Rows:
+    def rows(self, connection: sqlite3.Connection, cache: CacheLimits) -> Rows:
         """Return the tables behind this connection; see `Layout.rows`."""
-        return Tables(connection, cache_jobs_max=cache_jobs_max, cache_bytes_max=cache_bytes_max)
+        return LedgerRows(connection, cache)
 
 
-JOBS: Layout = JobsLayout()
+LEDGER: Layout = LedgerLayout()

@@ -1,12 +1,30 @@
-"""Where a projection stands: the newest event in its rows, and the first one."""
+"""Where a projection stands: the newest event in its rows, and the first one. Every file has a table of one row for it."""
 
 from __future__ import annotations
 
 import sqlite3
+from typing import Final
 
 import msgspec
 
-from jobledger.projections import schema
+from jobledger.projections.table import Table, marks
+
+POSITION_TABLE: Final = Table(
+    name="position",
+    columns={
+        "id": int,  # always 1
+        "stream_sequence": int,
+        "event_hash": str,
+        "begins_at": int,
+        "counts_begin_at": int,
+        "counted_through": int,
+        "environment": str,
+        "schema_version": int,
+        "updated_at": str,
+    },
+    key=("id",),
+    own="updated_at",
+)
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +52,26 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+POSITION_COLUMNS: Final = Position.__struct_fields__
+SELECT_POSITION: Final = f"SELECT {', '.join(POSITION_COLUMNS)} FROM position WHERE id = 1"  # noqa: S608 - constants
+UPDATE_POSITION: Final = (
+    "UPDATE position SET stream_sequence = ?, event_hash = ?, updated_at = ? WHERE id = 1"
+)
+BEGIN_AT: Final = "UPDATE position SET stream_sequence = ?, begins_at = ?, counts_begin_at = ? WHERE id = 1"
+SELECT_BEGINS_LATE: Final = "SELECT begins_at > 1 FROM position WHERE id = 1"
+SELECT_COUNTED: Final = "SELECT counted_through FROM position WHERE id = 1"
+COUNTED: Final = "UPDATE position SET counts_begin_at = ?, counted_through = ? WHERE id = 1"
+ALL_COUNTED: Final = "UPDATE position SET counted_through = 0 WHERE id = 1"
+
+
+def put_before_first(connection: sqlite3.Connection, environment: str, schema_version: int) -> None:
+    """Write the position of a file that holds nothing yet."""
+    columns = ("id", *POSITION_COLUMNS)
+    values = (1, 0, "", 1, 1, 0, environment, schema_version, None)
+    connection.execute(f"INSERT INTO position ({', '.join(columns)}) VALUES ({marks(columns)})", values)  # noqa: S608
+
+
 def read_position(connection: sqlite3.Connection) -> Position:
     """Return the position as this connection sees it now."""
-    row = connection.execute(schema.SELECT_POSITION).fetchone()
-    return Position(**dict(zip(schema.POSITION_COLUMNS, row, strict=True)))
+    row = connection.execute(SELECT_POSITION).fetchone()
+    return Position(**dict(zip(POSITION_COLUMNS, row, strict=True)))

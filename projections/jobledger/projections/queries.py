@@ -18,10 +18,10 @@ import msgspec
 
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.projections import files, rows, schema
+from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionTimeoutError
 from jobledger.projections.projector import Position, read_position
-from jobledger.projections.stats_rows import (
+from jobledger.projections.statistics.answers import (
     BUCKETS_SQL,
     FAILURES_SQL,
     QUEUES_SQL,
@@ -37,6 +37,9 @@ from jobledger.projections.stats_rows import (
     queue_row,
     totals_row,
 )
+from jobledger.projections.statistics.tally import QUEUE_COUNTS
+from jobledger.projections.tables import job_values
+from jobledger.projections.tables.acts import ActFilter, ActRow
 
 Order = Literal["newest", "oldest"]
 
@@ -255,7 +258,7 @@ class Store:
     def folded(self, queue: str, job_id: str) -> Job | None:
         """Return one job as `evolve` computed it from its events, None when there is none."""
         found = self._query("SELECT fold, data FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))
-        return rows.with_input(rows.unfold(found[0][0]), found[0][1]) if found else None
+        return job_values.with_input(job_values.unfold(found[0][0]), found[0][1]) if found else None
 
     def attempts(self, queue: str, job_id: str) -> list[AttemptRow]:
         """Return a job's attempts, the first one first."""
@@ -313,11 +316,23 @@ class Store:
         sql = f"SELECT g.*, ({oldest}) FROM ({newest}) AS g ORDER BY n DESC, fingerprint"  # noqa: S608
         return [_struct(DeadLetterGroup, row) for row in self._query(sql, [*values, *values, limit])]
 
+    def acts(self, limit: int = 50, *, chosen: ActFilter | None = None) -> list[ActRow]:
+        """Return at most `limit` acts of people that fit, the newest first."""
+        _check_limit(limit)
+        where, values = (chosen or ActFilter()).where()
+        sql = f"SELECT {_ACT_COLUMNS} FROM acts WHERE {where} ORDER BY stream_sequence DESC LIMIT ?"  # noqa: S608
+        return [_act_row(row) for row in self._query(sql, [*values, limit])]
+
+    def act_count(self, chosen: ActFilter) -> int:
+        """Return how many acts fit."""
+        where, values = chosen.where()
+        return int(self._query(f"SELECT count(*) FROM acts WHERE {where}", values)[0][0])  # noqa: S608
+
     def counts_by_state(self, queue: str | None = None) -> dict[str, int]:
         """Return how many jobs are in each state, 0 where none is."""
-        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in schema.QUEUE_COUNTS)
+        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in QUEUE_COUNTS)
         (found,) = self._query(f"SELECT {sums} FROM queues WHERE ? IS NULL OR queue = ?", (queue, queue))  # noqa: S608
-        return dict(zip(schema.QUEUE_COUNTS, found, strict=True))
+        return dict(zip(QUEUE_COUNTS, found, strict=True))
 
     def queues(self, queue: str | None = None) -> list[QueueRow]:
         """Return every queue that ever had a job, one row a priority, by name."""
@@ -429,6 +444,7 @@ def _columns(row: type[msgspec.Struct]) -> str:
 _JOB_COLUMNS = _columns(JobRow)
 _ATTEMPT_COLUMNS = _columns(AttemptRow)
 _DEAD_LETTER_COLUMNS = _columns(DeadLetterRow)
+_ACT_COLUMNS = _columns(ActRow)
 
 
 def _struct(kind: type[_Row], row: Sequence[Any]) -> _Row:
@@ -440,6 +456,10 @@ def _job_row(row: Sequence[Any]) -> JobRow:
     values["input"], values["result"] = _raw(values["input"]), _raw(values["result"])
     values["cancel_requested"] = bool(values["cancel_requested"])
     return JobRow(**values)
+
+
+def _act_row(row: Sequence[Any]) -> ActRow:
+    return _struct(ActRow, (*row[:-1], bool(row[-1])))
 
 
 def _raw(text: str | None) -> msgspec.Raw | None:

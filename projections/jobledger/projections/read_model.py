@@ -14,11 +14,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-from jobledger.audit.counts import Counts
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.log import jobs_among
 from jobledger.ledger.model.subjects import is_token
-from jobledger.projections import files, schema
+from jobledger.projections import files
 from jobledger.projections.errors import (
     DamagedProjectionError,
     NewerReadModelError,
@@ -27,7 +27,8 @@ from jobledger.projections.errors import (
     ReadModelDefinitionError,
     ReadModelFailedError,
 )
-from jobledger.projections.layout import Rows
+from jobledger.projections.position import POSITION_COLUMNS, put_before_first
+from jobledger.projections.table import CacheLimits, Rows
 
 #: "jlrm" in SQLite's header, by which a file is known as a read model's.
 APPLICATION_ID: Final = 0x6A6C726D
@@ -38,7 +39,7 @@ _ENDS_TRANSACTION: Final = re.compile(
 _USE_ABORT: Final = "where it says ROLLBACK it must say ABORT"
 _VERSION_MAX: Final = 2**31 - 1
 #: What a file of another jobledger may lack: a file made for other columns is made anew.
-_FORM: Final = ",".join(schema.POSITION_COLUMNS)
+_FORM: Final = ",".join(POSITION_COLUMNS)
 
 
 class ReadModel(Protocol):
@@ -103,19 +104,8 @@ class ReadModelLayout:
             ) from error
         if connection.in_transaction:
             raise ReadModelDefinitionError(f"{self.what}: the SQL of its tables leaves a transaction open")
-        known = {
-            "stream_sequence": 0,
-            "event_hash": "",
-            "begins_at": 1,
-            "counts_begin_at": 1,
-            "counted_through": 0,
-            "environment": environment,
-            "schema_version": self.model.version,
-        }
-        position = [1, *(known.get(name) for name in schema.POSITION_COLUMNS)]
-        places = schema.marks(("id", *schema.POSITION_COLUMNS))
         connection.execute(f"CREATE TABLE position (id INTEGER PRIMARY KEY, {_FORM})")
-        connection.execute(f"INSERT INTO position VALUES ({places})", position)  # noqa: S608 - question marks
+        put_before_first(connection, environment, self.model.version)
         connection.execute("CREATE TABLE read_model (name TEXT, version INTEGER, form TEXT)")
         ours = (self.model.name, self.model.version, _FORM)
         connection.execute("INSERT INTO read_model VALUES (?, ?, ?)", ours)
@@ -155,13 +145,13 @@ class ReadModelLayout:
         if found[1:] != (self.model.version, _FORM):
             raise OlderSchemaError(path, found[1], self.model.version)
 
-    def rows(self, connection: sqlite3.Connection, *, cache_jobs_max: int, cache_bytes_max: int) -> Rows:
+    def rows(self, connection: sqlite3.Connection, cache: CacheLimits) -> Rows:
         """Return the model behind this connection; see `Layout.rows`."""
-        del cache_jobs_max, cache_bytes_max  # what a model remembers is its own affair
+        del cache  # what a model remembers is its own affair
         return _ModelRows(self, connection)
 
 
-class _ModelRows:
+class _ModelRows(Rows):
     """Calls `apply` inside the projector's transaction, and says where it failed."""
 
     def __init__(self, layout: ReadModelLayout, connection: sqlite3.Connection) -> None:
@@ -170,8 +160,9 @@ class _ModelRows:
         self._connection = connection
         self.forget()  # the file may be another one than the model remembers
 
-    def apply(self, events: Sequence[StoredEvent]) -> None:
-        """Hand `events` to the model; a batch that is about other things than jobs is none of its business."""
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Hand the job events to the model; what is about other things is none of its business."""
+        events = jobs_among(messages)
         if not events:
             return
         watched = _Watched(events)
@@ -186,9 +177,6 @@ class _ModelRows:
             if not self._connection.in_transaction and _ENDED not in why:
                 why = f"{why}; {_ENDED}"
             raise ReadModelFailedError(self._layout.what, watched.place(), why) from error
-
-    def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
-        """Count nothing: see `layout.Rows`."""
 
     def _call(self, events: Sequence[StoredEvent]) -> None:
         answer = cast("Any", self._model).apply(self._connection, events)

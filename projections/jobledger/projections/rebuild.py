@@ -9,7 +9,7 @@ from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.log import Log
 from jobledger.projections import files
 from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig
-from jobledger.projections.layout import JOBS, Layout
+from jobledger.projections.layout import LEDGER, Layout
 from jobledger.projections.position import Position
 from jobledger.projections.snapshots import Snapshots
 
@@ -25,7 +25,7 @@ async def rebuild(
     progress: ProgressCallback | None = None,
     config: ProjectorConfig | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    layout: Layout = JOBS,
+    layout: Layout = LEDGER,
 ) -> Position:
     """Write a new projection from the first event to the head as it is now, then let it take the old one's place.
 

@@ -14,10 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.metrics.exposition import OTHER
-from jobledger.projections import schema
 from jobledger.projections.position import Position
 from jobledger.projections.queries import Store
-from jobledger.projections.stats_rows import (
+from jobledger.projections.statistics.answers import (
     QUEUES_OTHER_SQL,
     QUEUES_SHOWN_SQL,
     FailureRow,
@@ -26,8 +25,9 @@ from jobledger.projections.stats_rows import (
     queue_row,
     totals_row,
 )
+from jobledger.projections.statistics.tally import STATISTICS
 
-_COLUMNS: Final = ", ".join(schema.STATISTICS)
+_COLUMNS: Final = ", ".join(STATISTICS)
 #: The first row is the one of all queues.
 _SUMS: Final = f"SELECT queue, {_COLUMNS} FROM sums ORDER BY rowid LIMIT ?"  # noqa: S608 - constants, here and below
 _TOTALS: Final = f"SELECT queue, task, {_COLUMNS} FROM totals ORDER BY rowid LIMIT ?"  # noqa: S608
@@ -41,8 +41,8 @@ _HOW_MANY: Final = (
     "(SELECT count(*) FROM totals), (SELECT count(*) FROM failures)"
 )
 _WHOLE: Final = ""  # the key of the sum of all queues
-_FAILED: Final = schema.STATISTICS.index("failed")
-_DEAD: Final = schema.STATISTICS.index("dead_lettered")
+_FAILED: Final = STATISTICS.index("failed")
+_DEAD: Final = STATISTICS.index("dead_lettered")
 
 _Numbers = Sequence[int]
 

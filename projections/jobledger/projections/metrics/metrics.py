@@ -19,8 +19,8 @@ from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
 from jobledger.projections.position import Position
-from jobledger.projections.stats import HISTOGRAM_BOUNDS_S
-from jobledger.projections.stats_rows import Histogram, QueueRow, TotalsRow
+from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
+from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
 
 LABEL_VALUES_MAX: Final = 200
 

@@ -16,10 +16,8 @@ from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Attempt, Job, JobState
 from jobledger.ledger.model.times import as_utc, time_text
-from jobledger.projections.schema import NULL_NUMBER, NULL_TEXT
-
-Value = str | int | float | bytes | bytearray | None
-Row = tuple[Value, ...]
+from jobledger.projections.table import Row
+from jobledger.projections.tables.job_schema import NULL_NUMBER, NULL_TEXT
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _RUNNING: Final = JobState.RUNNING
@@ -58,12 +56,12 @@ def with_input(job: Job, data: str | None) -> Job:
 
 
 def data_text(job: Job) -> str | int:
-    """Return the column `data`: the input's JSON text, or a reference to it; `schema.NULL_TEXT` without any."""
+    """Return the column `data`: the input's JSON text, or a reference to it; `NULL_TEXT` without any."""
     return _value_text(job.order.input, job.order.input_ref)
 
 
 def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
-    """Return the values of `schema.JOB_CHANGING`, with its stand-ins for NULL; `since_us` as in `stats.Seen`."""
+    """Return the values of the columns that change, with the stand-ins for NULL; `since_us` as in `tally.Seen`."""
     attempts, progress, error = job.attempts, job.progress, job.error
     updated_at = time_text(job.updated_at)
     return (
@@ -92,7 +90,7 @@ def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
 
 
 def job_fixed(job: Job, first_us: int) -> Row:
-    """Return the values of `schema.JOB_FIXED`; `first_us` as in `stats.Seen`."""
+    """Return the values of the columns that stay; `first_us` as in `tally.Seen`."""
     return (
         job.task,
         time_text(job.created_at),
@@ -106,7 +104,7 @@ def job_fixed(job: Job, first_us: int) -> Row:
 
 
 def attempt_rows(job: Job, before: Job | None) -> list[Row]:
-    """Return the values of `schema.ATTEMPT_COLUMNS` of each attempt that `before` did not have as it is now."""
+    """Return the rows of each attempt that `before` did not have as it is now."""
     known: Sequence[Attempt] = before.attempts if before is not None else ()
     first = 0
     # Untouched attempts are the same objects: `evolve` passes them on.
@@ -140,7 +138,7 @@ def _attempt_row(job: Job, attempt: Attempt, place: int) -> Row:
 
 
 def dead_letter_row(job: Job) -> Row:
-    """Return the values of `schema.DEAD_LETTER_COLUMNS`; the job is a dead letter."""
+    """Return the row of a dead letter."""
     error = job.error
     return (
         job.queue,

@@ -13,13 +13,14 @@ import msgspec
 
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import schema
 from jobledger.projections.errors import ProjectionConfigError
-from jobledger.projections.stats import (
+from jobledger.projections.statistics.tally import (
     COUNTERS,
     HISTOGRAM_BOUNDS_S,
     HISTOGRAMS,
     MINUTE_US,
+    QUEUE_COUNTS,
+    STATISTICS,
     microseconds,
     moment,
 )
@@ -63,7 +64,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the jobs of a task in a queue; see `stats.COUNTERS` for what counts as what."""
+    """What happened to the jobs of a task in a queue; see `tally.COUNTERS` for what counts as what."""
 
     queue: str
     task: str
@@ -122,32 +123,34 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     fenced: int
 
 
+#: Which jobs have a place in the index by which the oldest of a queue is found.
+OF_INTEREST: Final = "status IN ('queued', 'running')"
 _OLDEST: Final = (
-    f"SELECT min(since_us) FROM jobs WHERE {schema.OF_INTEREST} "  # noqa: S608 - constants, here and below
+    f"SELECT min(since_us) FROM jobs WHERE {OF_INTEREST} "  # noqa: S608 - constants, here and below
     "AND jobs.queue = queues.queue AND jobs.priority = queues.priority AND status ="
 )
 QUEUES_SQL: Final = (
-    f"SELECT queue, priority, {', '.join(schema.QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
+    f"SELECT queue, priority, {', '.join(QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
     "FROM queues WHERE ? IS NULL OR queue = ? ORDER BY queue, priority"
 )
 #: Of those in a JSON list, and of all others together.
 QUEUES_SHOWN_SQL: Final = (
-    f"SELECT queue, priority, {', '.join(schema.QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
+    f"SELECT queue, priority, {', '.join(QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
     "FROM queues WHERE queue IN (SELECT value FROM json_each(?)) ORDER BY queue, priority"
 )
 QUEUES_OTHER_SQL: Final = (
-    f"SELECT ?, priority, {', '.join(f'sum({name})' for name in schema.QUEUE_COUNTS)}, "  # noqa: S608
+    f"SELECT ?, priority, {', '.join(f'sum({name})' for name in QUEUE_COUNTS)}, "  # noqa: S608
     f"min(CASE WHEN queued > 0 THEN ({_OLDEST} 'queued') END), "
     f"min(CASE WHEN running > 0 THEN ({_OLDEST} 'running') END) "
     "FROM queues WHERE queue NOT IN (SELECT value FROM json_each(?)) GROUP BY priority ORDER BY priority"
 )
 TOTALS_SQL: Final = (
-    f"SELECT queue, task, {', '.join(schema.STATISTICS)} FROM totals "  # noqa: S608
+    f"SELECT queue, task, {', '.join(STATISTICS)} FROM totals "  # noqa: S608
     "WHERE (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) ORDER BY queue, task"
 )
 BUCKETS_SQL: Final = (
     "SELECT minute / :minutes AS span, queue, task, "  # noqa: S608
-    f"{', '.join(f'sum({name})' for name in schema.STATISTICS)} FROM buckets "
+    f"{', '.join(f'sum({name})' for name in STATISTICS)} FROM buckets "
     "WHERE minute >= :since AND minute < :until AND (:queue IS NULL OR queue = :queue) "
     "AND (:task IS NULL OR task = :task) GROUP BY span, queue, task ORDER BY span, queue, task LIMIT :limit"
 )

@@ -1,4 +1,4 @@
-"""Events -> rows: folds a batch of events and writes each job that changed once.
+"""The tables of jobs, attempts, dead letters, acts and statistics: folds a batch of events, writes each job once.
 
 The caller owns the transaction. If it does not commit, it must call `forget`, since the cache is ahead then.
 """
@@ -9,16 +9,22 @@ import sqlite3
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Final, cast
 
 from jobledger.audit.counts import Counts
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.aggregates import JOB
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import Carried, JobEvent
 from jobledger.ledger.model.job import JobState, evolve
-from jobledger.projections import rows, schema
-from jobledger.projections.counted_rows import begin_with, end_with
-from jobledger.projections.stats import Seen, Tally, microseconds
-from jobledger.projections.stats_tables import add_tally
+from jobledger.projections.position import SELECT_BEGINS_LATE, SELECT_COUNTED
+from jobledger.projections.statistics.counted import begin_with, end_with
+from jobledger.projections.statistics.tables import STATISTICS_TABLES, add_tally
+from jobledger.projections.statistics.tally import Seen, Tally, microseconds
+from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
+from jobledger.projections.tables import job_schema as schema
+from jobledger.projections.tables import job_values as values
+from jobledger.projections.tables.acts import ACT_CLASSES, ACTS, NotedActs
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
 
@@ -31,17 +37,15 @@ def _sequence(stored: StoredEvent) -> int:
     return stored.stream_sequence
 
 
-class Tables:
-    """The tables behind one connection: of jobs, and through a `Tally` of statistics.
+class JobRows(Rows):
+    """The rows of jobs, and through a `Tally` those of statistics.
 
-    Keeps the folds of the jobs that changed last, up to `cache_jobs_max` jobs and `cache_bytes_max` bytes of
-    encoded folds; others are read back from their rows.
+    Keeps the folds of the jobs that changed last, as far as the limits go; others are read back from their rows.
     """
 
-    def __init__(self, connection: sqlite3.Connection, *, cache_jobs_max: int, cache_bytes_max: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, cache: CacheLimits) -> None:
         self._connection = connection
-        self._cache_jobs_max = cache_jobs_max
-        self._cache_bytes_max = cache_bytes_max
+        self._limits = cache
         self._cache: OrderedDict[_Key, tuple[Seen, int]] = OrderedDict()  # (fold without input, its bytes)
         self._cache_bytes = 0
         self._counted_through: int | None = None  # as in the position; None: not looked at yet
@@ -56,20 +60,21 @@ class Tables:
         self._cache_bytes = 0
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
-        """Begin with what an archive run counted; see `layout.Rows`."""
+        """Begin with what an archive run counted; see `table.Rows`."""
         if counts is not None and counts.through_sequence >= first_sequence - 1:
             begin_with(self._connection, counts)
 
-    def apply(self, events: Sequence[StoredEvent]) -> None:
-        """Fold `events`, which follow each other in the stream, and write the rows of every job they touch."""
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Fold job events, and write the rows of every job they touch."""
+        events = cast("Sequence[StoredEvent]", messages)  # as which every message about a job is read
         if self._counted_through is None:
-            self._counted_through = int(self._connection.execute(schema.SELECT_COUNTED).fetchone()[0])
+            self._counted_through = int(self._connection.execute(SELECT_COUNTED).fetchone()[0])
         if not self._counted_through:
             self._apply(events)
             return
         counted = bisect_right(events, self._counted_through, key=_sequence)
         self._apply(events[:counted], totals=False)
-        if events and events[-1].stream_sequence >= self._counted_through:
+        if events[-1].stream_sequence >= self._counted_through:
             end_with(self._connection)
             self.forget()
             self._counted_through = 0
@@ -91,7 +96,7 @@ class Tables:
         before: dict[_Key, Seen | None] = {}
         after: dict[_Key, Seen] = {}
         replaced: dict[_Key, Seen | None] = {}
-        tally = Tally()
+        tally, acts = Tally(), NotedActs()
         for stored in events:
             event = stored.event
             key = (event.job, event.queue)
@@ -101,6 +106,8 @@ class Tables:
                 if known is None and event.prev and self._began_before(event):
                     job = evolve(None, event, stored.stream_sequence)
                     tally.add(event, None, job, microseconds(stored.stored_at))
+                    if type(event) in ACT_CLASSES:
+                        acts.add(stored, None, job)
                     continue
                 before[key] = known
             if known is not None and not event.prev:  # its job was archived, and the id was free again
@@ -110,11 +117,14 @@ class Tables:
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
+            if type(event) in ACT_CLASSES:
+                acts.add(stored, None if known is None else known.job, job)
         for key, current in after.items():
             known = replaced.get(key) or before[key]
             tally.move(None if known is None else known.job, current.job)
         self._remove(key for key, known in replaced.items() if known is not None)
         self._write(before, after)
+        acts.write(self._connection)
         add_tally(self._connection, tally, totals=totals)
 
     def _remove(self, keys: Iterable[_Key]) -> None:
@@ -130,7 +140,7 @@ class Tables:
         """
         if isinstance(event, Carried):
             return False
-        return bool(self._connection.execute(schema.SELECT_BEGINS_LATE).fetchone()[0])
+        return bool(self._connection.execute(SELECT_BEGINS_LATE).fetchone()[0])
 
     def _known(self, key: _Key, *, look: bool) -> Seen | None:
         cached = self._cache.pop(key, None)
@@ -140,29 +150,33 @@ class Tables:
         if not look:
             return None
         row = self._connection.execute(schema.SELECT_FOLD, key).fetchone()
-        return None if row is None else Seen(rows.unfold(row[0]), row[1], row[2])
+        return None if row is None else Seen(values.unfold(row[0]), row[1], row[2])
 
     def _write(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
-        inserts: list[rows.Row] = []
-        updates: list[rows.Row] = []
-        inputs: list[rows.Row] = []
-        attempts: list[rows.Row] = []
+        inserts: list[Row] = []
+        updates: list[Row] = []
+        inputs: list[Row] = []
+        attempts: list[Row] = []
         for key, seen in after.items():
             known, job = before[key], seen.job
             old = None if known is None else known.job
-            kept = rows.without_input(job)
-            fold = rows.fold_bytes(kept)
+            kept = values.without_input(job)
+            fold = values.fold_bytes(kept)
             if old is None:
                 inserts.append(
-                    (*rows.job_changing(job, fold, seen.since_us), *key, *rows.job_fixed(job, seen.first_us))
+                    (
+                        *values.job_changing(job, fold, seen.since_us),
+                        *key,
+                        *values.job_fixed(job, seen.first_us),
+                    )
                 )
             else:
-                updates.append((*rows.job_changing(job, fold, seen.since_us), *key))
+                updates.append((*values.job_changing(job, fold, seen.since_us), *key))
                 if (
                     job.order.input is not NO_VALUE or job.order.input_ref is not old.order.input_ref
                 ):  # requeued with another one
-                    inputs.append((rows.data_text(job), *key))
-            attempts += rows.attempt_rows(job, old)
+                    inputs.append((values.data_text(job), *key))
+            attempts += values.attempt_rows(job, old)
             if not job.is_final:  # hardly anything follows a final state
                 self._cache[key] = (Seen(kept, seen.first_us, seen.since_us), len(fold))
                 self._cache_bytes += len(fold)
@@ -174,7 +188,7 @@ class Tables:
         self._write_dead_letters(before, after)
         self._evict()
 
-    def _insert(self, keys: list[_Key], inserts: list[rows.Row]) -> None:
+    def _insert(self, keys: list[_Key], inserts: list[Row]) -> None:
         """Insert the rows of new jobs, or none.
 
         Not in a savepoint: a draft has no journal that one could go back with, and a file that is followed would write
@@ -193,7 +207,7 @@ class Tables:
     def _write_dead_letters(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
         """A dead letter has a row as long as it is one: requeued or discarded, only the job tells of it."""
         dead = JobState.DEAD_LETTERED
-        puts = [rows.dead_letter_row(known.job) for known in after.values() if known.job.state is dead]
+        puts = [values.dead_letter_row(known.job) for known in after.values() if known.job.state is dead]
         self._connection.executemany(schema.PUT_DEAD_LETTER, puts)
         gone = [
             key
@@ -203,6 +217,14 @@ class Tables:
         self._connection.executemany(schema.DROP_DEAD_LETTER, gone)
 
     def _evict(self) -> None:
-        while len(self._cache) > self._cache_jobs_max or self._cache_bytes > self._cache_bytes_max:
+        while len(self._cache) > self._limits.jobs_max or self._cache_bytes > self._limits.bytes_max:
             _, (_, size_bytes) = self._cache.popitem(last=False)
             self._cache_bytes -= size_bytes
+
+
+JOB_TABLES: Final = AggregateTables(
+    aggregate=JOB.name,
+    version=5,
+    tables=(schema.JOBS, schema.ATTEMPTS, schema.DEAD_LETTERS, ACTS, *STATISTICS_TABLES),
+    rows=JobRows,
+)

@@ -12,16 +12,15 @@ from typing import Final
 from jobledger.audit.counts import Counts
 from jobledger.ledger.model.job import CLOSED_STATES
 from jobledger.ledger.model.reactor import CountedFailure, CountedJob, CountedTask
-from jobledger.projections import schema
-from jobledger.projections.position import Position
-from jobledger.projections.rows import Row
-from jobledger.projections.stats import FAILURE_COUNTERS
-from jobledger.projections.stats_tables import add_totals
+from jobledger.projections.position import ALL_COUNTED, COUNTED, Position
+from jobledger.projections.statistics.tables import ADD_FAILURES, ORIGINS, add_totals
+from jobledger.projections.statistics.tally import FAILURE_COUNTERS, STATISTICS
+from jobledger.projections.table import Row
 
 _IN_ORDER: Final = (
     "ORDER BY rowid"  # of their first event, which decides what has a series or a row of its own
 )
-_TOTALS: Final = f"SELECT queue, task, {', '.join(schema.STATISTICS)} FROM totals {_IN_ORDER}"  # noqa: S608 - constants
+_TOTALS: Final = f"SELECT queue, task, {', '.join(STATISTICS)} FROM totals {_IN_ORDER}"  # noqa: S608 - constants
 _FAILURES: Final = f"SELECT queue, task, error_type, {', '.join(FAILURE_COUNTERS)} FROM failures {_IN_ORDER}"  # noqa: S608
 _CLOSED: Final = ", ".join(f"'{state.value}'" for state in sorted(CLOSED_STATES))
 #: Jobs of which a projection that begins after the archive sees `carried` first.
@@ -30,6 +29,11 @@ _JOBS: Final = (
     "AND json_extract(CAST(fold AS TEXT), '$.carried_sequence') > 0 ORDER BY rowid"
 )
 
+_PUT_ORIGIN: Final = ORIGINS.putting()
+_SELECT_ORIGINS: Final = "SELECT first_us, since_us, job_id, queue FROM origins"
+_DROP_ORIGINS: Final = "DELETE FROM origins"
+_UPDATE_TIMES: Final = "UPDATE jobs SET first_us = ?, since_us = ? WHERE id = ? AND queue = ?"
+
 
 def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
     """Return what the rows count; `position` is theirs."""
@@ -37,7 +41,7 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
     return Counts(
         through_sequence=position.stream_sequence,
         begins_at=position.counts_begin_at,
-        columns=schema.STATISTICS,
+        columns=STATISTICS,
         totals=tuple(CountedTask(queue=row[0], task=row[1], counts=row[2:]) for row in execute(_TOTALS)),
         failure_columns=FAILURE_COUNTERS,
         failures=tuple(
@@ -54,24 +58,24 @@ def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
     """Write what was counted, and up to where; a file that begins anew, since another archive run came by, has some."""
     for table in ("totals", "sums", "failures", "origins"):
         connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
-    totals = _placed(schema.STATISTICS, counts.columns)
+    totals = _placed(STATISTICS, counts.columns)
     add_totals(connection, [(row.queue, row.task, _values(totals, row.counts)) for row in counts.totals])
     failures = _placed(FAILURE_COUNTERS, counts.failure_columns)
     rows: Iterator[Row] = (
         (row.queue, row.task, row.error_type, *_values(failures, row.counts)) for row in counts.failures
     )
-    connection.executemany(schema.ADD_FAILURES, rows)
+    connection.executemany(ADD_FAILURES, rows)
     connection.executemany(
-        schema.PUT_ORIGIN, ((row.job, row.queue, row.first_us, row.since_us) for row in counts.jobs)
+        _PUT_ORIGIN, ((row.job, row.queue, row.first_us, row.since_us) for row in counts.jobs)
     )
-    connection.execute(schema.COUNTED, (counts.begins_at, counts.through_sequence))
+    connection.execute(COUNTED, (counts.begins_at, counts.through_sequence))
 
 
 def end_with(connection: sqlite3.Connection) -> None:
     """Give carried jobs the times that they had when everything was counted; from here on all is counted here."""
-    connection.executemany(schema.UPDATE_TIMES, connection.execute(schema.SELECT_ORIGINS).fetchall())
-    connection.execute(schema.DROP_ORIGINS)
-    connection.execute(schema.ALL_COUNTED)
+    connection.executemany(_UPDATE_TIMES, connection.execute(_SELECT_ORIGINS).fetchall())
+    connection.execute(_DROP_ORIGINS)
+    connection.execute(ALL_COUNTED)
 
 
 def _placed(wanted: Sequence[str], stored: Sequence[str]) -> list[int | None]:

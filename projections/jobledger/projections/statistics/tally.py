@@ -1,4 +1,4 @@
-"""What each event adds to the statistics, as integers in memory; `stats_tables` writes them.
+"""What each event adds to the statistics, as integers in memory; `tables` writes them.
 
 Pure: a delta comes from the job before an event, the event, and the job after it, both as `evolve` gave them.
 Everything here adds up, so it does not matter how events are cut into transactions. Times are the server's
@@ -71,6 +71,14 @@ BOUNDS: Final = (
     (86_400.0, "1d"),
 )
 HISTOGRAM_BOUNDS_S: Final = tuple(bound for bound, _ in BOUNDS)
+#: The columns of `totals` and `buckets` that add up; `_le_` counts what took at most so long.
+STATISTICS: Final = COUNTERS + tuple(
+    f"{name}_{part}"
+    for name in HISTOGRAMS
+    for part in (*(f"le_{label}" for _, label in BOUNDS), "count", "us")
+)
+#: One per state, named like it: how many jobs are in it.
+QUEUE_COUNTS: Final = tuple(state.value for state in JobState)
 
 #: Characters of an error's type that are kept, and different types per queue and task; what follows is `OTHER`.
 ERROR_TYPE_CHARACTERS_MAX: Final = 200

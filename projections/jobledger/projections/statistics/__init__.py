@@ -1,0 +1,1 @@
+"""What happened to jobs, counted: by queue, task, minute, type of error and worker."""

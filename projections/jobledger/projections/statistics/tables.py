@@ -1,0 +1,141 @@
+"""The tables of the statistics, and a tally -> their rows: one statement per key it touched.
+
+The caller owns the transaction. Every row is added to, never replaced, so the sum of all transactions counts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from operator import add
+from typing import Final
+
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.statistics.tally import (
+    ERROR_TYPES_MAX,
+    FAILURE_COUNTERS,
+    OTHER,
+    QUEUE_COUNTS,
+    STATISTICS,
+    WORKER_COUNTERS,
+    Tally,
+    cell_values,
+    moment,
+)
+from jobledger.projections.table import Index, Row, Table
+
+_STATES: Final = tuple(JobState)
+_STATISTICS: Final = dict.fromkeys(STATISTICS, int)
+
+QUEUES: Final = Table(
+    name="queues",
+    columns={"queue": str, "priority": str, **dict.fromkeys(QUEUE_COUNTS, int)},
+    key=("queue", "priority"),
+)
+TOTALS: Final = Table(
+    name="totals", columns={"queue": str, "task": str, **_STATISTICS}, key=("queue", "task")
+)
+#: The same of all tasks of a queue, and in the row "" of all queues, so that an exporter need not read every row.
+SUMS: Final = Table(name="sums", columns={"queue": str, **_STATISTICS}, key=("queue",))
+BUCKETS: Final = Table(
+    name="buckets",
+    columns={
+        "minute": int,  # since 1970, by the server's time
+        "queue": str,
+        "task": str,
+        **_STATISTICS,
+    },
+    key=("minute", "queue", "task"),
+)
+FAILURES: Final = Table(
+    name="failures",
+    columns={"queue": str, "task": str, "error_type": str, **dict.fromkeys(FAILURE_COUNTERS, int)},
+    key=("queue", "task", "error_type"),
+)
+WORKERS: Final = Table(
+    name="workers",
+    columns={"worker": str, "first_at": str, "last_at": str, **dict.fromkeys(WORKER_COUNTERS, int)},
+    key=("worker",),
+    indexes=(Index(("last_at",)),),
+)
+#: When carried jobs began, as an archive run says; empty once the rows are beyond the position's `counted_through`.
+ORIGINS: Final = Table(
+    name="origins",
+    columns={"job_id": str, "queue": str, "first_us": int, "since_us": int},
+    key=("job_id", "queue"),
+)
+STATISTICS_TABLES: Final = (QUEUES, TOTALS, SUMS, BUCKETS, FAILURES, WORKERS, ORIGINS)
+
+ADD_QUEUE: Final = QUEUES.adding(QUEUE_COUNTS)
+ADD_FAILURES: Final = FAILURES.adding(FAILURE_COUNTERS)
+_ADD_TOTALS: Final = TOTALS.adding(STATISTICS)
+_ADD_SUMS: Final = SUMS.adding(STATISTICS)
+_ADD_BUCKET: Final = BUCKETS.adding(STATISTICS)
+_ADD_WORKER: Final = WORKERS.adding(
+    ("first_at", "last_at", *WORKER_COUNTERS),
+    "first_at = min(first_at, excluded.first_at)",
+    "last_at = max(last_at, excluded.last_at)",
+)
+_SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AND task = ?"
+
+
+def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = True) -> None:
+    """Add what a transaction's events came to; without `totals` where these have counted the events already."""
+    connection.executemany(ADD_QUEUE, _queue_rows(tally))
+    buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
+    connection.executemany(_ADD_BUCKET, ((*key, *values) for key, values in buckets.items()))
+    connection.executemany(_ADD_WORKER, _worker_rows(tally))
+    if not totals:
+        return
+    add_totals(connection, list(_total_rows(buckets)))
+    connection.executemany(ADD_FAILURES, _failure_rows(connection, tally))
+
+
+def add_totals(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, Sequence[int]]]) -> None:
+    """Add to `totals`, and to the sums of queues and of everything; in the order of the stream, which both keep."""
+    sums: dict[str, Sequence[int]] = {}
+    for queue, _, values in rows:
+        for key in ("", queue):
+            known = sums.get(key)
+            sums[key] = values if known is None else tuple(map(add, known, values))
+    connection.executemany(_ADD_TOTALS, ((queue, task, *values) for queue, task, values in rows))
+    connection.executemany(_ADD_SUMS, ((queue, *values) for queue, values in sums.items()))
+
+
+def _queue_rows(tally: Tally) -> Iterator[Row]:
+    for key, gauge in tally.gauges.items():
+        yield (*key, *(gauge.get(state, 0) for state in _STATES))
+
+
+def _total_rows(
+    buckets: dict[tuple[int, str, str], tuple[int, ...]],
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    minutes: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for (_, queue, task), values in buckets.items():
+        minutes.setdefault((queue, task), []).append(values)
+    for key, found in minutes.items():
+        yield (*key, tuple(map(sum, zip(*found, strict=True))))
+
+
+def _worker_rows(tally: Tally) -> Iterator[Row]:
+    for name, (first_us, last_us, *counts) in tally.workers.items():
+        yield (name, time_text(moment(first_us)), time_text(moment(last_us)), *counts)
+
+
+def _failure_rows(connection: sqlite3.Connection, tally: Tally) -> list[Row]:
+    """Give the first types of the stream rows of their own, and the rest of each queue and task one together.
+
+    In the order of the stream, so that every way of batching gives the same rows in the same order.
+    """
+    known: dict[tuple[str, str], set[str]] = {}
+    found: list[Row] = []
+    for (queue, task, kind), counts in tally.failures.items():
+        kinds = known.get((queue, task))
+        if kinds is None:
+            rows = connection.execute(_SELECT_ERROR_TYPES, (queue, task))
+            kinds = known[queue, task] = {row[0] for row in rows} - {OTHER}
+        if kind not in kinds and len(kinds) < ERROR_TYPES_MAX and kind != OTHER:
+            kinds.add(kind)
+        found.append((queue, task, kind if kind in kinds else OTHER, *counts))
+    return found

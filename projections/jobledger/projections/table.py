@@ -1,0 +1,111 @@
+"""What the tables of a projection are declared with: `Table`, and `AggregateTables` for all tables of one aggregate.
+
+`tables.registry` lists the declared ones. Making a file, filling it, comparing two and showing a past moment follow
+from the declaration.
+"""
+
+from __future__ import annotations
+
+import abc
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from jobledger.audit.counts import Counts
+from jobledger.ledger.model.codec import Message
+
+Value = str | int | float | bytes | bytearray | None
+Row = tuple[Value, ...]
+
+
+class Index(NamedTuple):
+    """An index of a table, named after its columns."""
+
+    columns: tuple[str, ...]
+    where: str = ""  #: which rows have a place in it; "": all
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """One table."""
+
+    name: str
+    columns: Mapping[str, type]  #: str, int, float or bytes by name
+    key: tuple[str, ...]  #: the columns of its primary key
+    indexes: tuple[Index, ...] = ()
+    #: The column with the stream sequence of the event that wrote a row last; "" where rows add up many events.
+    sequence: str = ""
+    own: str = (
+        ""  #: the column whose value does not come from the ledger, so that it is never compared; "": none
+    )
+
+    def create_indexes(self, connection: sqlite3.Connection) -> None:
+        """Make its indexes."""
+        for columns, where in self.indexes:
+            name = f"{self.name}_by_{'_'.join(columns)}"
+            condition = f" WHERE {where}" if where else ""
+            connection.execute(f"CREATE INDEX {name} ON {self.name} ({', '.join(columns)}){condition}")
+
+    def adding(self, columns: Sequence[str], *extra: str) -> str:
+        """Return the statement that makes a row, or adds `columns` to those of the row that has its key.
+
+        Takes the key's values, then those of `columns`. `extra` are assignments; a column that one of them names is not
+        added to.
+        """
+        names = (*self.key, *columns)
+        assigned = {each.partition(" = ")[0] for each in extra}
+        sets = [*extra, *(f"{name} = {name} + excluded.{name}" for name in columns if name not in assigned)]
+        return (
+            f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({marks(names)}) "  # noqa: S608 - names of columns
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {', '.join(sets)}"
+        )
+
+    def putting(self) -> str:
+        """Return the statement that makes a row, or writes over the one that has its key; takes every column's value."""
+        return (
+            f"INSERT OR REPLACE INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks(self.columns)})"  # noqa: S608
+        )
+
+
+def marks(columns: Sequence[str] | Mapping[str, type]) -> str:
+    """Return one question mark per column, as `VALUES` wants them."""
+    return ", ".join("?" * len(columns))
+
+
+class CacheLimits(NamedTuple):
+    """How much of what the rows say may be kept in memory between transactions."""
+
+    jobs_max: int  #: folds of unfinished jobs
+    bytes_max: int  #: their encoded size
+
+
+class Rows(abc.ABC):
+    """The rows of some tables behind one connection; the caller owns the transaction."""
+
+    @abc.abstractmethod
+    def apply(self, messages: Sequence[Message], /) -> None:
+        """Bring the rows forward by messages in stream order; never empty.
+
+        Rows depend on messages and earlier rows alone: the same messages must give the same rows, however they are cut
+        into calls. Where the ledger's beginning was archived, the first message of a chain need not be its first event.
+        """
+
+    def go_on_from(self, counts: Counts | None, first_sequence: int, /) -> None:  # noqa: B027 - most count nothing
+        """Begin, in an empty file, with what was counted before the ledger began at `first_sequence`; None: unknown."""
+
+    def forget(self) -> None:  # noqa: B027 - most keep nothing
+        """Forget what was kept in memory: the rows are not, or no longer, what it came from."""
+
+
+class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
+    """All tables of one aggregate: another one's are a module that makes one of these, and a line in `tables.registry`.
+
+    Nothing more is to be declared for a past moment: it is the same `apply`, stopped early.
+    """
+
+    aggregate: str  #: its name, the second word of a ledger subject
+    #: From 1; raise it with every change of a table, an index or the meaning of a column. Older files are then made anew.
+    version: int
+    tables: tuple[Table, ...]
+    rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages

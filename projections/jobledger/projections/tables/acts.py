@@ -1,0 +1,150 @@
+"""The table of what people did to jobs: cancel, retry, requeue, discard, each with who, when and why.
+
+An act carries the name its caller gave (`by`); the ledger records it and cannot prove it. Which events are acts is told
+from the event and from the job as it was before it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.events import (
+    Cancelled,
+    CancelRequested,
+    Carried,
+    Discarded,
+    Held,
+    JobEvent,
+    Queued,
+)
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.table import Index, Row, Table
+
+ActName = Literal["cancel", "retry", "requeue", "discard"]
+
+ACTS: Final = Table(
+    name="acts",
+    columns={
+        "stream_sequence": int,
+        "at": str,
+        "by": str,
+        "act": str,
+        "queue": str,
+        "job": str,
+        "task": str,
+        "reason": str,
+        "new_input": int,
+        "unsure": int,  # 1: a `cancelled` of a job whose beginning was archived, until `carried` tells more of it
+    },
+    key=("stream_sequence",),
+    indexes=(Index(("by",)), Index(("job", "queue"))),
+    sequence="stream_sequence",
+)
+_PUT: Final = ACTS.putting()
+_WAS_AN_ACT: Final = "UPDATE acts SET unsure = 0 WHERE job = ? AND queue = ? AND unsure = 1"
+_WAS_NONE: Final = "DELETE FROM acts WHERE job = ? AND queue = ? AND unsure = 1"
+
+#: Types of event that can be an act, or tell of one.
+ACT_CLASSES: Final = frozenset[type[JobEvent]]({Queued, Held, CancelRequested, Cancelled, Discarded, Carried})
+
+
+class ActRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that somebody did to one job."""
+
+    stream_sequence: int  #: of the event that records it
+    at: str  #: the server's clock, ISO-8601 text in UTC
+    by: str  #: an operator's name, or the identity of the program that acted without naming one
+    act: ActName  #: `retry` ends a wait early, `requeue` gives a dead letter new attempts
+    queue: str
+    job: str
+    task: str
+    reason: str
+    new_input: bool  #: of a requeue that replaced the job's input
+
+
+class ActFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which acts; None is no condition."""
+
+    by: str | None = None  #: one actor
+    since: datetime | None = None  #: at this time or later, by the server's clock
+    from_sequence: int = 1  #: at this stream sequence or later
+
+    def where(self) -> tuple[str, list[str | int]]:
+        """Return the condition in SQL, and its values."""
+        terms, values = ["unsure = 0", "stream_sequence >= ?"], list[str | int]([self.from_sequence])
+        if self.by is not None:
+            terms.append("by = ?")
+            values.append(self.by)
+        if self.since is not None:
+            terms.append("at >= ?")
+            values.append(time_text(self.since))
+        return " AND ".join(terms), values
+
+
+class NotedActs:
+    """The acts among the events of one transaction."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._told: list[
+            tuple[str, tuple[str, str]]
+        ] = []  # what became of acts that were unsure, as statements
+
+    def add(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
+        """Note what an event of one of `ACT_CLASSES` tells; `before` is the job before it, None where that is unknown."""
+        event = stored.event
+        match event:
+            case Queued(cause="requeued") | Held(cause="requeued"):
+                edited = event.input is not NO_VALUE or event.input_ref is not None
+                self._note(stored, "requeue", event.reason, new_input=edited)
+            case Queued(reason=reason) | Held(reason=reason):
+                if reason:  # a timer or a reactor that dispatches names none
+                    self._note(stored, "retry", reason)
+            case CancelRequested(reason=reason):
+                self._note(stored, "cancel", reason)
+            case Discarded(reason=reason):
+                self._note(stored, "discard", reason)
+            case Cancelled(reason=reason):
+                if before is None or _waited(before):
+                    self._note(stored, "cancel", reason, unsure=before is None)
+            case Carried() if before is None and after.state is JobState.CANCELLED:
+                self._told.append(
+                    (_WAS_AN_ACT if _ended_waiting(after) else _WAS_NONE, (event.job, event.queue))
+                )
+            case _:
+                pass
+
+    def _note(
+        self, stored: StoredEvent, act: ActName, reason: str, *, new_input: bool = False, unsure: bool = False
+    ) -> None:
+        event = stored.event
+        at = time_text(stored.stored_at)
+        told = (event.by, act, event.queue, event.job, event.task, reason, int(new_input), int(unsure))
+        self._rows.append((stored.stream_sequence, at, *told))
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Write the rows; the caller owns the transaction."""
+        connection.executemany(_PUT, self._rows)
+        for statement, key in self._told:
+            connection.execute(statement, key)
+
+
+def _waited(job: Job) -> bool:
+    """Whether a `cancelled` of this job ends a wait, which only a person does.
+
+    A running one is ended by whoever runs it or takes it over: because its task wishes so, or obeying a
+    `cancel_requested`, which is an act of its own.
+    """
+    return job.state in WAITING_STATES and not job.cancel_requested
+
+
+def _ended_waiting(job: Job) -> bool:
+    """The same of a cancelled job, as it was carried over."""
+    return not job.cancel_requested and (not job.attempts or job.attempts[-1].state != "cancelled")

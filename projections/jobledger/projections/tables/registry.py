@@ -1,0 +1,66 @@
+"""Which aggregates have tables: a new one's are declared in a module of their own and added to `TABLES`, nowhere else.
+
+An aggregate without tables only moves the position.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+from jobledger.audit.counts import Counts
+from jobledger.ledger.model.aggregates import JOB
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.log import jobs_among
+from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.projections.position import POSITION_TABLE
+from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table
+from jobledger.projections.tables.jobs import JOB_TABLES
+
+#: By aggregate, the second word of a ledger subject.
+TABLES: Final[dict[str, AggregateTables]] = {each.aggregate: each for each in (JOB_TABLES,)}
+
+
+def all_tables() -> tuple[Table, ...]:
+    """Return every table of a projection's file."""
+    return (*(table for each in TABLES.values() for table in each.tables), POSITION_TABLE)
+
+
+def schema_version() -> int:
+    """Return the version of all tables together, which grows with that of each aggregate's."""
+    return sum(each.version for each in TABLES.values())
+
+
+class LedgerRows(Rows):
+    """All rows behind one connection: each aggregate's messages are applied to its own tables."""
+
+    def __init__(self, connection: sqlite3.Connection, cache: CacheLimits) -> None:
+        self._rows = {each.aggregate: each.rows(connection, cache) for each in TABLES.values()}
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Bring the rows of every aggregate forward."""
+        for aggregate, chosen in _by_aggregate(messages).items():
+            if aggregate in self._rows:
+                self._rows[aggregate].apply(chosen)
+
+    def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
+        """Begin with what was counted; see `table.Rows`."""
+        for rows in self._rows.values():
+            rows.go_on_from(counts, first_sequence)
+
+    def forget(self) -> None:
+        """Forget what was kept in memory; see `table.Rows`."""
+        for rows in self._rows.values():
+            rows.forget()
+
+
+def _by_aggregate(messages: Sequence[Message]) -> dict[str, list[Message]]:
+    """Divide messages by what they are about; nearly all are about jobs, which are known by their class."""
+    jobs: list[Message] = list(jobs_among(messages))
+    found = {JOB.name: jobs} if jobs else {}
+    if len(jobs) < len(messages):
+        for message in messages:
+            if not isinstance(message, StoredEvent):
+                found.setdefault(aggregate_of(message.subject), []).append(message)
+    return found
