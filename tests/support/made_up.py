@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.envelope import Envelope
+from jobledger.projections.table import AggregateTables, CacheLimits, Index, Rows, Table
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -66,3 +70,35 @@ def made(name: str, *, size: int = 1, by: str = "test") -> Made:
 
 def dropped(name: str, *, by: str = "test") -> Dropped:
     return Dropped(kind="toy", name=name, at=datetime.now(UTC), by=by)
+
+
+#: Its table, to be listed in `tables.registry.TABLES`.
+THINGS: Final = Table(
+    name="things",
+    columns={"kind": str, "name": str, "size": int, "times": int, "last_sequence": int},
+    key=("kind", "name"),
+    indexes=(Index(("size",)),),
+    sequence="last_sequence",
+)
+_PUT: Final = THINGS.putting()
+
+
+class ThingRows(Rows):
+    """The rows of `things`: each is read, brought forward by one event, and written again."""
+
+    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
+        self._connection = connection
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            key = THING.key_in(message.subject)
+            after = THING.evolve(self._read(key), THING.decode(message), message.stream_sequence)
+            self._connection.execute(_PUT, (*key, after.size, after.times, message.stream_sequence))
+
+    def _read(self, key: tuple[str, ...]) -> Thing | None:
+        sql = "SELECT size, times FROM things WHERE kind = ? AND name = ?"
+        row = self._connection.execute(sql, key).fetchone()
+        return None if row is None else Thing(*row)
+
+
+THING_TABLES: Final = AggregateTables(aggregate=THING.name, version=1, tables=(THINGS,), rows=ThingRows)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path("ledger/jobledger/ledger/model")
-STATS = Path("projections/jobledger/projections/stats.py")
+STATS = Path("projections/jobledger/projections/statistics/tally.py")
 
 #: What a type of event needs: a name, the file, the place, and what is written there.
 CLASS = ("class", MODEL / "events.py", "class Fenced(Event", 'class Blessed(Event, frozen=True, kw_only=True, tag="blessed", gc=False):\n    """Somebody blessed the job."""\n\n\n')  # fmt: skip
@@ -80,7 +80,7 @@ def test_what_was_left_out_is_named(tmp_path: Path, without: str, command: list[
 
 def test_with_all_its_parts_it_is_an_event_like_any_other(tmp_path: Path) -> None:
     program = (
-        "from jobledger.projections.stats import COUNTERS; from jobledger.ledger.schema.events import event_schema; "
+        "from jobledger.projections.statistics.tally import COUNTERS; from jobledger.ledger.schema.events import event_schema; "
         "from jobledger.ledger.model.lifecycle import LEGAL; from jobledger.ledger.model.events import Blessed; "
         "print('blessed' in COUNTERS, all(Blessed in LEGAL[state] for state in LEGAL if state), "
         "event_schema('blessed')['description'])"

@@ -50,10 +50,13 @@ from jobledger.projections.statistics.answers import (
     WorkerRow,
 )
 from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
+from jobledger.projections.tables.acts import ActFilter, ActRow
 
 __all__ = [
     "HISTOGRAM_BOUNDS_S",
     "SCHEMA_VERSION",
+    "ActFilter",
+    "ActRow",
     "AttemptRow",
     "BucketRow",
     "DamagedProjectionError",

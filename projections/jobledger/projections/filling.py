@@ -83,7 +83,7 @@ class Filler:
         snapshots: Snapshots | None = None,
         begins_at: int | None = None,
     ) -> None:
-        """With `begins_at` an empty file begins there, though the log begins before, as if that were archived."""
+        """With `begins_at` an empty file begins there, whether the log begins before or lost what came before."""
         self.path = Path(path)
         self.config = config or ProjectorConfig()
         self._log = log
@@ -202,7 +202,7 @@ class Filler:
         position = self._known_position()
         refuse_other_environment(self._log, self.path, position)
         head = await self._log.head()
-        await refuse_lost_beginning(self._log, position.stream_sequence, head)
+        await refuse_lost_beginning(self._log, max(position.stream_sequence, self._begins_at or 0), head)
         position = await self._begun(position, head)
         await refuse_other_past(self._log, self.path, position)
         return position
