@@ -1,19 +1,60 @@
-"""Write the pages that follow from the code: docs/code.md (`make docs`); with `--check` only compare them."""
+"""Write the pages that follow from the code (`make docs`); with `--check` only compare them.
+
+docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
+declarations of events. What people wrote stays: only what lies between the markers is replaced.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import json
+import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args
 
-ROOT: Final = Path(__file__).parents[1]
+from jobledger.ledger.model.aggregate import Aggregate
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB
+from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.events import Cause, Order
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, PAST_ITS_LIMITS
+from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.schema.asyncapi import address_of, asyncapi_document
+from jobledger.ledger.schema.events import Schema, SchemaBuilder
+
+DOCS: Final = Path(__file__).parent
+ROOT: Final = DOCS.parent
 ROOTS: Final = tuple(
     name for name in ("ledger", "audit", "projections", "workers", "admin", "cli") if (ROOT / name).is_dir()
 )
-_BEGIN: Final = "<!-- from here on written by docs/generate.py -->\n"
+_TO_THE_END: Final = "<!-- from here on written by docs/generate.py -->\n"
+_END: Final = "<!-- end -->\n"
+
+Lines = Iterator[str]
+
+
+def _after_marker(text: str, generated: Iterable[str]) -> str:
+    """Return a page whose end is generated."""
+    written, marker, _ = text.partition(_TO_THE_END)
+    assert marker, f"the page has no line {_TO_THE_END!r}"
+    return written + marker + "".join(generated)
+
+
+def _between_markers(text: str, name: str, generated: Iterable[str]) -> str:
+    """Return a page with what stands between two markers replaced."""
+    begin = f"<!-- {name}: written by docs/generate.py -->\n"
+    before, marker, rest = text.partition(begin)
+    _, end, after = rest.partition(_END)
+    assert marker, f"the page has no line {begin!r}"
+    assert end, f"{begin!r} has no end"
+    return f"{before}{begin}\n{''.join(generated)}\n{_END}{after}"
+
+
+# The map of the code.
 
 
 def _first_line(path: Path) -> str:
@@ -32,7 +73,7 @@ def _packages(folder: Path) -> Iterator[Path]:
         yield from _packages(below)
 
 
-def _section(package: Path) -> Iterator[str]:
+def _section(package: Path) -> Lines:
     name = package.relative_to(ROOT).as_posix()
     title = ".".join(("jobledger", *package.relative_to(ROOT).parts[2:]))
     yield f"\n## {title}\n\n{textwrap.fill(_first_line(package / '__init__.py'), 100)}\n"
@@ -42,27 +83,217 @@ def _section(package: Path) -> Iterator[str]:
         yield from (f"| [{path.stem}](../{name}/{path.name}) | {_first_line(path)} |\n" for path in modules)
 
 
-def code_page() -> str:
-    """Return docs/code.md: its written beginning, then every package and module with its first sentence."""
-    written, _, _ = (ROOT / "docs" / "code.md").read_text(encoding="utf-8").partition(_BEGIN)
-    sections = (
-        part
-        for root in ROOTS
-        for package in _packages(ROOT / root / "jobledger" / root)
-        for part in _section(package)
+def _code(text: str) -> str:
+    packages = (package for root in ROOTS for package in _packages(ROOT / root / "jobledger" / root))
+    return _after_marker(text, (part for package in packages for part in _section(package)))
+
+
+# The events.
+
+
+def _paragraph(text: str, first: str = "", rest: str = "") -> str:
+    wrapped = textwrap.wrap(
+        text,
+        100,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return written + _BEGIN + "".join(sections)
+    return "\n".join(wrapped) + "\n"
+
+
+def _codes(names: Iterable[str]) -> str:
+    return " ".join(f"`{name}`" for name in names)
+
+
+_PLAIN: Final = {"string": "text", "boolean": "true or false"}
+
+
+def _type_words(schema: Schema) -> str:
+    """Return a field's type in words; an object leads to its own table."""
+    if "$ref" in schema:
+        return f"[{schema['$ref']}](#{schema['$ref'].lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_type_words(each) for each in schema["anyOf"] if each != {"type": "null"})
+    if "enum" in schema:
+        return _codes(schema["enum"])
+    if schema.get("format") == "date-time":
+        return "time"
+    if schema.get("type") == "array":
+        return f"list of {_type_words(schema['items'])}"
+    kind = str(schema.get("type", "text" if "const" in schema else "any JSON"))
+    return _PLAIN.get(kind, kind)
+
+
+def _default_words(name: str, schema: Schema) -> str:
+    if name in schema["required"]:
+        return ""
+    if "default" not in schema["properties"][name]:
+        return "no value"
+    value = schema["properties"][name]["default"]
+    if value is None:
+        return "none"
+    return f"`{json.dumps(value)}`" if value or value is False or value == 0 else "empty"
+
+
+def _fields(schema: Schema, names: Iterable[str]) -> Lines:
+    """The table of some fields of a class."""
+    rows = list[str]()
+    for name in names:
+        field = schema["properties"][name]
+        assert "description" in field, f"`{name}` of `{schema['title']}` has no comment `#:`"
+        cells = (f"`{name}`", _type_words(field), _default_words(name, schema), field["description"])
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+    if rows:
+        yield "| Field | Type | Default | Meaning |\n|---|---|---|---|\n"
+        yield from rows
+        yield "\n"
+
+
+def _states(states: Iterable[JobState | None]) -> str:
+    found = set(states)
+    return "any state" if found >= set(JobState) else _codes(state for state in JobState if state in found)
+
+
+def _of_lifecycle(tag: str, required: list[str]) -> Lines:
+    """What the table of events says of a job's event."""
+    row = LIFECYCLE[JOB.types[tag]]
+    after = _states(state for state in row.after if state is not None)
+    if None in row.after:
+        yield "May begin a job."
+    if after:
+        yield f"May follow in {after}."
+    yield "Leaves the job in its state." if row.to is None else f"The job is then `{row.to.value}`."
+    if row.ends is not None and JobState.RUNNING in row.after:
+        yield f"An attempt that runs ends as `{row.ends}`."
+    if row.claimed:
+        yield "Only the holder of the claim may append it."
+    if row.due:
+        yield f"A timer moves the job on at `{row.due}`{'' if row.due in required else ', where it is given'}."
+    if row.payloads:
+        yield f"Refers to large values in {_codes(field for _, field in row.payloads)}."
+    if row.order:
+        changes = "; after the job's first event only those that changed" if after else ""
+        yield f"Has the fields of [Order](#order) too{changes}."
+
+
+def _address(aggregate: Aggregate[Any, Any], tag: str) -> str:
+    return re.sub(r"\{(\w+)\}", r"<\1>", address_of(aggregate.name, tag))
+
+
+def _event(aggregate: Aggregate[Any, Any], tag: str, builder: SchemaBuilder, shared: set[str]) -> Lines:
+    cls = aggregate.types[tag]
+    yield f"### {tag}\n\n"
+    for paragraph in (inspect.getdoc(cls) or "").split("\n\n"):
+        yield _paragraph(" ".join(paragraph.split())) + "\n"
+    schema = builder.of_struct(cls)
+    of_lifecycle = _of_lifecycle(tag, schema["required"]) if aggregate is JOB else ()
+    facts = [f"Subject: `{_address(aggregate, tag)}`", *of_lifecycle]
+    yield "".join(_paragraph(fact, "- ", "  ") for fact in facts) + "\n"
+    elsewhere = {*shared, *Order.__struct_fields__} if cls in ORDERS else shared
+    yield from _fields(schema, (name for name in schema["properties"] if name not in elsewhere))
+
+
+_ENVELOPE: Final = ("type", *Envelope.__struct_fields__)
+
+
+def _events(aggregate: Aggregate[Any, Any], builder: SchemaBuilder, page: str = "") -> Lines:
+    """Every event of an aggregate; `page` is the one that has the fields of every event, where that is another."""
+    schemas = [builder.of_struct(cls) for cls in aggregate.types.values()]
+    shared = {
+        name for name in schemas[0]["properties"] if all(name in each["properties"] for each in schemas)
+    }
+    own = [name for name in schemas[0]["properties"] if name in shared.difference(_ENVELOPE)]
+    yield f"Each has the [fields of every event]({page}#fields-of-every-event) and:\n\n"
+    yield from _fields(schemas[0], own)
+    for tag in aggregate.types:
+        yield from _event(aggregate, tag, builder, shared)
+
+
+def _subjects() -> Lines:
+    yield "| Subject | Chain of | Events |\n|---|---|---|\n"
+    for aggregate in AGGREGATES.values():
+        by_form: dict[str, list[str]] = {}
+        for tag in aggregate.types:
+            form = re.sub(rf"\b{tag}$", "<event>", _address(aggregate, tag))
+            by_form.setdefault(form, []).append(tag)
+        for form, tags in by_form.items():
+            yield f"| `{form}` | {aggregate.name} | {' '.join(f'[{tag}](#{tag})' for tag in tags)} |\n"
+
+
+def _all_events() -> Lines:
+    builder = SchemaBuilder("")
+    yield "\n## Fields of every event\n\n"
+    yield from _fields(builder.of_struct(Envelope), _ENVELOPE)
+    for aggregate in AGGREGATES.values():
+        yield f"## Events of a {aggregate.name}\n\n"
+        yield from _events(aggregate, builder)
+    yield "## Objects in fields\n\n"
+    for name, schema in builder.definitions.items():
+        yield f"### {name}\n\n{_paragraph(schema['description'])}\n"
+        yield from _fields(schema, schema["properties"])
+
+
+def _event_page(text: str) -> str:
+    text = _between_markers(text, "subjects", _subjects())
+    return _after_marker(text, "".join(_all_events()).rstrip("\n") + "\n")
+
+
+def _lock_page(text: str) -> str:
+    return _between_markers(
+        text, "events", "".join(_events(LOCK, SchemaBuilder(""), "events.md")).rstrip("\n") + "\n"
+    )
+
+
+# The lifecycle of a job.
+
+
+def _state_table(head: str, rows: Iterable[tuple[JobState | None, Iterable[str]]]) -> Lines:
+    yield f"| {head} |\n|---|---|\n"
+    for state, names in rows:
+        if found := _codes(names):
+            yield f"| {'(no job yet)' if state is None else f'`{state.value}`'} | {found} |\n"
+
+
+def _lifecycle_page(text: str) -> str:
+    follow = (
+        (state, (event_tag for event_tag, cls in JOB.types.items() if cls in LEGAL[state])) for state in LEGAL
+    )
+    causes = ((state, (cause for cause in get_args(Cause) if cause in CAUSES[state])) for state in CAUSES)
+    text = _between_markers(text, "follow", _state_table("State | Events that may follow", follow))
+    text = _between_markers(text, "causes", _state_table("State before | Causes", causes))
+    past = _codes(cause for cause in get_args(Cause) if cause in PAST_ITS_LIMITS)
+    sentence = f"Causes with which a job that has limits is `queued` all the same: {past}."
+    return _between_markers(text, "limits", _paragraph(sentence))
+
+
+def _asyncapi(_text: str) -> str:
+    return json.dumps(asyncapi_document(), indent=2) + "\n"
+
+
+PAGES: Final[dict[str, Callable[[str], str]]] = {
+    "code.md": _code,
+    "events.md": _event_page,
+    "lifecycle.md": _lifecycle_page,
+    "locks.md": _lock_page,
+    "asyncapi.json": _asyncapi,
+}
 
 
 def main() -> int:
     """Write what differs; with `--check` name it and return 1."""
-    pages = {ROOT / "docs" / "code.md": code_page()}
-    stale = [path for path, text in pages.items() if path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        sys.stdout.write(f"{path.relative_to(ROOT)} differs from the code\n")
-        if "--check" not in sys.argv:
-            path.write_text(pages[path], encoding="utf-8")
-    if stale and "--check" in sys.argv:
+    is_check = "--check" in sys.argv
+    stale = 0
+    for name, write in PAGES.items():
+        path = DOCS / name
+        kept = path.read_text(encoding="utf-8")
+        if (text := write(kept)) != kept:
+            stale += 1
+            sys.stdout.write(f"docs/{name} differs from the code\n")
+            if not is_check:
+                path.write_text(text, encoding="utf-8")
+    if stale and is_check:
         sys.stdout.write("run `make docs` and commit what it wrote\n")
         return 1
     return 0

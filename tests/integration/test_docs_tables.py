@@ -1,24 +1,22 @@
-"""Tables, fields and limits in the documentation are those of the code."""
+"""Tables and limits in the documentation are those of the code."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, cast
 
-import msgspec
 import nats.aio.client
 import nats.aio.subscription
-import pytest
-from tests.support.tables import each_row
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import LedgerConfig
-from jobledger.ledger.model.events import EVENT_CLASSES, Event, Queued, Scheduled
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.json_text import DEPTH_MAX
-from jobledger.ledger.model.lifecycle import CAUSES, LEGAL
-from jobledger.ledger.model.lock import LOCK, Acquired, Released
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT
 from jobledger.workers import WorkerConfig
 
@@ -42,85 +40,41 @@ def _table(page: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def _words(cell: str) -> set[str]:
-    return set(re.findall(r"`(\w+)`", cell))
-
-
-def _tag(follower: type[msgspec.Struct] | str) -> str:
-    return follower if isinstance(follower, str) else str(follower.__struct_config__.tag)
-
-
-@pytest.mark.parametrize(
-    ("heading", "rules"), [("Which event may follow", LEGAL), ("Why a job may be queued", CAUSES)]
-)
-def test_lifecycle_tables_are_those_of_the_code(heading: str, rules: Any) -> None:
-    rows = _table(ROOT / "docs" / "lifecycle.md", heading)
-    documented = {state.strip("`"): _words(follow) for state, follow in rows}
-    assert documented == {
-        "(no job yet)" if state is None else state.value: {_tag(each) for each in follow}
-        for state, follow in rules.items()
-        if follow
-    }
-
-
 def test_every_state_is_described() -> None:
     rows = _table(ROOT / "docs" / "lifecycle.md", "States")
-    assert [row[0].strip("`") for row in rows] == [state.value for state in LEGAL if state is not None]
+    assert [row[0].strip("`") for row in rows] == [state.value for state in JobState]
 
 
-def _fields(cls: type[msgspec.Struct]) -> set[str]:
-    return set(cls.__struct_fields__)
+# A word on each page that only the generator writes.
+_WRITTEN_BY_THE_GENERATOR = {
+    "code.md": "| [events](",
+    "events.md": "| `lease_s` | number |",
+    "lifecycle.md": "| `dead_lettered` | `held` `queued` `discarded`",
+    "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
+    "asyncapi.json": '"title": "job: started"',
+}
 
 
-_ENVELOPE = _fields(Event)
-_ORDER = (_fields(Queued) & _fields(Scheduled)) - _ENVELOPE
+def _generate(docs: Path, *options: str) -> tuple[int, str]:
+    command = [sys.executable, str(docs / "generate.py"), *options]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    return ran.returncode, ran.stdout + ran.stderr
 
 
-def _id_of(value: object) -> str:
-    """Name a case the same in every process: a set has no order of its own."""
-    return value if isinstance(value, str) else "-".join(sorted(map(str, cast("set[str]", value)))) or "none"
-
-
-@each_row(
-    ("heading", "fields"),
-    [
-        ("Envelope", _ENVELOPE | {"type"}),
-        ("Order", _ORDER),
-        *(
-            (
-                str(cls.__struct_config__.tag),
-                _fields(cls) - _ENVELOPE - (_ORDER if _fields(cls) >= _ORDER else set()),
-            )
-            for cls in EVENT_CLASSES
-        ),
-    ],
-    ids=_id_of,
-)
-def test_every_field_of_an_event_is_described(heading: str, fields: set[str]) -> None:
-    rows = _table(ROOT / "docs" / "events.md", heading)
-    assert {row[0].strip("`") for row in rows} == fields
-
-
-_LOCK_ENVELOPE = _fields(Acquired) & _fields(Released)
-
-
-@pytest.mark.parametrize(
-    ("heading", "fields"),
-    [
-        ("Envelope", _LOCK_ENVELOPE | {"type"}),
-        *((str(cls.__struct_config__.tag), _fields(cls) - _LOCK_ENVELOPE) for cls in LOCK.types.values()),
-    ],
-    ids=_id_of,
-)
-def test_every_field_of_a_locks_event_is_described(heading: str, fields: set[str]) -> None:
-    rows = _table(ROOT / "docs" / "locks.md", heading)
-    assert {row[0].strip("`") for row in rows} == fields
-
-
-def test_no_event_is_described_that_does_not_exist() -> None:
-    text = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
-    headings = set(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) - {"Envelope", "Order"}
-    assert headings == {str(cls.__struct_config__.tag) for cls in EVENT_CLASSES}
+def test_a_page_that_differs_from_the_code_is_named_and_written_again(tmp_path: Path) -> None:
+    """That the pages of this checkout do not differ is a test of the layout's."""
+    docs = Path(shutil.copytree(ROOT / "docs", tmp_path / "docs"))
+    for root in ("ledger", "audit", "projections", "workers", "admin", "cli"):
+        (tmp_path / root).symlink_to(ROOT / root)
+    kept = {name: (docs / name).read_text(encoding="utf-8") for name in _WRITTEN_BY_THE_GENERATOR}
+    for name, word in _WRITTEN_BY_THE_GENERATOR.items():
+        assert word in kept[name]
+        (docs / name).write_text(kept[name].replace(word, word[:-1]), encoding="utf-8")
+    code, said = _generate(docs, "--check")
+    assert (code, re.findall(r"docs/(\S+) differs", said)) == (1, [*_WRITTEN_BY_THE_GENERATOR]), said
+    assert _generate(docs)[0] == 0
+    assert {name: (docs / name).read_text(encoding="utf-8") for name in kept} == kept
+    assert _generate(docs, "--check") == (0, "")
 
 
 def test_limits_in_the_docs_are_the_defaults() -> None:

@@ -27,7 +27,6 @@ from jobledger.ledger.schema.events import (
     field_notes,
 )
 
-ROOT = Path(__file__).parents[2]
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 GOLDEN = sorted(GOLDEN_FOLDER.rglob("*.jsonl"))
 LINES = [line for path in GOLDEN for line in path.read_text(encoding="utf-8").splitlines()]
@@ -94,11 +93,6 @@ def test_types_and_identities_are_unique_and_every_aggregate_is_described() -> N
 DOCUMENT = asyncapi_document()
 
 
-def test_the_document_in_docs_is_the_current_one() -> None:
-    kept = json.loads((ROOT / "docs" / "asyncapi.json").read_text(encoding="utf-8"))
-    assert kept == DOCUMENT, "make it anew: jobledger events asyncapi > docs/asyncapi.json"
-
-
 def _references(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for name, member in cast("dict[str, Any]", value).items():
@@ -144,13 +138,3 @@ def test_every_event_is_stored_where_its_address_says() -> None:
 def test_reactor_events_of_every_release_decode_and_encode_to_the_same_bytes(line: bytes) -> None:
     stored = Message(data=line, stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
     assert msgspec.json.encode(REACTOR.decode(stored)) == line
-
-
-def test_the_subjects_in_the_docs_are_the_addresses() -> None:
-    text = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\| `(ledger\.[^`]+)` \|", text, flags=re.MULTILINE))
-    forms: set[str] = set()
-    for aggregate, tag, _ in described():
-        address = re.sub(r"\{(\w+)\}", r"<\1>", address_of(aggregate, tag))
-        forms.add(address if tag == "queued" else address.removesuffix(tag) + "<event>")
-    assert documented == forms

@@ -107,21 +107,21 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt of a job that is carried over; the fields are `job.Attempt`'s."""
 
-    number: int
-    worker: str
-    epoch: int
-    started_at: datetime
-    state: AttemptStateName = "running"
-    finished_at: datetime | None = None
-    error: ErrorInfo | None = None
+    number: int  #: from 1
+    worker: str  #: `<host>-<pid>-<random>`
+    epoch: int  #: stream sequence of its `started`
+    started_at: datetime  #: when it began
+    state: AttemptStateName = "running"  #: how it ended
+    finished_at: datetime | None = None  #: when it ended
+    error: ErrorInfo | None = None  #: why it failed
 
 
 class CarriedProgress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a running attempt last said of itself; the fields are `job.Progress`'s."""
 
-    done: float
-    total: float | None
-    note: str
+    done: float  #: how much is done
+    total: float | None  #: of how much
+    note: str  #: a word about it
 
 
 class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -131,29 +131,31 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     a new one has a default.
     """
 
-    state: StateName
-    created_at: datetime
-    updated_at: datetime
+    state: StateName  #: where the job is
+    created_at: datetime  #: time of its first event
+    updated_at: datetime  #: time of its newest event
     last_sequence: int  #: stream sequence of the newest event that is added up here: the one before `carried`
-    order: Order = Order()
-    attempts: tuple[CarriedAttempt, ...] = ()
-    attempts_given_back: int = 0
-    claim_epoch: int = 0
-    dispatches: int = 0
-    dispatch_sequence: int = 0
-    wait_sequence: int = 0
-    due_at: datetime | None = None
-    finished_at: datetime | None = None
-    result: msgspec.Raw = NO_VALUE
-    result_ref: PayloadRef | None = None
-    error: ErrorInfo | None = None
-    dead_reason: DeadReason | None = None
-    cancel_requested: bool = False
-    cancel_reason: str = ""
-    checkpoint: msgspec.Raw = NO_VALUE
-    checkpoint_ref: PayloadRef | None = None
-    progress: CarriedProgress | None = None
-    fenced_count: int = 0
+    order: Order = Order()  #: as requeues and retries changed it
+    attempts: tuple[CarriedAttempt, ...] = ()  #: in their order
+    attempts_given_back: int = 0  #: interrupted, snoozed and paused attempts, which do not count
+    claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
+    dispatches: int = 0  #: `queued` events since the last `started`
+    dispatch_sequence: int = 0  #: stream sequence of the newest `queued`
+    wait_sequence: int = (
+        0  #: stream sequence of the event that began the present wait; 0 when it does not wait
+    )
+    due_at: datetime | None = None  #: when a waiting job moves on by itself
+    finished_at: datetime | None = None  #: when the present final state was entered
+    result: msgspec.Raw = NO_VALUE  #: what the task returned
+    result_ref: PayloadRef | None = None  #: where a large result lies
+    error: ErrorInfo | None = None  #: of the newest failed attempt or of the dead letter
+    dead_reason: DeadReason | None = None  #: why a dead letter cannot be finished
+    cancel_requested: bool = False  #: whether somebody asked the running attempt to end
+    cancel_reason: str = ""  #: why
+    checkpoint: msgspec.Raw = NO_VALUE  #: what the next attempt is handed
+    checkpoint_ref: PayloadRef | None = None  #: where a large checkpoint lies
+    progress: CarriedProgress | None = None  #: what the running attempt last said of itself
+    fenced_count: int = 0  #: outcomes of stale claims that were refused
 
 
 class Event(Envelope, frozen=True, kw_only=True, gc=False):
@@ -194,15 +196,18 @@ class _Ready(_Order, frozen=True, kw_only=True, gc=False):
 
     cause: Cause = "new"  #: why
     attempt: int = 1  #: the number the next attempt will have
-    reason: str = ""  #: why an operator dispatched it; "" where the job's own course did
+    reason: str = ""  #: why an operator dispatched it; empty where the job's own course did
 
 
 class Held(_Ready, frozen=True, kw_only=True, tag="held", gc=False):
-    """The job waits for its limits to admit it: instead of `queued`, with the same cause."""
+    """The job waits for its limits to admit it: instead of `queued`, with the same cause, attempt and reason."""
 
 
 class Queued(_Ready, frozen=True, kw_only=True, tag="queued", gc=False):
-    """The job may be taken. This stored message *is* the work item that workers pull."""
+    """The job may be taken. This stored message *is* the work item that workers pull.
+
+    With the cause `carried` it leaves the job as it is, waiting or running, and only replaces its work item.
+    """
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
@@ -247,7 +252,7 @@ class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     """The job waits for a time or for an event, and holds no slot meanwhile."""
 
     attempt: int  #: which attempt, from 1
-    until: datetime | None = None  #: when it goes on
+    until: datetime | None = None  #: when the job may run again
     event: str = ""  #: what it waits for
 
 
@@ -255,11 +260,15 @@ class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):
     """The task asked to run again later; the attempt does not count."""
 
     attempt: int  #: which attempt, from 1
-    until: datetime  #: when it goes on
+    until: datetime  #: when the job may run again
 
 
 class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=False):
-    """The job cannot be finished and waits for a person."""
+    """The job cannot be finished and waits for a person.
+
+    `exhausted`: its attempts are used up. `rejected`: the task gave up, or no worker knew the task. `invalid`: the
+    input cannot be read. `max_deliver`: its deliveries are used up and none led to an outcome.
+    """
 
     reason: DeadReason  #: why it cannot be finished
     error: ErrorInfo | None = None  #: the last error, or what happened where there was none
@@ -285,7 +294,7 @@ class Progressed(Event, frozen=True, kw_only=True, tag="progressed", gc=False):
     attempt: int  #: which attempt, from 1
     done: float  #: how much is done
     total: float | None = None  #: of how much; None: not known
-    note: str = ""  #: a word to it
+    note: str = ""  #: a word about it
 
 
 class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested", gc=False):
@@ -305,7 +314,14 @@ class Fenced(Event, frozen=True, kw_only=True, tag="fenced", gc=False):
 
 
 class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
-    """The whole job once more, because an archive run takes earlier events away; changes nothing about the job."""
+    """The whole job once more, because an archive run takes earlier events away; changes nothing about the job.
+
+    A chain whose beginning lies in an archive is read from here on; what is left of it before this event is not the
+    whole job. Where the job's work item goes away too, `queued` with the cause `carried` follows in the same append: a
+    fresh work item for the job as it is, waiting or running. That is neither an attempt nor counted as a dispatch. The
+    sequences in `job_state` may be those of archived events. Of a job that would be too large for one event, the
+    attempts' tracebacks are left out.
+    """
 
     through: int  #: the last stream sequence that the run takes away
     job_state: CarriedJob  #: all that the job's events add up to

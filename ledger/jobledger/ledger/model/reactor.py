@@ -26,7 +26,7 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
 
 
 class SealRecorded(_Fact, frozen=True, kw_only=True, tag="sealed", gc=False):
-    """A range of the ledger as one signed number: whoever kept it can tell a ledger that is not what it was."""
+    """The signed root of a Merkle tree over a range of the ledger. A copy of it shows any later change in the range."""
 
     from_sequence: int  #: of the range; the one after the previous seal's last
     to_sequence: int  #: of the range, inclusive
@@ -53,25 +53,25 @@ class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
 class CountedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What happened to the jobs of a task in a queue."""
 
-    queue: str
-    task: str
+    queue: str  #: the queue
+    task: str  #: the task's name
     counts: tuple[int, ...]  #: one number per name in `columns`, in their order
 
 
 class CountedFailure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How often a type of error ended an attempt or a job."""
 
-    queue: str
-    task: str
-    error_type: str
+    queue: str  #: the queue
+    task: str  #: the task's name
+    error_type: str  #: the exception's class name
     counts: tuple[int, ...]  #: one number per name in `failure_columns`, in their order
 
 
 class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When a carried job began, by the server's clock, which its `carried` event cannot tell."""
 
-    queue: str
-    job: str
+    queue: str  #: the queue
+    job: str  #: the job's id
     first_us: int  #: its first event; microseconds since 1970
     since_us: int  #: the event that began its present state or attempt; microseconds since 1970
 
