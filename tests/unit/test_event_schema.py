@@ -17,10 +17,12 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import Event, Order, Queued, Scheduled
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.schema.asyncapi import address_of, asyncapi_document
 from jobledger.ledger.schema.events import (
+    SchemaBuilder,
     all_events_schema,
     described,
     event_schema,
@@ -76,6 +78,18 @@ def test_what_every_event_has_is_required(left_out: str) -> None:
 def test_every_event_and_each_of_its_fields_is_described(cls: type[msgspec.Struct]) -> None:
     assert set(cls.__struct_fields__) - set(field_notes(cls)) == set()
     assert event_schema(str(cls.__struct_config__.tag))["description"]
+
+
+@pytest.mark.parametrize("tag", ["scheduled", "held", "queued"])
+def test_a_first_event_has_each_field_of_an_order_in_the_same_form(tag: str) -> None:
+    def form(of: type[msgspec.Struct]) -> dict[str, Any]:
+        properties = SchemaBuilder("").of_struct(of)["properties"]
+        return {name: {**field, "description": ""} for name, field in properties.items()}
+
+    event = AGGREGATES["job"].types[tag]
+    assert {name: form(event)[name] for name in form(Order)} == form(Order)
+    flat = set(Scheduled.__struct_fields__) & set(Queued.__struct_fields__)
+    assert flat - set(Event.__struct_fields__) == set(form(Order)) - {"trace", "correlation"}
 
 
 def test_types_and_identities_are_unique_and_every_aggregate_is_described() -> None:
