@@ -118,10 +118,10 @@ SHOWN = {
     "metrics.py": [
         "jobledger_worker_deliveries_total 4.0",
         "jobledger_up 1.0",
-        'jobledger_queue_jobs{queue="email",priority="normal",state="completed"} 3.0',
-        'jobledger_queue_jobs{queue="email",priority="normal",state="dead_lettered"} 1.0',
+        'jobledger_queue_jobs{priority="normal",queue="email",state="completed"} 3.0',
+        'jobledger_queue_jobs{priority="normal",queue="email",state="dead_lettered"} 1.0',
         'jobledger_jobs_completed_total{queue="email",task="send"} 3.0',
-        'jobledger_task_failures_total{queue="email",task="send",error_type="ValueError"} 1.0',
+        'jobledger_task_failures_total{error_type="ValueError",queue="email",task="send"} 1.0',
     ],
     "poison.py": [
         "a good job is fine",
