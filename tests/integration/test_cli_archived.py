@@ -205,7 +205,7 @@ def test_ids_in_an_archive_may_be_prefixes_and_used_again(cli: Cli) -> None:
     several = cli("audit", "trail", "charge", *archive)
     assert (several.code, "billing/charge-1, billing/charge-2, billing/charge-3" in several.err) == (4, True)
     assert cli("audit", "trail", "nobody", *archive).err.strip() == (
-        "jobledger: no job 'nobody' is in the ledger, or in what --archive names"
+        "jobledger: no job 'nobody' is in the ledger, or in the archive that was named"
     )
     assert cli("jobs", "show", "a.b", *archive).code == 2
     assert cli("jobs", "show", "charge-1", "--queue", "email", *archive).code == 3
@@ -225,9 +225,9 @@ def test_parts_of_an_archive_are_told_from_the_whole(cli: Cli) -> None:
     older, newer = sorted(map(str, Path("archive").iterdir()))
     refused = cli("audit", "who", "--archive", older)
     assert refused.code == 2
-    assert "it ends at stream sequence 6, and the ledger begins at 12" in refused.err
+    assert "ends at stream sequence 6, and the ledger begins at 12" in refused.err
     part = cli("audit", "who", "--archive", newer)
-    assert (part.code, "--archive names begins at stream sequence 7" in part.err) == (0, True)
+    assert (part.code, "the archive that was named begins at stream sequence 7" in part.err) == (0, True)
     both = cli("audit", "who", "--archive", older, "--archive", newer)
     assert (both.code, both.err, both.out) == (0, "", cli("audit", "who", "--archive", "archive").out)
     assert "name the exports before it as well" in cli("jobs", "show", "charge-1", "--archive", newer).err

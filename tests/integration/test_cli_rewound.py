@@ -11,7 +11,7 @@ from tests.support.command_line import Answer, CommandLine
 from tests.support.history import write_history
 from tests.support.jetstream import api
 
-from jobledger.cli.health import doctor
+from jobledger.admin import health
 from jobledger.ledger import Ledger
 from jobledger.projections import rebuild
 
@@ -81,7 +81,7 @@ def test_doctor_warns_of_a_projection_that_is_far_behind(cli: Cli, monkeypatch: 
     checks = cli.checks()[1]
     assert checks["projection"]["status"] == "ok"
     assert f"at stream sequence {cli.head}, {cli.head} events behind" in checks["projection"]["found"]
-    monkeypatch.setattr(doctor, "LAG_WARN_EVENTS", cli.head - 1)
+    monkeypatch.setattr(health, "LAG_WARN_EVENTS", cli.head - 1)
     code, checks = cli.checks()
     assert (code, checks["projection"]["status"]) == (0, "warn")
     assert "jobledger projection run" in checks["projection"]["advice"]

@@ -15,7 +15,7 @@ from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.tables import each_row
 
-from jobledger.cli.health.checks import check_consumers
+from jobledger.admin.checks import check_consumers
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.errors import (
     JetStreamDisabledError,

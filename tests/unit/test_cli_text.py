@@ -11,10 +11,11 @@ from rich.text import Text
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.cli.events.events import event_line, show_event
+from jobledger.admin.amounts import duration, size
+from jobledger.cli.events.lines import event_line, show_event
 from jobledger.cli.output import Output
 from jobledger.cli.session import set_up_logs
-from jobledger.cli.text import age, duration, json_safe, plain, plain_lines, shortened, size
+from jobledger.cli.text import age, json_safe, plain, plain_lines, shortened
 from jobledger.ledger.model.codec import StoredEvent, encode
 from jobledger.ledger.model.events import ErrorInfo, Failed, Queued, Started
 

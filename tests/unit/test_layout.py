@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.version import version
 
 ROOT = Path(__file__).parents[2]
-PORTIONS = ("ledger", "audit", "projections", "workers", "cli")
+PORTIONS = ("ledger", "audit", "projections", "workers", "admin", "cli")
 SOURCES = sorted(path for portion in PORTIONS for path in (ROOT / portion).rglob("*.py"))
 MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
@@ -114,14 +115,40 @@ def test_what_catches_everything_says_why() -> None:
     assert list(_unexplained("try:\n    f()\nexcept Exception:\n    pass\n")) == [3]
 
 
+#: What belongs to a terminal or to the process that was started there.
+_OF_THE_TERMINAL = re.compile(r"sys\.(argv|stdin|stdout|stderr|exit)|os\.(environ|getenv)|print$")
+
+
+def _terminal_words(text: str) -> list[str]:
+    names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute | ast.Name)]
+    imported = [
+        f"{node.module}.{name.name}"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    ]
+    return sorted({word for word in (*map(ast.unparse, names), *imported) if _OF_THE_TERMINAL.match(word)})
+
+
+def test_admin_reads_no_argument_or_environment_and_writes_to_no_terminal() -> None:
+    found = {_name(path): _terminal_words(path.read_text(encoding="utf-8")) for path in _of("admin")}
+    assert {name: words for name, words in found.items() if words} == {}
+    planted = "import os, sys\nfrom os import getenv\nprint(sys.argv, os.environ['A'], getenv('B'))\n"
+    assert _terminal_words(planted) == ["os.environ", "os.getenv", "print", "sys.argv"]
+
+
+def _of(portion: str) -> list[Path]:
+    return [path for path in SOURCES if path.is_relative_to(ROOT / portion)]
+
+
 def test_ledger_needs_no_other_portion(tmp_path: Path) -> None:
     """Only ledger/ is on the path, next to the dependencies; not even the editable installation is seen."""
     program = (
         "import sys; "
-        "sys.path[:] = [p for p in sys.path if not p.rstrip('/').endswith(('audit', 'projections', 'workers', 'cli'))]; "
+        "sys.path[:] = [p for p in sys.path if not p.rstrip('/').endswith(('audit', 'projections', 'workers', 'admin', 'cli'))]; "
         "import jobledger.ledger; "
         "from importlib.util import find_spec; "
-        "print([n for n in ('audit', 'projections', 'workers', 'cli') if find_spec('jobledger.' + n)])"
+        "print([n for n in ('audit', 'projections', 'workers', 'admin', 'cli') if find_spec('jobledger.' + n)])"
     )
     ran = _run(sys.executable, "-c", program, cwd=tmp_path, path=(str(ROOT / "ledger"),))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")
@@ -147,10 +174,15 @@ _PLANTED = [
     ("workers", "import jobledger.projections", "workers is not allowed to import jobledger.projections"),
     ("projections", "import jobledger.workers", "projections is not allowed to import jobledger.workers"),
     ("workers", "import jobledger.cli", "jobledger.workers is not allowed to import jobledger.cli"),
+    ("workers", "import jobledger.admin", "jobledger.workers is not allowed to import jobledger.admin"),
+    ("projections", "import jobledger.admin", "projections is not allowed to import jobledger.admin"),
+    ("admin", "import jobledger.cli", "jobledger.admin is not allowed to import jobledger.cli"),
+    ("admin", "import typer", "jobledger.admin is not allowed to import typer"),
+    ("admin", "from rich.text import Text", "jobledger.admin is not allowed to import rich"),
     (
         "ledger",
         "from nats.aio.client import Client",
-        "jobledger.ledger.planted_5 is not allowed to import nats",
+        "jobledger.ledger.planted_10 is not allowed to import nats",
     ),
     (
         "ledger",
@@ -176,7 +208,7 @@ def test_import_contracts_see_each_planted_violation(tmp_path: Path) -> None:
     told = " ".join(linted.stdout.split())
     for number, (where, line, broken) in enumerate(_PLANTED):
         assert broken in told
-        imported = line.split()[1].replace("nats.aio.client", "nats")
+        imported = line.split()[1].replace("nats.aio.client", "nats").replace("rich.text", "rich")
         assert f"jobledger.{where}.planted_{number} -> {imported} (l.1)" in told
 
 

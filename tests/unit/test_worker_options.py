@@ -8,7 +8,7 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.cli.errors import UsageError
-from jobledger.cli.options import weighted
+from jobledger.cli.processes.options import weighted
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers import WorkerConfig
 from jobledger.workers.supervision.supervisor import SupervisorConfig, how_ended

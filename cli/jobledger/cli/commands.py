@@ -1,61 +1,122 @@
-"""Which commands there are, and where each is found: only the one that was asked for is imported.
+"""Which commands there are, and the module of each: only the one that was asked for is imported.
 
 A start of the command line is mostly imports, and no command needs those of all others.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
 import typer
 
-#: In the order of `--help`: a command's or group's name, and its module below `jobledger.cli`. A command is the
-#: function of its name there; a group is the `app` there.
-_COMMANDS: Final = {
-    "up": "processes.up",
-    "server": "processes.server",
-    "worker": "processes.worker",
-    "enqueue": "jobs.enqueue",
-    "jobs": "jobs.jobs",
-    "queues": "jobs.queues",
-    "dlq": "dlq.dlq",
-    "events": "events.events",
-    "audit": "audit.audit",
-    "projection": "projection.projection",
-    "timers": "jobs.timers",
-    "workers": "processes.workers",
-    "replay": "projection.replay",
-    "metrics": "health.metrics",
-    "doctor": "health.doctor",
-    "demo": "demo.demo",
-}
-#: Modules that add commands to a group.
-_MORE: Final = {"jobs": "jobs.acts", "dlq": "dlq.acts"}
+from jobledger.cli import groups
+
+
+class Group(NamedTuple):
+    """Commands that share their first word."""
+
+    app: typer.Typer
+    members: Mapping[str, str | Group]
+
+
+#: In the order of `--help`: each command with its module below `jobledger.cli`, where `@command` names it again.
+COMMANDS: Final = Group(
+    groups.TOP,
+    {
+        "up": "processes.up",
+        "server": "processes.server",
+        "worker": "processes.worker",
+        "enqueue": "jobs.enqueue",
+        "jobs": Group(
+            groups.JOBS,
+            {
+                "list": "jobs.list",
+                "show": "jobs.show",
+                "cancel": "jobs.acts",
+                "retry": "jobs.acts",
+                "run": "jobs.acts",
+                "debug": "jobs.debug",
+                "why": "jobs.acts",
+            },
+        ),
+        "queues": Group(groups.QUEUES, {"list": "jobs.queues"}),
+        "dlq": Group(
+            groups.DLQ,
+            {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},
+        ),
+        "events": Group(
+            groups.EVENTS,
+            {
+                "tail": "events.tail",
+                "schema": "events.schema",
+                "asyncapi": "events.schema",
+                "subscriptions": Group(
+                    groups.SUBSCRIPTIONS,
+                    {"list": "events.subscriptions", "remove": "events.subscriptions"},
+                ),
+            },
+        ),
+        "audit": Group(
+            groups.AUDIT,
+            {
+                "verify": "audit.verify",
+                "trail": "audit.trail",
+                "who": "audit.who",
+                "keygen": "audit.keygen",
+                "seal": "audit.seal",
+                "seals": "audit.seals",
+                "export": "audit.export",
+                "restore": "audit.restore",
+                "diff": "audit.diff",
+                "archive": "audit.archive",
+            },
+        ),
+        "projection": Group(
+            groups.PROJECTION,
+            {
+                "run": "projection.run",
+                "status": "projection.status",
+                "rebuild": "projection.rebuild",
+                "verify": "projection.verify",
+            },
+        ),
+        "timers": Group(groups.TIMERS, {"status": "jobs.timers", "rebuild": "jobs.timers"}),
+        "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
+        "replay": "projection.replay",
+        "metrics": "health.metrics",
+        "doctor": "health.doctor",
+        "demo": "demo.play",
+    },
+)
 
 
 def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
-    """Add the command that the words of a command line name, all of them where they name none."""
-    first = next((word for word in words if not word.startswith("-")), "")
-    for name in (first,) if first in _COMMANDS else _COMMANDS:
-        group = _group(name)
-        if group is not None:
-            app.add_typer(group, name=name)
+    """Add the command that the words of a command line name, all of its group or of all where they name none."""
+    if words[:1] == ["--version"]:
+        return  # said without any
+    place = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    names = _load(COMMANDS, words[place:])
+    for command in groups.TOP.registered_commands:
+        if command.name in names:
+            app.registered_commands.append(command)
+    for name in names:
+        member = COMMANDS.members[name]
+        if isinstance(member, Group):
+            app.add_typer(member.app, name=name)
+
+
+def _load(group: Group, words: Sequence[str]) -> list[str]:
+    """Import what the first of the words names in a group, else every member; return their names."""
+    names = [words[0]] if words and words[0] in group.members else list(group.members)
+    for name in names:
+        member = group.members[name]
+        if isinstance(member, Group):
+            _load(member, words[1:])
         else:
-            app.command(name)(getattr(_module(_COMMANDS[name]), name))
-
-
-@functools.cache
-def _group(name: str) -> typer.Typer | None:
-    """Return a group with all its commands, which are added once; None for what is a command itself."""
-    group: typer.Typer | None = getattr(_module(_COMMANDS[name]), "app", None)
-    if group is not None and name in _MORE:
-        _module(_MORE[name]).add_to(group)
-    return group
-
-
-def _module(place: str) -> ModuleType:
-    return import_module(f"jobledger.cli.{place}")
+            import_module(f"jobledger.cli.{member}")
+    # Commands add themselves when they are imported, and are listed in the order of the table.
+    order = list(group.members)
+    group.app.registered_commands.sort(key=lambda command: order.index(command.name or ""))
+    return names

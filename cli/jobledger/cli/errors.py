@@ -71,18 +71,6 @@ class JobNotCompletedError(LedgerError):
     """`enqueue --wait` saw the job end otherwise than completed."""
 
 
-class JobNotHeldError(NotFoundError):
-    """No event of the job is where it was looked for, and events are missing there: the sentence says where to look."""
-
-
-class JobNotYetError(NotFoundError):
-    """A job was asked for as of a moment before its first event."""
-
-
-class NotADeadLetterError(RefusedError):
-    """`dlq show` was given a job that is none, or none any more."""
-
-
 class ProjectionDiffersError(LedgerError):
     """`projection verify` found a row that a rebuilt projection does not have."""
 

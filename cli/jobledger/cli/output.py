@@ -33,12 +33,6 @@ _COLUMN_MIN: Final = 4  #: of a column that may be cut
 Cell = str | Text | int | None
 
 
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
 class Output:
     """One command's way to speak."""
 
@@ -54,9 +48,8 @@ class Output:
         return self.console.is_terminal and self.console.width < _WIDE
 
     def object(self, value: Any) -> None:
-        """Write one JSON object on a line of its own; datetimes become UTC with microseconds."""
-        text = msgspec.json.encode(_utc(value), enc_hook=_plain_value).decode()
-        self.raw(text)
+        """Write a Struct or dict as one JSON object on a line of its own; datetimes become UTC with microseconds."""
+        self.raw(msgspec.json.encode(_plain(value)).decode())
 
     def raw(self, text: str) -> None:
         """Write a line of JSON text as it is, but for characters that steer terminals."""
@@ -256,12 +249,14 @@ def _cell(value: Cell) -> Text:
     return Text("" if value is None else plain(value))
 
 
-def _utc(value: Any) -> Any:
-    """Write the times in nested plain values as all our JSON does."""
+def _plain(value: Any) -> Any:
+    """Return nested values as plain ones: Structs with all of their fields, times as all our JSON has them."""
     if isinstance(value, datetime):
         return time_text(value)
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
-        return {name: _utc(item) for name, item in cast("dict[str, Any]", value).items()}
+        return {name: _plain(item) for name, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_utc(item) for item in cast("Sequence[Any]", value)]
+        return [_plain(item) for item in cast("Sequence[Any]", value)]
     return value

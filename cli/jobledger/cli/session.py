@@ -5,36 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
-import hashlib
 import importlib.util
 import logging
 import os
-import re
 import signal
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
 import msgspec
 
+from jobledger.admin.rows import file_name, safe_name
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import split
-from jobledger.cli.output import Output
 from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
-from jobledger.ledger.nats.streams import find_stream
-from jobledger.projections import Position, Projector, Snapshots
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
-_NAME_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
-_NAME_LENGTH_MAX: Final = 60
 _TASK_LOGGER: Final = "jobledger.task"  #: behind `Context.logger`
 
 
@@ -178,26 +171,12 @@ def operator() -> str:
         name = getpass.getuser()
     except (KeyError, OSError):
         name = ""
-    return _NAME_UNSAFE.sub("-", name)[:_NAME_LENGTH_MAX] or "operator"
+    return safe_name(name) or "operator"
 
 
 async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
-    """Return the projection's file: the one that was named, else one per server, environment and ledger made there.
-
-    A ledger that was made anew at the same address is another ledger, so it gets another file.
-    """
-    if chosen is not None:
-        return chosen
-    stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
-    created = "" if stream is None else stream.created
-    born = hashlib.sha256(created.encode()).hexdigest()[:12]
-    places = [urlsplit(url).netloc.rpartition("@")[2] for url in ledger.config.url.split(",")]
-    place = _NAME_UNSAFE.sub("-", "_".join(places))[:_NAME_LENGTH_MAX].strip("-")
-    return (
-        data_folder()
-        / "projections"
-        / f"{'-'.join(filter(None, (place, ledger.names.environment, born)))}.db"
-    )
+    """Return the projection's file: the one that was named, else one in the user's data folder."""
+    return chosen if chosen is not None else data_folder() / "projections" / await file_name(ledger)
 
 
 def data_folder() -> Path:
@@ -214,15 +193,6 @@ def data_folder() -> Path:
     except RuntimeError as error:
         message = "this user has no home folder for a projection: name a file with --projection, or set XDG_DATA_HOME"
         raise UsageError(message) from error
-
-
-async def caught_up(ledger: Ledger, path: Path, output: Output) -> Position:
-    """Bring the projection up to the ledger's head as it is now; a progress bar when that takes its time."""
-    with (
-        Projector(ledger.log, path, snapshots=Snapshots(path)) as projector,
-        output.progress("reading the ledger") as progress,
-    ):
-        return await projector.catch_up(progress=progress)
 
 
 async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc.TaskStatus[None]) -> None:

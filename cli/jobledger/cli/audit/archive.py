@@ -11,17 +11,18 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from jobledger.admin.amounts import size
 from jobledger.audit.archive import ArchivePlan, Archiver, Done, OnProgress, Step, archive_deps
 from jobledger.audit.archive.chain import open_archive
 from jobledger.audit.counts import CountEverything
-from jobledger.cli import audit_options, options
+from jobledger.cli.audit.options import WithoutPayloads
+from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import ArchiveNotWrittenError, UsageError
-from jobledger.cli.events.events import parse_time
+from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, operator, projection_path, run
-from jobledger.cli.text import size
+from jobledger.cli.session import operator, run
+from jobledger.cli.times import parse_time
 from jobledger.ledger import Ledger
-from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.counting import counting
 
@@ -49,7 +50,9 @@ def _named(text: str) -> Path:
     return path
 
 
+@command(AUDIT, "archive", takes=ROWS)
 def archive(
+    cli: Cli,
     *,
     before: Annotated[
         str,
@@ -75,28 +78,22 @@ def archive(
             help="Also where subscribers would miss events, or what goes is not sound.",
         ),
     ] = False,
-    projection: options.ProjectionFile = None,
-    without_payloads: audit_options.WithoutPayloads = False,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+    without_payloads: WithoutPayloads = False,
 ) -> None:
     """Move the ledger's oldest events into DIR: jobs that are over go, the others are carried on.
 
     A run that was cut off is finished by the next one. Without this command nothing is ever deleted.
     """
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    moment = parse_time("--before", before)
+    output, moment = cli.output, parse_time("--before", before)
 
     async def do() -> ArchivePlan | Done:
-        async with opened(target) as ledger:
+        async with cli.ledger() as ledger:
             with _progress(output) as progress:
-                count = await _count(ledger, folder, projection)
                 deps = archive_deps(
                     ledger,
                     by=operator(),
                     on_progress=progress,
-                    count=count,
+                    count=await _count(cli, ledger, folder),
                     with_payloads=not without_payloads,
                 )
                 archiver = Archiver(ledger.log, folder, deps)
@@ -135,9 +132,9 @@ def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
         ) from error
 
 
-async def _count(ledger: Ledger, folder: Path, chosen: Path | None) -> CountEverything:
+async def _count(cli: Cli, ledger: Ledger, folder: Path) -> CountEverything:
     """Return what counts all that goes, from the projection, or where that does not know it from the archive."""
-    path = await projection_path(ledger, chosen)
+    path = await cli.rows(ledger).path()
     return counting(ledger.log, path, past=lambda: open_archive(ledger.log, folder))
 
 

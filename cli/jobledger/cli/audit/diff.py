@@ -12,17 +12,16 @@ import msgspec
 import typer
 from rich.text import Text
 
+from jobledger.admin.archived import with_archive
 from jobledger.audit.diff import Difference, JobChange, Side, compare
 from jobledger.audit.export import ExportLog, Selection
 from jobledger.cli import options
-from jobledger.cli.archived import with_archive
-from jobledger.cli.audit_options import Archives
+from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import PastsDifferError, UsageError
-from jobledger.cli.events.events import parse_time
+from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, run
 from jobledger.cli.text import colored
-from jobledger.ledger.config import DEFAULT_URL
+from jobledger.cli.times import parse_time
 from jobledger.ledger.model.log import Log
 from jobledger.projections.as_of import moment_of, refuse_archived
 from jobledger.projections.errors import MomentArchivedError
@@ -40,41 +39,37 @@ _WITH_ARCHIVE: Final = (
 Moment = Annotated[str, typer.Argument(metavar="MOMENT", help=_MOMENT)]
 
 
-def diff(
+@command(AUDIT, "diff")
+async def diff(
+    cli: Cli,
     *,
     before: Moment,
     after: Moment,
     limit: Annotated[
         int, typer.Option("--limit", min=0, max=_LIMIT_MAX, metavar="N", help="List so many jobs at most.")
     ] = 20,
-    archives: Archives = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+    archives: options.Archives = None,
 ) -> None:
     """Tell which jobs changed from one moment to another; exits with 4 when the two do not share a past."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    found = run(lambda: _diff(output, target, before, after, archives or ()))
-    if output.as_json:
-        output.object(_as_object(found, limit))
+    found = await _diff(cli, before, after, archives or ())
+    if cli.output.as_json:
+        cli.output.object(_as_object(found, limit))
     else:
-        _show(output, found, limit)
+        _show(cli.output, found, limit)
     if not found.shares_past:
         raise PastsDifferError(
             f"the two differ from stream sequence {found.first_difference} on: {found.sentence}"
         )
 
 
-async def _diff(
-    output: Output, target: Target, before: str, after: str, archives: Sequence[Path]
-) -> Difference:
+async def _diff(cli: Cli, before: str, after: str, archives: Sequence[Path]) -> Difference:
     exports = [_export(word) for word in (before, after)]
     if archives and None not in exports:
         raise UsageError("--archive goes with moments of the ledger, and both that were given are exports")
     async with AsyncExitStack() as stack:
         live: Log | None = None
         if None in exports:
-            ledger = await stack.enter_async_context(opened(target))
+            ledger = await stack.enter_async_context(cli.ledger())
             live = await with_archive(ledger.log, archives)
         try:
             one, other = [
@@ -85,7 +80,7 @@ async def _diff(
             raise MomentArchivedError(error.what, error.to, hint) from error
         if one.log is other.log and one.last_sequence > other.last_sequence:
             raise UsageError(f"{before} comes after {after}: give the earlier moment first")
-        with output.progress("comparing") as progress:
+        with cli.output.progress("comparing") as progress:
             return await compare(one, other, subject=_subject(one, other), on_progress=progress)
 
 

@@ -10,14 +10,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from jobledger.admin.amounts import size
 from jobledger.audit.export import FileFormat, Manifest, Selection, write_export
-from jobledger.cli import audit_options, options
+from jobledger.cli import options
+from jobledger.cli.audit import options as audit
+from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
-from jobledger.cli.events.events import parse_time
+from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, run
-from jobledger.cli.text import size
-from jobledger.ledger.config import DEFAULT_URL
+from jobledger.cli.times import time_of
 from jobledger.ledger.model.errors import JobNotFoundError, NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
@@ -35,7 +36,9 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     selection: Selection
 
 
-def export(
+@command(AUDIT, "export")
+async def export(
+    cli: Cli,
     *,
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where the export goes; it must not exist.")
@@ -43,8 +46,8 @@ def export(
     file_format: Annotated[
         FileFormat, typer.Option("--format", help="How the events are written.")
     ] = "jsonl",
-    first: audit_options.First = None,
-    last: audit_options.Last = None,
+    first: audit.First = None,
+    last: audit.Last = None,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="TIME", help="Only what was stored since this time (UTC)."),
@@ -57,13 +60,9 @@ def export(
     job: Annotated[
         str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
     ] = None,
-    without_payloads: audit_options.WithoutPayloads = False,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+    without_payloads: audit.WithoutPayloads = False,
 ) -> None:
     """Write events and a manifest of them to FOLDER; `jobledger audit verify FOLDER` proves them without a server."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     if first is not None and since is not None:
         raise UsageError("--from and --since both say where to begin: give one of them")
     if last is not None and until is not None:
@@ -73,35 +72,27 @@ def export(
     wanted = _Wanted(
         first=first,
         last=last,
-        since=parse_time("--since", since) if since is not None else None,
-        until=parse_time("--until", until) if until is not None else None,
+        since=time_of("--since", since),
+        until=time_of("--until", until),
         selection=Selection(queue=queue, job=job),
     )
-    manifest = run(
-        lambda: _export(output, target, folder, wanted, file_format, with_payloads=not without_payloads)
-    )
-    if output.as_json:
-        output.raw(msgspec.json.encode(manifest).decode())
+    manifest = await _export(cli, folder, wanted, file_format, with_payloads=not without_payloads)
+    if cli.output.as_json:
+        cli.output.raw(msgspec.json.encode(manifest).decode())
     else:
-        _show(output, folder, manifest)
+        _show(cli.output, folder, manifest)
 
 
 async def _export(
-    output: Output,
-    target: Target,
-    folder: Path,
-    wanted: _Wanted,
-    file_format: FileFormat,
-    *,
-    with_payloads: bool,
+    cli: Cli, folder: Path, wanted: _Wanted, file_format: FileFormat, *, with_payloads: bool
 ) -> Manifest:
-    async with opened(target) as ledger:
+    async with cli.ledger() as ledger:
         first, last = await _range(ledger.log, wanted)
         await _check_selected(ledger.log, wanted.selection)
         payloads = Stores(ledger.inputs, ledger.results) if with_payloads else None
         with (
-            output.progress("exporting the ledger") as progress,
-            output.progress("copying large values") as on_payload,
+            cli.output.progress("exporting the ledger") as progress,
+            cli.output.progress("copying large values") as on_payload,
         ):
             return await write_export(
                 ledger.log,

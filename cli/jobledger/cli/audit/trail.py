@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,38 +12,24 @@ from rich.text import Text
 from jobledger.audit.trail import Line, Trail, trail_of
 from jobledger.audit.trail_words import span
 from jobledger.cli import options
-from jobledger.cli.audit_options import Archives
-from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import AUDIT
+from jobledger.cli.one_job import JobId, found_history, newest
 from jobledger.cli.output import Output
-from jobledger.cli.session import run
 from jobledger.cli.text import clock_time, plain
-from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.codec import StoredEvent
 
 
-def trail(
-    *,
-    job_id: JobId,
-    queue: options.Queue = None,
-    archives: Archives = None,
-    projection: options.ProjectionFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+@command(AUDIT, "trail", takes=ROWS)
+async def trail(
+    cli: Cli, *, job_id: JobId, queue: options.Queue = None, archives: options.Archives = None
 ) -> None:
     """Show what happened to one job: who did what and when, what it waited for and how long, which error."""
-    which = one_job(
-        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
-    )
-    run(lambda: _trail(which, archives or ()))
-
-
-async def _trail(which: OneJob, archives: Sequence[Path]) -> None:
-    async with found_history(which, archives, "jobledger audit trail") as found:
+    async with found_history(cli, job_id, queue, archives, "jobledger audit trail") as found:
         now = found.ledger.clock.now()
-    show_trail(which.output, newest_life(found.history, which.output), now)
+    show_trail(cli.output, newest(found.history, cli.output), now)
     if found.missing:
-        which.output.note(found.missing)
+        cli.output.note(found.missing)
 
 
 def show_trail(output: Output, history: Sequence[StoredEvent], now: datetime) -> None:

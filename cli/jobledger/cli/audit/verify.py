@@ -13,14 +13,15 @@ from jobledger.audit.verify import CheckOptions, Expected, Report, Witness
 from jobledger.audit.verify import verify as check
 from jobledger.audit.verify.file import read_report, write_report
 from jobledger.audit.verify.options import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
-from jobledger.cli import audit_options, options
+from jobledger.cli import options
+from jobledger.cli.audit import options as audit
 from jobledger.cli.audit.offline import verify_offline
 from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
+from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import LedgerNotSoundError, UsageError
+from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, projection_path, run
 from jobledger.ledger import Ledger
-from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
 from jobledger.projections.errors import ProjectionMissingError
@@ -39,31 +40,27 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     options: CheckOptions
     archives: tuple[Path, ...]
     with_projection: bool
-    projection: Path | None
     seals: SealsAsked
 
 
-def verify(
+@command(AUDIT, "verify", takes=ROWS)
+async def verify(
+    cli: Cli,
     *,
-    export: audit_options.ExportPath = None,
-    first: audit_options.First = None,
-    last: audit_options.Last = None,
-    against: audit_options.Against = None,
-    kept: audit_options.KeptReport = None,
-    archives: audit_options.Archives = None,
-    with_projection: audit_options.WithProjection = False,
-    projection: options.ProjectionFile = None,
+    export: audit.ExportPath = None,
+    first: audit.First = None,
+    last: audit.Last = None,
+    against: audit.Against = None,
+    kept: audit.KeptReport = None,
+    archives: options.Archives = None,
+    with_projection: audit.WithProjection = False,
     seal_keys: TrustedKeyFiles = None,
     seals: KeptSeals = None,
     since_seal: SinceSeal = False,
-    grace_s: audit_options.TimerGrace = OVERDUE_GRACE_S,
-    memory_mib: audit_options.Memory = MEMORY_BYTES_MAX >> 20,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+    grace_s: audit.TimerGrace = OVERDUE_GRACE_S,
+    memory_mib: audit.Memory = MEMORY_BYTES_MAX >> 20,
 ) -> None:
     """Read every event and prove that the ledger is sound; exits with 4 and names the first violation if not."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     before = read_report(against) if against is not None else None
     asked = _Asked(
         begin=first if first is not None else 1 if before is None else before.from_sequence,
@@ -73,7 +70,6 @@ def verify(
         options=CheckOptions(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
         archives=tuple(archives or ()),
         with_projection=with_projection,
-        projection=projection,
         seals=seals_asked(
             seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
         ),
@@ -85,15 +81,19 @@ def verify(
             raise UsageError(
                 f"--from, --to, --archive, --with-projection and --since-seal are {_NOT_FOR_EXPORTS}"
             )
-        report = run(lambda: verify_offline(output, export, asked.options, before, asked.seals))
-        tell(output, report, kept, against)
+        tell(
+            cli.output,
+            await verify_offline(cli.output, export, asked.options, before, asked.seals),
+            kept,
+            against,
+        )
         return
     _check_range(asked.begin, last, before)
     if asked.with_projection and (first is not None or last is not None or since_seal):
         raise UsageError(
             "a projection can only be compared with the whole ledger: leave out --from, --to and --since-seal"
         )
-    tell(output, run(lambda: _verify(output, target, asked)), kept, against)
+    tell(cli.output, await _verify(cli, asked), kept, against)
 
 
 def tell(output: Output, report: Report, kept: Path | None = None, against: Path | None = None) -> None:
@@ -126,8 +126,8 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
         )
 
 
-async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
-    async with opened(target) as ledger:
+async def _verify(cli: Cli, asked: _Asked) -> Report:
+    async with cli.ledger() as ledger:
         log: Log = ledger.log
         past = await read_past(log, asked.archives) if asked.archives else None
         if past is not None:
@@ -136,7 +136,7 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
         if asked.last is not None and asked.last < begin:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
         # Before the ledger's end is looked at, which may go on meanwhile.
-        path, position = await _projection(output, ledger, log, asked)
+        path, position = await _projection(cli, ledger, log, asked)
         checked = msgspec.structs.replace(
             asked.options,
             seals_through=asked.seals.kept_through(log),
@@ -154,7 +154,7 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
             witnesses.append(RowsWitness(path, log))
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
         expected = Expected(now=ledger.clock.now() if asked.last is None else None)
-        with output.progress("checking the ledger") as progress:
+        with cli.output.progress("checking the ledger") as progress:
             return await check(
                 log,
                 from_sequence=begin,
@@ -168,19 +168,19 @@ async def _verify(output: Output, target: Target, asked: _Asked) -> Report:
 
 
 async def _projection(
-    output: Output, ledger: Ledger, log: Log, asked: _Asked
+    cli: Cli, ledger: Ledger, log: Log, asked: _Asked
 ) -> tuple[Path | None, PositionWitness | None]:
     """Return the projection's file, and what it has read; whoever has none, or none that can be read, is not held up."""
     path: Path | None = None
     try:
-        path = await projection_path(ledger, asked.projection)
+        path = await cli.rows(ledger).path()
         if asked.with_projection and not path.exists():
             raise ProjectionMissingError(path)
         return path, PositionWitness.beside(path, log)
     except (ProjectionError, UsageError, OSError) as error:
         if asked.with_projection and (path is None or isinstance(error, ProjectionMissingError)):
             raise
-        output.note(f"the ledger's end was not held to the projection: {error}")
+        cli.output.note(f"the ledger's end was not held to the projection: {error}")
         return path, None
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
+from jobledger.admin.amounts import duration, size
 from jobledger.cli.demo.tasks import FileIndex, index_file
 from jobledger.cli.jobs.view import show_attempts, show_trail
 from jobledger.cli.output import Output
-from jobledger.cli.text import colored, duration, shortened, size
+from jobledger.cli.text import colored, shortened
 from jobledger.ledger import Job, JobHandle, JobState, Ledger
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, extend, fold
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, event_type

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any, Final, Literal
 
-import anyio
 import anyio.to_thread
 import msgspec
 import typer
 
+from jobledger.admin.bulk import Act, Outcome, discard_act, perform, perform_one, requeue_act
+from jobledger.admin.dead_letters import Choice, find_chosen
 from jobledger.cli import options
-from jobledger.cli.dlq import choice as dlq_choice
-from jobledger.cli.dlq.choice import Choice, Chosen, check_acting, choose, find_chosen
-from jobledger.cli.errors import FAILED, REFUSED, UsageError
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.dlq import choice
+from jobledger.cli.dlq.choice import check_acting, choose
+from jobledger.cli.errors import DONE, FAILED, REFUSED, UsageError
+from jobledger.cli.groups import DLQ
 from jobledger.cli.jobs.input_text import pairs, read_object
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, load_tasks, opened, operator, run
+from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import shortened
-from jobledger.ledger import Ledger
-from jobledger.ledger.config import DEFAULT_URL
-from jobledger.ledger.dead_letters import Requeuing, plan_discard, plan_requeue, requeue
-from jobledger.ledger.model.commands import Discard
-from jobledger.ledger.model.errors import (
-    IllegalTransitionError,
-    InvalidError,
-    NotFoundError,
-    PayloadMissingError,
-)
+from jobledger.ledger.dead_letters import Requeuing
 
-_AT_ONCE: Final = 32
 _SHOWN_MAX: Final = 50
 _INPUT_SHOWN_MAX: Final = 120
 
@@ -63,36 +55,21 @@ _LimitAll = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="At most this many, the oldest first.")
 ]
 
-Result = Literal["planned", "done", "refused", "invalid"]
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done to which dead letters, and how carefully."""
+
+    choice: Choice
+    act: Act
+    detail: str = ""  #: what is the same for each, in words
+    limit: int | None
+    plan: bool
+    yes: bool
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One verb on dead letters: how it is tried and how it is done, each on one job."""
-
-    verb: Literal["requeue", "discard"]
-    past: str  #: "requeued"
-    detail: str  #: what is the same for each
-    plan: Callable[[Ledger, Chosen], Awaitable[bytes | None]]  #: returns the new input's text
-    do: Callable[[Ledger, Chosen], Awaitable[bytes | None]]
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one dead letter."""
-
-    chosen: Chosen
-    result: Result
-    message: str = ""
-    input_text: bytes | None = None
-
-
-def add_to(app: typer.Typer) -> typer.Typer:
-    """Add the acts to the commands of `dlq`."""
-    app.command("requeue")(requeue_command)
-    app.command("discard")(discard_command)
-    return app
-
-
-def requeue_command(
+@command(DLQ, "requeue", takes=ROWS)
+def requeue(
+    cli: Cli,
     *,
     words: _Words = None,
     input_text: _Input = None,
@@ -101,25 +78,19 @@ def requeue_command(
     priority: _Priority = None,
     reason: _Why = "",
     queue: options.Queue = None,
-    task: dlq_choice.Task = None,
-    dead_reason: dlq_choice.Reason = None,
-    fingerprint: dlq_choice.Fingerprint = None,
-    since: dlq_choice.Since = None,
-    older_than: dlq_choice.OlderThan = None,
+    task: choice.Task = None,
+    dead_reason: choice.Reason = None,
+    fingerprint: choice.Fingerprint = None,
+    since: choice.Since = None,
+    older_than: choice.OlderThan = None,
     everything: _All = False,
     limit: _LimitAll = None,
     plan: _Plan = False,
     yes: _Yes = False,
-    projection: options.ProjectionFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
-) -> None:
+) -> Awaitable[int]:
     """Give dead letters new attempts, perhaps with another input; the one before stays in the ledger."""
-    ids = [word for word in words or [] if "=" not in word]
-    edits = pairs([word for word in words or [] if "=" in word])
-    choice = choose(
-        ids=ids,
+    chosen = choose(
+        ids=[word for word in words or [] if "=" not in word],
         queue=queue,
         task=task,
         reason=dead_reason,
@@ -128,38 +99,48 @@ def requeue_command(
         older_than=older_than,
         everything=everything,
     )
-    check_acting(choice)
+    check_acting(chosen)
+    edits = pairs([word for word in words or [] if "=" in word])
     if edits and input_text is not None:
         raise UsageError("give arguments to replace as key=value, or a whole new input as --input, not both")
     values = read_object(input_text, what="input") if input_text is not None else None
-    tasks = load_tasks(app) if (edits or values is not None) and options.split(app) else None
+    is_new = bool(edits) or values is not None
+    tasks = load_tasks(app) if is_new and options.split(app) else None
     how = Requeuing(input=values, attempts=attempts, priority=priority, reason=reason, tasks=tasks)
-    act = _requeue_act(how, edits)
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _act(output, target, projection, choice, act, limit=limit, plan=plan, yes=yes))
+    more = "1 more attempt" if attempts == 1 else f"{attempts} more attempts"
+    act = requeue_act(lambda each: _edited(how, edits, each.task), by=operator())
+    return _perform(
+        cli,
+        _Asked(
+            choice=chosen,
+            act=act,
+            detail=f" with {more}{f', priority {priority}' if priority else ''}{', and a new input' if is_new else ''}",
+            limit=limit,
+            plan=plan,
+            yes=yes,
+        ),
+    )
 
 
-def discard_command(
+@command(DLQ, "discard", takes=ROWS)
+async def discard(
+    cli: Cli,
     *,
     ids: _Ids = None,
     reason: _Why = "",
     queue: options.Queue = None,
-    task: dlq_choice.Task = None,
-    dead_reason: dlq_choice.Reason = None,
-    fingerprint: dlq_choice.Fingerprint = None,
-    since: dlq_choice.Since = None,
-    older_than: dlq_choice.OlderThan = None,
+    task: choice.Task = None,
+    dead_reason: choice.Reason = None,
+    fingerprint: choice.Fingerprint = None,
+    since: choice.Since = None,
+    older_than: choice.OlderThan = None,
     everything: _All = False,
     limit: _LimitAll = None,
     plan: _Plan = False,
     yes: _Yes = False,
-    projection: options.ProjectionFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
-) -> None:
+) -> int:
     """Close dead letters for good; all of their events are kept."""
-    choice = choose(
+    chosen = choose(
         ids=ids or [],
         queue=queue,
         task=task,
@@ -169,24 +150,8 @@ def discard_command(
         older_than=older_than,
         everything=everything,
     )
-    check_acting(choice)
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    act = _discard_act(reason)
-    run(lambda: _act(output, target, projection, choice, act, limit=limit, plan=plan, yes=yes))
-
-
-def _requeue_act(how: Requeuing, edits: dict[str, str]) -> Act:
-    async def plan(ledger: Ledger, chosen: Chosen) -> bytes | None:
-        return (await plan_requeue(ledger, chosen.ref, _edited(how, edits, chosen.task))).input_text
-
-    async def do(ledger: Ledger, chosen: Chosen) -> bytes | None:
-        edited = _edited(how, edits, chosen.task)
-        return (await requeue(ledger, chosen.ref, edited, by=operator())).input_text
-
-    more = "1 more attempt" if how.attempts == 1 else f"{how.attempts} more attempts"
-    priority = f", priority {how.priority}" if how.priority else ""
-    changed = ", and a new input" if edits or how.input is not None else ""
-    return Act(verb="requeue", past="requeued", detail=f" with {more}{priority}{changed}", plan=plan, do=do)
+    act = discard_act(reason, by=operator())
+    return await _perform(cli, _Asked(choice=check_acting(chosen), act=act, limit=limit, plan=plan, yes=yes))
 
 
 def _edited(how: Requeuing, edits: dict[str, str], task: str) -> Requeuing:
@@ -205,48 +170,29 @@ def _json_or_text(word: str) -> Any:
         return word
 
 
-def _discard_act(reason: str) -> Act:
-    async def plan(ledger: Ledger, chosen: Chosen) -> None:
-        await plan_discard(ledger, chosen.ref)
-
-    async def do(ledger: Ledger, chosen: Chosen) -> None:
-        await ledger.execute(chosen.ref, Discard(reason=reason), by=operator())
-
-    return Act(verb="discard", past="discarded", detail="", plan=plan, do=do)
-
-
-async def _act(
-    output: Output,
-    target: Target,
-    projection: Path | None,
-    choice: Choice,
-    act: Act,
-    *,
-    limit: int | None,
-    plan: bool,
-    yes: bool,
-) -> None:
-    async with opened(target) as ledger:
-        found = await find_chosen(ledger, output, projection, choice, limit)
-        alone = len(choice.ids) == 1
-        if not (plan or yes or choice.ids) and found:  # who named each of them has said so already
-            await _ask(output, act, len(found))
-        each = act.plan if plan else act.do
-        if alone:
-            outcomes = [await _one(ledger, each, found[0], plan=plan)]
+async def _perform(cli: Cli, asked: _Asked) -> int:
+    act, plan = asked.act, asked.plan
+    async with cli.ledger() as ledger:
+        rows = cli.rows(ledger)
+        found = await find_chosen(rows, asked.choice, asked.limit)
+        if (
+            not (plan or asked.yes or asked.choice.ids) and found
+        ):  # who named each of them has said so already
+            await _ask(cli.output, asked, len(found))
+        if len(asked.choice.ids) == 1:
+            outcomes = [await perform_one(ledger, act, found[0], plan=plan)]
         else:
-            outcomes = await _many(output, ledger, each, found, act=act, plan=plan)
-    _tell(output, act, outcomes, plan=plan)
-    if not plan and any(outcome.result != "done" for outcome in outcomes):
-        raise typer.Exit(FAILED)
+            outcomes = await perform(rows, act, found, plan=plan)
+    _tell(cli.output, asked, outcomes)
+    return DONE if plan or all(outcome.result == "done" for outcome in outcomes) else FAILED
 
 
-async def _ask(output: Output, act: Act, count: int) -> None:
+async def _ask(output: Output, asked: _Asked, count: int) -> None:
     """Ask a person; a program has to say --yes.
 
     Raises: UsageError without a terminal, typer.Exit when the answer is no.
     """
-    question = f"{act.verb} {count:,} dead letter{'s' if count != 1 else ''}{act.detail}?"
+    question = f"{asked.act.verb} {count:,} dead letter{'s' if count != 1 else ''}{asked.detail}?"
     if output.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(f"{question.rstrip('?')}: look at them with --plan, then say --yes")
     if not await anyio.to_thread.run_sync(lambda: typer.confirm(question), abandon_on_cancel=True):
@@ -254,44 +200,8 @@ async def _ask(output: Output, act: Act, count: int) -> None:
         raise typer.Exit(REFUSED)
 
 
-async def _one(
-    ledger: Ledger, each: Callable[[Ledger, Chosen], Awaitable[bytes | None]], chosen: Chosen, *, plan: bool
-) -> Outcome:
-    text = await each(ledger, chosen)
-    return Outcome(chosen=chosen, result="planned" if plan else "done", input_text=text)
-
-
-async def _many(
-    output: Output,
-    ledger: Ledger,
-    each: Callable[[Ledger, Chosen], Awaitable[bytes | None]],
-    found: Sequence[Chosen],
-    *,
-    act: Act,
-    plan: bool,
-) -> list[Outcome]:
-    """Try or do it for each, some at once; one that is refused keeps nobody from the others."""
-    outcomes: dict[int, Outcome] = {}
-    left = iter(enumerate(found))
-
-    async def work() -> None:
-        for number, chosen in left:
-            try:
-                outcomes[number] = await _one(ledger, each, chosen, plan=plan)
-            except (IllegalTransitionError, NotFoundError) as error:
-                outcomes[number] = Outcome(chosen=chosen, result="refused", message=str(error))
-            except (InvalidError, PayloadMissingError) as error:
-                outcomes[number] = Outcome(chosen=chosen, result="invalid", message=str(error))
-            progress(len(outcomes), len(found))
-
-    with output.progress(f"looking at what to {act.verb}" if plan else act.past) as progress:
-        async with anyio.create_task_group() as group:
-            for _ in range(min(_AT_ONCE, len(found))):
-                group.start_soon(work)
-    return [outcomes[number] for number in sorted(outcomes)]
-
-
-def _tell(output: Output, act: Act, outcomes: Sequence[Outcome], *, plan: bool) -> None:
+def _tell(output: Output, asked: _Asked, outcomes: Sequence[Outcome]) -> None:
+    act, detail, plan = asked.act, asked.detail, asked.plan
     if output.as_json:
         for outcome in outcomes:
             output.object(_object(act, outcome))
@@ -304,11 +214,11 @@ def _tell(output: Output, act: Act, outcomes: Sequence[Outcome], *, plan: bool) 
     if not outcomes:
         output.say("no dead letters fit")
     elif plan:
-        output.say(f"{what} would be {act.past}{act.detail}; nothing was changed")
+        output.say(f"{what} would be {act.past}{detail}; nothing was changed")
     elif len(outcomes) == 1 and done:
-        output.say(f"job {outcomes[0].chosen.ref.job_id} is {act.past}{act.detail}")
+        output.say(f"job {outcomes[0].chosen.ref.job_id} is {act.past}{detail}")
     else:
-        output.say(f"{what} {'was' if done == 1 else 'were'} {act.past}{act.detail if done else ''}")
+        output.say(f"{what} {'was' if done == 1 else 'were'} {act.past}{detail if done else ''}")
     for result, words in (
         ("refused", "refused: no dead letter any more"),
         ("invalid", "cannot be done as it is"),

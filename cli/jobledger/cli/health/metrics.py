@@ -9,14 +9,15 @@ from typing import Annotated
 import anyio
 import typer
 
-from jobledger.cli import options
+from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.exposure import LOOPBACK, Exposure
-from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, projection_path, run, until_closed, watch_signals
-from jobledger.ledger.config import DEFAULT_URL
+from jobledger.cli.groups import TOP
+from jobledger.cli.session import until_closed, watch_signals
 
 
-def metrics(
+@command(TOP, "metrics", takes=ROWS)
+async def metrics(
+    cli: Cli,
     *,
     port: Annotated[
         int,
@@ -58,31 +59,19 @@ def metrics(
             "--lag-max", min=0.1, metavar="SECONDS", help="How far it may be behind before /healthz is red."
         ),
     ] = 30.0,
-    projection: options.ProjectionFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
 ) -> None:
     """Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
     exposure = Exposure(port=port, host=host, token_file=token_file)
-    run(lambda: _metrics(output, target, exposure, projection, label_values_max, lag_max))
+    await _serve(cli, exposure, label_values_max, lag_max)
 
 
-async def _metrics(  # noqa: PLR0917 - what it was told
-    output: Output,
-    target: Target,
-    exposure: Exposure,
-    chosen: Path | None,
-    label_values_max: int,
-    lag_max: float,
-) -> None:
-    # Imported here: the other commands do not load what it takes.
+async def _serve(cli: Cli, exposure: Exposure, label_values_max: int, lag_s_max: float) -> None:
+    # Imported here: who only lists the commands does not load what it takes.
     from jobledger.projections.metrics.exporter import Exporter, ExporterConfig  # noqa: PLC0415
 
-    config = ExporterConfig(label_values_max=label_values_max, lag_s_max=lag_max)
-    async with opened(target) as ledger:
-        path = await projection_path(ledger, chosen)
+    config, output = ExporterConfig(label_values_max=label_values_max, lag_s_max=lag_s_max), cli.output
+    async with cli.ledger() as ledger:
+        path = await cli.rows(ledger).path()
         exporter = Exporter(ledger, path, config)
         with exposure.server(exporter, exporter.health) as server:
             async with anyio.create_task_group() as group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -11,15 +11,17 @@ import msgspec
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import JobNotCompletedError, UsageError
-from jobledger.cli.events.events import event_json, parse_time, show_event
+from jobledger.cli.events.lines import event_json, show_event
+from jobledger.cli.groups import TOP
 from jobledger.cli.jobs.input_text import pairs, read_object
 from jobledger.cli.jobs.view import progress_text
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, load_tasks, opened, run
+from jobledger.cli.session import load_tasks
 from jobledger.cli.text import clock_time
+from jobledger.cli.times import time_of
 from jobledger.ledger import JobHandle, JobState, Task
-from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.job import Progress
 from jobledger.ledger.tasks import TaskWithOptions
@@ -75,7 +77,9 @@ _WaitTimeout = Annotated[
 ]
 
 
+@command(TOP, "enqueue", takes=("url", "environment", "ledger_bytes_max", "as_json"))
 def enqueue(
+    cli: Cli,
     *,
     task: _Task,
     words: _Words = None,
@@ -90,11 +94,7 @@ def enqueue(
     at: _At = None,
     wait: _Wait = False,
     wait_timeout: _WaitTimeout = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    ledger_bytes_max: options.LedgerBytesMax = None,
-    as_json: options.Json = False,
-) -> None:
+) -> Awaitable[None]:
     """Add one job and print {"id", "created", "sequence"}; created is false when the id was there already."""
     found = load_tasks(app).get(task)
     # All that can be refused without a server is refused here, so a bad request never depends on one.
@@ -109,13 +109,25 @@ def enqueue(
     )
     values = _values(found, words or [], input_text)
     found.signature.encode((), values)
-    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
-    waiting = wait or wait_timeout is not None
-    run(
-        lambda: _enqueue(
-            Output(as_json=as_json), target, chosen, values, wait=waiting, wait_timeout_s=wait_timeout
-        )
-    )
+    return _enqueue(cli, chosen, values, wait=wait or wait_timeout is not None, wait_timeout_s=wait_timeout)
+
+
+async def _enqueue(
+    cli: Cli,
+    task: TaskWithOptions[..., Any],
+    values: dict[str, Any],
+    *,
+    wait: bool,
+    wait_timeout_s: float | None,
+) -> None:
+    output = cli.output
+    async with cli.ledger() as ledger:
+        handle = await ledger.enqueue(task, **values)
+        # The same line for people and programs: it is short, and it is what gets pasted into the next command.
+        output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
+        if wait:
+            async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
+                await _wait(output, handle, wait_timeout_s)
 
 
 def _moment(delay: float | None, at: str | None) -> datetime | None:
@@ -123,29 +135,9 @@ def _moment(delay: float | None, at: str | None) -> datetime | None:
 
     Raises: UsageError.
     """
-    if at is None:
-        return None
-    if delay is not None:
+    if delay is not None and at is not None:
         raise UsageError("give --delay or --at, not both")
-    return parse_time("--at", at)
-
-
-async def _enqueue(
-    output: Output,
-    target: Target,
-    task: TaskWithOptions[..., Any],
-    values: dict[str, Any],
-    *,
-    wait: bool,
-    wait_timeout_s: float | None,
-) -> None:
-    async with opened(target) as ledger:
-        handle = await ledger.enqueue(task, **values)
-        # The same line for people and programs: it is short, and it is what gets pasted into the next command.
-        output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
-        if wait:
-            async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
-                await _wait(output, handle, wait_timeout_s)
+    return time_of("--at", at)
 
 
 def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:

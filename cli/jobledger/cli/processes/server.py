@@ -7,29 +7,28 @@ from pathlib import Path
 import anyio
 
 from jobledger.cli import options
+from jobledger.cli.command import OFFLINE, Cli, command
 from jobledger.cli.embedded import described, embedded, safety, until_ended
+from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
-from jobledger.cli.session import run, watch_signals
-from jobledger.ledger.server import Durability, EmbeddedServer
+from jobledger.cli.processes import options as process
+from jobledger.cli.session import watch_signals
+from jobledger.ledger.server import EmbeddedServer
 
 
-def server(
+@command(TOP, "server", takes=OFFLINE)
+async def server(
+    cli: Cli,
     *,
     directory: options.Directory = Path(".jobledger"),
-    port: options.Port = 4222,
-    durability: options.Durability = "power",
-    as_json: options.Json = False,
+    port: process.Port = 4222,
+    durability: process.Durability = "power",
 ) -> None:
     """Run nats-server with the project's nats.conf until Ctrl-C; its store is kept between runs."""
-    output = Output(as_json=as_json)
-    run(lambda: _server(output, directory, port, durability))
-
-
-async def _server(output: Output, directory: Path, port: int, durability: Durability) -> None:
     async with anyio.create_task_group() as group:
         await group.start(watch_signals, group.cancel_scope.cancel)
         async with embedded(directory, port=port, durability=durability) as running:
-            _say_ready(output, running)
+            _say_ready(cli.output, running)
             await until_ended(running)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,19 +11,14 @@ import anyio
 import msgspec
 
 from jobledger.cli import options
+from jobledger.cli.command import Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
+from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
-from jobledger.cli.session import (
-    Target,
-    load_tasks,
-    opened,
-    projection_path,
-    run,
-    until_closed,
-    watch_signals,
-)
+from jobledger.cli.processes import options as process
+from jobledger.cli.session import load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.nats.connection import redact
 from jobledger.ledger.server import Durability, EmbeddedServer
@@ -43,65 +38,57 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     durability: Durability
     url: str | None
-    environment: str
-    ledger_bytes_max: int | None
-    projection: Path | None
     registry: TaskRegistry | None
     config: WorkerConfig
     app: str
     exposure: Exposure
 
 
+@command(TOP, "up", takes=("projection", "environment", "ledger_bytes_max", "as_json"))
 def up(
+    cli: Cli,
     *,
     app: options.App = None,
-    directory: options.OptionalDirectory = None,
-    port: options.OptionalPort = None,
-    durability: options.Durability = "power",
-    url: options.OptionalUrl = None,
-    environment: options.Environment = "",
-    queues: options.Queues = None,
-    concurrency: options.Concurrency = 100,
-    grace: options.Grace = 30.0,
-    metrics_port: options.MetricsPort = None,
-    metrics_host: options.MetricsHost = LOOPBACK,
-    metrics_token_file: options.MetricsTokenFile = None,
-    projection: options.ProjectionFile = None,
-    ledger_bytes_max: options.LedgerBytesMax = None,
-    as_json: options.Json = False,
-) -> None:
+    directory: process.OptionalDirectory = None,
+    port: process.OptionalPort = None,
+    durability: process.Durability = "power",
+    url: process.OptionalUrl = None,
+    queues: process.Queues = None,
+    concurrency: process.Concurrency = 100,
+    grace: process.Grace = 30.0,
+    metrics_port: process.MetricsPort = None,
+    metrics_host: process.MetricsHost = LOOPBACK,
+    metrics_token_file: process.MetricsTokenFile = None,
+) -> Awaitable[None]:
     """Run the embedded server (or use --url), a worker for --app and a projector, until Ctrl-C."""
     if url is not None and (directory is not None or port is not None):
         raise UsageError(
             f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {redact(url)}: "
             "leave one of them out"
         )
-    served, weights = options.weighted(queues)
+    served, weights = process.weighted(queues)
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     plan = _Plan(
         directory=directory or Path(".jobledger"),
         port=4222 if port is None else port,
         durability=durability,
         url=url,
-        environment=environment,
-        ledger_bytes_max=ledger_bytes_max,
-        projection=projection,
         config=WorkerConfig(queues=served, weights=weights, concurrency=concurrency, grace_s=grace),
         registry=load_tasks(app) if options.split(app) else None,
         app=",".join(options.split(app)),
         exposure=exposure,
     )
-    run(lambda: _up(Output(as_json=as_json), plan))
+    return _up(cli, plan)
 
 
-async def _up(output: Output, plan: _Plan) -> None:
+async def _up(cli: Cli, plan: _Plan) -> None:
     """Start in the order server, connection, projector, worker; stop in the opposite one."""
     tune_collector()
+    output = cli.output
     async with _server(plan) as server:
         url = server.url if server is not None else plan.url or ""
-        target = Target(url=url, environment=plan.environment, ledger_bytes_max=plan.ledger_bytes_max)
-        async with opened(target) as ledger:
-            path = await projection_path(ledger, plan.projection)
+        async with opened(msgspec.structs.replace(cli.target, url=url)) as ledger:
+            path = await cli.rows(ledger).path()
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
             async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
                 _say_ready(output, plan, server, url, made, projecting)

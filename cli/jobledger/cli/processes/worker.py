@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Annotated
 
 import anyio
+import msgspec
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.command import Cli, command
 from jobledger.cli.exposure import LOOPBACK, Exposure
+from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
+from jobledger.cli.processes import options as process
 from jobledger.cli.processes.supervise import Crew, supervise
 from jobledger.cli.session import (
     Stopping,
@@ -23,43 +27,39 @@ from jobledger.cli.session import (
     load_tasks,
     named_modules,
     opened,
-    run,
     stoppable,
     until_closed,
 )
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import Ledger, TaskRegistry
-from jobledger.ledger.config import DEFAULT_URL
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
+@command(TOP, "worker", takes=("url", "environment", "ledger_bytes_max", "as_json"))
 def worker(
-    context: typer.Context,
+    cli: Cli,
     *,
+    context: typer.Context,
     app: options.App = None,
-    queues: options.Queues = None,
-    concurrency: options.Concurrency = 100,
-    grace: options.Grace = 30.0,
-    processes: options.Processes = None,
-    pool: options.Pool = None,
-    pool_memory: options.PoolMemory = None,
-    reload: options.Reload = False,
-    traces: options.Traces = False,
-    metrics_port: options.MetricsPort = None,
-    metrics_host: options.MetricsHost = LOOPBACK,
-    metrics_token_file: options.MetricsTokenFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    ledger_bytes_max: options.LedgerBytesMax = None,
-    until_eof: options.UntilEof = False,
+    queues: process.Queues = None,
+    concurrency: process.Concurrency = 100,
+    grace: process.Grace = 30.0,
+    processes: process.Processes = None,
+    pool: process.Pool = None,
+    pool_memory: process.PoolMemory = None,
+    reload: process.Reload = False,
+    traces: process.Traces = False,
+    metrics_port: process.MetricsPort = None,
+    metrics_host: process.MetricsHost = LOOPBACK,
+    metrics_token_file: process.MetricsTokenFile = None,
+    until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
-    as_json: options.Json = False,
-) -> None:
+) -> Awaitable[None] | int:
     """Run jobs until SIGTERM or Ctrl-C: running ones get their grace, the rest is given back; twice stops at once."""
     parent = Parent(supervised) if supervised is not None else None
-    served, weights = options.weighted(queues)
+    served, weights = process.weighted(queues)
     config = WorkerConfig(
         queues=served,
         weights=weights,
@@ -69,8 +69,7 @@ def worker(
         pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
         supervisor=parent.identity if parent is not None else "",
     )
-    target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max, tracing=traces)
-    output = Output(as_json=as_json)
+    target, output = msgspec.structs.replace(cli.target, tracing=traces), cli.output
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     if parent is None and (processes is not None or reload):
         switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
@@ -81,10 +80,10 @@ def worker(
             reload=reload,
             exposure=exposure,
         )
-        raise typer.Exit(supervise(output, target, config, crew, switches, until_eof=until_eof))
+        return supervise(output, target, config, crew, switches, until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
-    run(lambda: _worker(output, target, registry, config, parent, exposure, until_eof=until_eof))
+    return _worker(output, target, registry, config, parent, exposure, until_eof=until_eof)
 
 
 def _of_root(context: typer.Context, name: str) -> bool:

@@ -14,16 +14,10 @@ from typing import Any, Final, cast
 import anyio
 import msgspec
 
+from jobledger.cli.command import Cli
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
-from jobledger.cli.session import (
-    Target,
-    import_path_begins_here,
-    opened,
-    projection_path,
-    until_closed,
-    watch_signals,
-)
+from jobledger.cli.session import import_path_begins_here, projection_path, until_closed, watch_signals
 from jobledger.ledger import Ledger
 from jobledger.projections import (
     NotAProjectionError,
@@ -115,10 +109,10 @@ def _in_its_words(spec: str) -> Generator[None, None, None]:
         raise
 
 
-async def run_read_model(output: Output, target: Target, plan: Plan) -> None:
+async def run_read_model(cli: Cli, plan: Plan) -> None:
     """Bring the read model's file up to the ledger's head, and follow until a signal unless `once`."""
-    layout = load_model(plan.model)
-    async with opened(target) as ledger, anyio.create_task_group() as group:
+    layout, output = load_model(plan.model), cli.output
+    async with cli.ledger() as ledger, anyio.create_task_group() as group:
         await group.start(watch_signals, group.cancel_scope.cancel)
         group.start_soon(until_closed, ledger)
         path = plan.file or await _default_path(ledger, layout)

@@ -1,4 +1,4 @@
-"""`jobledger replay` and `jobledger audit restore`: events once more, into a database or into an empty ledger."""
+"""`jobledger replay`: the tables of a past moment, in a database of their own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from jobledger.audit.archive.chain import with_past
-from jobledger.audit.export import ExportLog, JoinedLog, Manifest, import_export, read_manifest
+from jobledger.audit.export import ExportLog, JoinedLog, read_manifest
 from jobledger.cli import options
-from jobledger.cli.audit_options import Archives
+from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
-from jobledger.cli.events.events import parse_time
-from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, run
-from jobledger.ledger.config import DEFAULT_URL
+from jobledger.cli.groups import TOP
+from jobledger.cli.times import parse_time
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.nats.payloads import Stores
 from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
 
 _DIGITS_MAX: Final = 19  # what SQLite and the server count to
@@ -37,7 +33,9 @@ To = Annotated[
 ]
 
 
-def replay(
+@command(TOP, "replay")
+async def replay(
+    cli: Cli,
     *,
     into: Annotated[
         Path,
@@ -52,10 +50,7 @@ def replay(
             help="Read this export and no server; repeat it for exports that follow each other, the oldest first.",
         ),
     ] = None,
-    archives: Archives = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+    archives: options.Archives = None,
 ) -> None:
     """Write the tables of a past moment into a file of their own, to look into at leisure."""
     if exports and archives:
@@ -67,26 +62,8 @@ def replay(
     if not into.absolute().parent.is_dir():
         raise UsageError(f"--into {into}: there is no folder {into.absolute().parent}")
     end = _moment(to) if to is not None else None
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _replay(output, target, into, end, exports or (), archives or ()))
-
-
-def _moment(text: str) -> int | datetime:
-    """Read a stream sequence or a time. Raises: UsageError."""
-    if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX:
-        return int(text)
-    return parse_time("--to", text, "a stream sequence or ")
-
-
-async def _replay(  # noqa: PLR0917 - what the command was told
-    output: Output,
-    target: Target,
-    into: Path,
-    end: int | datetime | None,
-    exports: Sequence[Path],
-    archives: Sequence[Path],
-) -> None:
-    async with _source(target, exports, archives) as log:
+    output = cli.output
+    async with _source(cli, exports or (), archives or ()) as log:
         until = await _sequence(log, end)
         if until is not None:
             await refuse_archived(log, until)
@@ -100,6 +77,13 @@ async def _replay(  # noqa: PLR0917 - what the command was told
         return
     jobs = ", ".join(f"{state} {count:,}" for state, count in sorted(counts.items()) if count) or "none"
     output.facts([("file", str(into)), ("position", f"{position.stream_sequence:,}"), ("jobs", jobs)])
+
+
+def _moment(text: str) -> int | datetime:
+    """Read a stream sequence or a time. Raises: UsageError."""
+    if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX:
+        return int(text)
+    return parse_time("--to", text, "a stream sequence or ")
 
 
 @contextlib.contextmanager
@@ -128,9 +112,7 @@ def _made_beside(into: Path) -> Generator[Path, None, None]:
 
 
 @contextlib.asynccontextmanager
-async def _source(
-    target: Target, exports: Sequence[Path], archives: Sequence[Path]
-) -> AsyncGenerator[Log, None]:
+async def _source(cli: Cli, exports: Sequence[Path], archives: Sequence[Path]) -> AsyncGenerator[Log, None]:
     if exports:
         logs = [ExportLog(folder, Names(read_manifest(folder).environment)) for folder in exports]
         _refuse_parts(logs)
@@ -138,7 +120,7 @@ async def _source(
         await _refuse_middle(joined)
         yield joined
         return
-    async with opened(target) as ledger:
+    async with cli.ledger() as ledger:
         log: Log = ledger.log
         if archives:
             log = await with_past(log, archives)
@@ -190,46 +172,3 @@ async def _sequence(log: Log, end: int | datetime | None) -> int | None:
     if isinstance(end, datetime):
         return (await moment_of(log, at=end)).stream_sequence
     return (await moment_of(log, stream_sequence=end)).stream_sequence
-
-
-def restore(
-    *,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The export, as `audit export` wrote it.")],
-    to: Annotated[
-        int | None,
-        typer.Option("--to", min=1, metavar="SEQ", help="The last event to bring back. (default: all)"),
-    ] = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
-) -> None:
-    """Bring an export back into an empty ledger, byte for byte, at the same sequences; begun anew it goes on."""
-    output, target = Output(as_json=as_json), Target(url=url, environment=environment)
-    run(lambda: _restore(output, target, folder, to))
-
-
-async def _restore(output: Output, target: Target, folder: Path, to: int | None) -> None:
-    async with opened(target) as ledger:
-        with output.progress("restoring") as progress:
-            payloads = Stores(ledger.inputs, ledger.results)
-            count = await import_export(
-                folder, ledger.log, through=to, payloads=payloads, on_progress=progress
-            )
-        head = (await ledger.log.head()).last_sequence
-    if output.as_json:
-        output.object({"appended": count, "head": head})
-    else:
-        output.say(f"{count:,} events were brought back; the ledger ends at {head:,}")
-        _tell_payloads(output, read_manifest(folder))
-        output.note("prove it with `jobledger audit verify`")
-
-
-def _tell_payloads(output: Output, manifest: Manifest) -> None:
-    payloads = manifest.payloads
-    if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
-        return
-    lacking = payloads.missing if payloads.included else payloads.count
-    if lacking:
-        output.note(
-            f"{lacking:,} large inputs or results are not in the export: their jobs cannot be run again"
-        )

@@ -14,15 +14,17 @@ import anyio
 import typer
 from rich.progress import Progress
 
-from jobledger.cli import options
+from jobledger.admin.amounts import duration
+from jobledger.cli.command import OFFLINE, Cli, command
 from jobledger.cli.demo import report as demo_report
 from jobledger.cli.demo.tasks import index_file
 from jobledger.cli.demo.workers import CONCURRENCY, Crew, crew
 from jobledger.cli.embedded import blamed, safety, until_ended
 from jobledger.cli.errors import DemoFailedError, StoppedBySignalError
+from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output, bar
-from jobledger.cli.session import run, watch_signals
-from jobledger.cli.text import duration
+from jobledger.cli.processes.options import Durability as DurabilityOption
+from jobledger.cli.session import watch_signals
 from jobledger.ledger import JobHandle, JobState, Ledger, connect
 from jobledger.ledger.model.job import FINAL_STATES
 from jobledger.ledger.server import Durability, EmbeddedServer
@@ -36,17 +38,18 @@ _LINES: Final = 10  #: progress lines where there is no terminal to draw a bar o
 _ELSEWHERE: Final = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
-def demo(
+@command(TOP, "demo", takes=OFFLINE)
+async def demo(
+    cli: Cli,
     *,
     files_max: Annotated[
         int | None,
         typer.Option("--files", min=100, metavar="N", help="Index only the first N files. (default: all)"),
     ] = None,
-    durability: options.Durability = "process",
-    as_json: options.Json = False,
+    durability: DurabilityOption = "process",
 ) -> None:
     """Index the standard library, a job a file, on two workers of which one gets killed half-way."""
-    run(lambda: _demo(Output(as_json=as_json), files_max, durability))
+    await _demo(cli.output, files_max, durability)
 
 
 async def _demo(output: Output, files_max: int | None, durability: Durability) -> None:

@@ -32,14 +32,6 @@ Against = Annotated[
 KeptReport = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Keep the report in this file, as JSON.")
 ]
-Archives = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--archive",
-        metavar="DIR",
-        help="Folder of the archive that holds the ledger's beginning, or its exports, the oldest first.",
-    ),
-]
 WithProjection = Annotated[
     bool,
     typer.Option("--with-projection", metavar="", help="Compare the projection with the events as well."),

@@ -52,8 +52,8 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.surroundings import Surroundings
 
-#: Who acts in a fork.
-FORK: Final = "fork"
+#: Who acts in a ledger in memory.
+DEBUGGER: Final = "debug"
 _LEASE_S: Final = 3600.0
 ENDS: Final = frozenset(
     {"completed", "failed", "cancelled", "interrupted", "paused", "snoozed", "dead_lettered"}
@@ -170,8 +170,8 @@ async def run(
 
     Raises: IllegalTransitionError when the job cannot run at that point, such as one that had ended.
     """
-    fork = _in_memory(names, clock, material.values)
-    chain = await _claimed(fork, material)
+    memory = _in_memory(names, clock, material.values)
+    chain = await _claimed(memory, material)
     claimed = chain.last_sequence
     job = _job_of(chain)
     if not limited:
@@ -179,13 +179,13 @@ async def run(
         chain = JobView(job, chain.last_sequence, chain.last_data)
     here = _in_this_process(task, limited=limited)
     policy = _Witness(random.Random())  # noqa: S311 - jitter
-    execution = Execution(fork, Threads(fork.loop, 1), policy)
-    own_task = asyncio.current_task(fork.loop)
+    execution = Execution(memory, Threads(memory.loop, 1), policy)
+    own_task = asyncio.current_task(memory.loop)
     assert own_task is not None, "a coroutine runs in a task"
     running = Attempt(
         ref=material.ref,
         task=here,
-        identity=FORK,
+        identity=DEBUGGER,
         chain=chain,
         job=job,
         own_task=own_task,
@@ -197,37 +197,40 @@ async def run(
         outcome = Interrupt(epoch=job.claim_epoch, reason=str(error))
     if running.control.channel is not None:
         await running.control.channel.close()
-    after = await commit(fork.log, running.newest_chain, decide(job, outcome, fork.stamp(FORK)))
+    after = await commit(memory.log, running.newest_chain, decide(job, outcome, memory.stamp(DEBUGGER)))
     events = [
         stored
-        for stored in await fork.log.read_chain(names.chain(material.ref))
+        for stored in await memory.log.read_chain(names.chain(material.ref))
         if stored.stream_sequence >= claimed
     ]
     return Ran(job=_job_of(after), events=tuple(events), error=policy.error)
 
 
-async def _claimed(fork: Surroundings, material: Material) -> JobView:
+async def _claimed(memory: Surroundings, material: Material) -> JobView:
     """Copy the job's past into memory and claim the attempt, as its worker did."""
-    chain_filter, last = fork.log.names.chain(material.ref), 0
+    chain_filter, last = memory.log.names.chain(material.ref), 0
     for stored in material.before:
-        last = await fork.log.append([Entry(stored.subject, stored.data, chain_filter, last)])
-    chain = fold(await fork.log.read_chain(chain_filter))
+        last = await memory.log.append([Entry(stored.subject, stored.data, chain_filter, last)])
+    chain = fold(await memory.log.read_chain(chain_filter))
     job = _job_of(chain)
-    if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED, JobState.HELD}:
-        chain = await _follow(fork, chain, Dispatch(cause="due"))
+    if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED}:
+        chain = await _follow(memory, chain, Dispatch(cause="due"))
+        job = _job_of(chain)
+    if job.state is JobState.HELD:
+        chain = await _follow(memory, chain, Dispatch(cause="admitted"))
         job = _job_of(chain)
     if job.state is JobState.RUNNING:
-        claim: Command = TakeOver(worker=FORK, lease_s=_LEASE_S, lost_epoch=job.claim_epoch)
+        claim: Command = TakeOver(worker=DEBUGGER, lease_s=_LEASE_S, lost_epoch=job.claim_epoch)
     else:
-        claim = Claim(worker=FORK, lease_s=_LEASE_S)
-    chain = await _follow(fork, chain, claim)
+        claim = Claim(worker=DEBUGGER, lease_s=_LEASE_S)
+    chain = await _follow(memory, chain, claim)
     if _job_of(chain).state is not JobState.RUNNING:
         raise IllegalTransitionError(job.id, _job_of(chain).state.value, "be run again from there")
     return chain
 
 
-async def _follow(fork: Surroundings, chain: JobView, command: Command) -> JobView:
-    return await commit(fork.log, chain, decide(chain.job, command, fork.stamp(FORK)))
+async def _follow(memory: Surroundings, chain: JobView, command: Command) -> JobView:
+    return await commit(memory.log, chain, decide(chain.job, command, memory.stamp(DEBUGGER)))
 
 
 def _job_of(chain: JobView) -> Job:

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from jobledger.cli.text import duration, size
+from jobledger.admin.amounts import duration, size
 from jobledger.ledger.model.errors import LedgerError, StreamMismatchError
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import SERVER_VERSION_SAFE, Connection

@@ -1,4 +1,4 @@
-"""`jobledger jobs fork`: run one attempt of a job again, here, and write nothing to the ledger."""
+"""`jobledger jobs debug`: run one attempt of a job again, here, and write nothing to the ledger."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import msgspec
 import typer
 
 from jobledger.audit.archive.chain import export_folders
-from jobledger.cli import audit_options, options
+from jobledger.cli import options
+from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
-from jobledger.cli.one_job import JobId, OneJob, found_history, newest_life, one_job
+from jobledger.cli.groups import JOBS
+from jobledger.cli.one_job import JobId, found_history, newest
 from jobledger.cli.output import Output
 from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
 from jobledger.cli.text import plain_lines, shortened, state_words
 from jobledger.ledger import TaskRegistry
-from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Completed, Failed, event_type
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.subjects import Names
-from jobledger.workers import fork as forks
+from jobledger.workers import debug as again
 from jobledger.workers.process import tune_collector
 
 _VALUE_SHOWN_MAX: Final = 300
@@ -33,7 +34,9 @@ _SWALLOWED_S: Final = 1.0
 _OVERTIME_S: Final = 3.0
 
 
-def fork(
+@command(JOBS, "debug", takes=ROWS)
+def debug(
+    cli: Cli,
     *,
     job_id: JobId,
     attempt: Annotated[
@@ -50,37 +53,30 @@ def fork(
     ] = False,
     modules: options.App = None,
     queue: options.Queue = None,
-    archives: audit_options.Archives = None,
-    projection: options.ProjectionFile = None,
-    url: options.Url = DEFAULT_URL,
-    environment: options.Environment = "",
-    as_json: options.Json = False,
+    archives: options.Archives = None,
 ) -> None:
     """Run an attempt again, here: same input and checkpoint, in a ledger in memory; nothing is written to the real one.
 
     The code is the one that --app loads, and what it does elsewhere (mail, databases) it does. Exits with 1 unless
     the attempt completes.
     """
-    which = one_job(
-        job_id, queue=queue, projection=projection, url=url, environment=environment, as_json=as_json
-    )
-    tasks = load_tasks(modules)
-    material = run(lambda: _fetch(which, attempt, tasks, archives or ()))
-    names = Names(environment)
+    tasks, as_json = load_tasks(modules), cli.output.as_json
+    material = run(lambda: _fetch(cli, job_id, queue, attempt, tasks, archives))
+    names = Names(cli.target.environment)
     tune_collector()
     # The connection is closed: a debugger may hold the attempt for as long as it likes.
     task = tasks.get(material.task)
     ran = run(
         lambda: (
-            forks.run(material, task, names, limited=False)
+            again.run(material, task, names, limited=False)
             if debugger
-            else _bounded(lambda: forks.run(material, task, names), material.timeout_s, as_json=as_json)
+            else _bounded(lambda: again.run(material, task, names), material.timeout_s, as_json=as_json)
         )
     )
     if as_json:
-        which.output.object(_body(material, ran))
+        cli.output.object(_body(material, ran))
     else:
-        _show(which.output, material, ran)
+        _show(cli.output, material, ran)
     if debugger and ran.error is not None:
         pdb.post_mortem(ran.error.__traceback__)
     if not isinstance(_end(ran).event, Completed):
@@ -91,8 +87,8 @@ def fork(
 
 
 async def _bounded(
-    attempt: Callable[[], Awaitable[forks.Ran]], timeout_s: float | None, *, as_json: bool
-) -> forks.Ran:
+    attempt: Callable[[], Awaitable[again.Ran]], timeout_s: float | None, *, as_json: bool
+) -> again.Ran:
     """Run the attempt, which Ctrl-C and its timeout end even when the task swallows its cancellation.
 
     Raises: StoppedBySignalError.
@@ -121,19 +117,25 @@ async def _bounded(
     return ran
 
 
-async def _fetch(
-    which: OneJob, attempt: int | None, tasks: TaskRegistry, archives: Sequence[Path]
-) -> forks.Material:
-    async with found_history(which, archives, "jobledger jobs fork") as found:
+async def _fetch(  # noqa: PLR0917 - what the command was told
+    cli: Cli,
+    job_id: str,
+    queue: str | None,
+    attempt: int | None,
+    tasks: TaskRegistry,
+    archives: Sequence[Path] | None,
+) -> again.Material:
+    async with found_history(cli, job_id, queue, archives, "jobledger jobs debug") as found:
         exports = export_folders(archives) if archives else ()
-        history = newest_life(found.history, which.output)
-        material = await forks.fetch(found.ledger, history, attempt, exports=exports)
+        material = await again.fetch(
+            found.ledger, newest(found.history, cli.output), attempt, exports=exports
+        )
     tasks.get(material.task)
     return material
 
 
-def _body(material: forks.Material, ran: forks.Ran) -> dict[str, Any]:
-    recorded = forks.recorded_end(material)
+def _body(material: again.Material, ran: again.Ran) -> dict[str, Any]:
+    recorded = again.recorded_end(material)
     return {
         "id": material.ref.job_id,
         "queue": material.ref.queue,
@@ -145,12 +147,12 @@ def _body(material: forks.Material, ran: forks.Ran) -> dict[str, Any]:
     }
 
 
-def _show(output: Output, material: forks.Material, ran: forks.Ran) -> None:
+def _show(output: Output, material: again.Material, ran: again.Ran) -> None:
     output.say(f"job {material.ref.job_id}", style="bold")
     output.say(
         f"attempt {material.attempt} of {material.task}, run again here; nothing was written", style="dim"
     )
-    recorded, here = forks.recorded_end(material), _end(ran)
+    recorded, here = again.recorded_end(material), _end(ran)
     output.facts(
         [
             ("recorded", _words(recorded) if recorded is not None else "no end: it never ran, or runs still"),
@@ -163,9 +165,9 @@ def _show(output: Output, material: forks.Material, ran: forks.Ran) -> None:
             output.say(f"  {line}")
 
 
-def _end(ran: forks.Ran) -> StoredEvent:
+def _end(ran: again.Ran) -> StoredEvent:
     """Return the event that ended the attempt; what becomes of the job may follow it."""
-    return next(stored for stored in ran.events if event_type(stored.event) in forks.ENDS)
+    return next(stored for stored in ran.events if event_type(stored.event) in again.ENDS)
 
 
 def _words(stored: StoredEvent) -> str:

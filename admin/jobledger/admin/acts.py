@@ -1,0 +1,80 @@
+"""What a person does to one job, found by its id or a prefix: cancel it, retry it, run it here, ask what it waits for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jobledger.admin.find import find_job
+from jobledger.admin.rows import Rows
+from jobledger.audit.why import Facts, Why, explain, find_facts
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import Carried
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.tasks import TaskRegistry
+
+
+class Ran(NamedTuple):
+    """A job after one attempt that was run here."""
+
+    job: Job
+    history: list[StoredEvent]
+    new: list[StoredEvent]  #: the end of it, stored since the attempt was asked for
+
+
+class Explained(NamedTuple):
+    """What a job waits for, and by which event that is known."""
+
+    job: Job
+    why: Why
+    facts: Facts  #: what surrounds the job, with the time of the answer
+    proof: list[
+        StoredEvent
+    ]  #: the event that says so; the one that carried it over where an archive holds that
+
+
+async def cancel(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
+    """End a waiting job at once, ask a running one to end; return the job as it is after that.
+
+    Raises: as `find_job` and `Ledger.cancel`.
+    """
+    handle = await find_job(rows, job_id, queue)
+    return await rows.ledger.cancel(handle.ref, reason=reason, by=by)
+
+
+async def retry(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
+    """Queue a job that waits for a time at once, give a dead letter one more attempt; return the job after it.
+
+    Raises: as `find_job` and `Ledger.retry`.
+    """
+    handle = await find_job(rows, job_id, queue)
+    return await rows.ledger.retry(handle.ref, reason=reason, by=by)
+
+
+async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = None, *, by: str) -> Ran:
+    """Run one attempt of a waiting job in this process, past its queue, through the same claim as in any worker.
+
+    Raises: as `find_job` and `workers.single.run_one`.
+    """
+    # Imported here: nothing else that a person does needs what runs attempts.
+    from jobledger.workers.single import run_one  # noqa: PLC0415
+
+    handle = await find_job(rows, job_id, queue)
+    seen = (await handle.history())[-1].stream_sequence
+    job = await run_one(rows.ledger, tasks, handle.ref, by=by)
+    history = await handle.history()
+    return Ran(job, history, [stored for stored in history if stored.stream_sequence > seen])
+
+
+async def why(rows: Rows, job_id: str, queue: str | None = None) -> Explained:
+    """Say what a job waits for, since when, and the event that says so.
+
+    Raises: as `find_job`; UnreachableError.
+    """
+    handle = await find_job(rows, job_id, queue)
+    history = await handle.history()
+    job = await handle.snapshot()
+    facts = await find_facts(rows.ledger, job)
+    found = explain(job, facts)
+    says_so = [stored for stored in history if stored.stream_sequence == found.event_sequence]
+    carried = [stored for stored in history if isinstance(stored.event, Carried)]
+    return Explained(job, found, facts, says_so or carried[-1:])

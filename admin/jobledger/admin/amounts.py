@@ -1,0 +1,30 @@
+"""Spans of time and numbers of bytes in the unit that a person reads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
+_KILO: Final = 1024
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in the unit that fits: `12 ms`, `3.4 s`, `5 min`, `2 h`, `3 d`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+    if seconds < _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.0f} h" if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.0f} d"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in the unit that fits: `12.3 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < _KILO:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _KILO
+    return f"{count:.1f} TiB"

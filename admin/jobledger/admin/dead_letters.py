@@ -1,0 +1,153 @@
+"""Dead letters: which ones somebody means, how they look in a list, and one of them whole."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from jobledger.admin.errors import ChoiceError, NotADeadLetterError
+from jobledger.admin.find import find_job
+from jobledger.admin.rows import Rows
+from jobledger.admin.views import JobDetails, job_details
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.fingerprint import job_fingerprint
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.times import time_text
+from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow, Store
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters somebody means; nothing is looked up yet."""
+
+    ids: tuple[str, ...] = ()  #: or prefixes
+    queue: str | None = None
+    task: str | None = None
+    reason: str | None = None
+    fingerprint: str | None = None  #: or a prefix
+    since: datetime | None = None  #: dead since then
+    older_than: timedelta | None = None  #: dead for longer
+    everything: bool = False
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether nothing chooses."""
+        return not (self.ids or self.queue or self._has_conditions)
+
+    @property
+    def names_twice(self) -> bool:
+        """Whether ids and conditions both choose; the queue may also belong to an id."""
+        return bool(self.ids) and self._has_conditions
+
+    @property
+    def _has_conditions(self) -> bool:
+        conditions = (self.task, self.reason, self.fingerprint, self.since, self.older_than)
+        return self.everything or any(each is not None for each in conditions)
+
+    def filter(self, now: datetime) -> DeadLetterFilter:
+        """Return the condition for the projection."""
+        return DeadLetterFilter(
+            queue=self.queue,
+            task=self.task,
+            reason=self.reason,
+            fingerprint=self.fingerprint,
+            since=time_text(self.since) if self.since is not None else None,
+            until=time_text(now - self.older_than) if self.older_than is not None else None,
+        )
+
+
+class Listed(NamedTuple):
+    """Dead letters, one by one or grouped by error."""
+
+    total: int  #: of all that the choice names
+    rows: list[DeadLetterRow]  #: the newest first; empty where groups were asked for
+    groups: list[DeadLetterGroup]  #: the most frequent first; empty where rows were asked for
+    now: datetime
+
+
+class Shown(NamedTuple):
+    """One dead letter whole."""
+
+    job: Job
+    details: JobDetails
+    history: list[StoredEvent]
+    fingerprint: str
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """One dead letter that an act is about."""
+
+    ref: JobRef
+    task: str
+    error: str = ""  #: why it died, in a few words
+
+
+async def list_dead_letters(rows: Rows, choice: Choice, *, limit: int, grouped: bool = False) -> Listed:
+    """Return what a choice names, as the ledger has it at this moment.
+
+    Raises: ProjectionError, UnreachableError.
+    """
+    await rows.catch_up()
+    now = rows.ledger.clock.now()
+    condition = choice.filter(now)
+    with Store.open(await rows.path()) as store:
+        return Listed(
+            store.dead_letter_count(condition),
+            [] if grouped else store.dead_letters(limit, chosen=condition),
+            store.dead_letter_groups(limit, chosen=condition) if grouped else [],
+            now,
+        )
+
+
+async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) -> Shown:
+    """Return one dead letter from its chain.
+
+    Raises: NotADeadLetterError, and as `find_job`.
+    """
+    history = await (await find_job(rows, job_id, queue)).history()
+    job = fold(history).job
+    assert job is not None, "a history is not empty"
+    if job.state is not JobState.DEAD_LETTERED:
+        raise NotADeadLetterError(
+            f"job {job.id} is {job.state.value.replace('_', ' ')} and no dead letter: "
+            f"see `jobledger jobs show {job.id}`"
+        )
+    return Shown(job, await job_details(rows.ledger, job, history), history, job_fingerprint(job))
+
+
+async def find_chosen(rows: Rows, choice: Choice, limit: int | None = None) -> list[Chosen]:
+    """Return the dead letters that a choice names, the oldest first; ids in the order in which they were given.
+
+    `limit`: at most this many of those that conditions choose.
+
+    Raises: ChoiceError: what is done to many is asked for on purpose; JobNotFoundError, AmbiguousIdError for an id.
+    """
+    if choice.names_nothing or choice.names_twice:
+        raise ChoiceError("choose dead letters by their ids or by conditions, and not by both")
+    if choice.ids:
+        return [await _by_id(rows, job_id, choice.queue) for job_id in choice.ids]
+    await rows.catch_up()
+    condition = choice.filter(rows.ledger.clock.now())
+    with Store.open(await rows.path()) as store:
+        count = limit or max(1, store.dead_letter_count(condition))
+        found = store.dead_letters(count, order="oldest", chosen=condition)
+    return [
+        Chosen(ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, error=cause(row))
+        for row in found
+    ]
+
+
+async def _by_id(rows: Rows, job_id: str, queue: str | None) -> Chosen:
+    handle = await find_job(rows, job_id, queue)
+    job = await handle.snapshot()
+    error = f"{job.error.type}: {job.error.message}" if job.error is not None else ""
+    return Chosen(ref=handle.ref, task=job.task, error=error)
+
+
+def cause(row: DeadLetterRow) -> str:
+    """Return in a few words why a job is a dead letter."""
+    said = f"{row.error_type}: {row.error}" if row.error_type else row.error or ""
+    return said if row.reason == "exhausted" else f"{row.reason}: {row.error or said}"

@@ -1,0 +1,83 @@
+"""Errors of what a person asks for. Each is one of the ledger's kinds, which decide exit codes and HTTP statuses.
+
+LedgerError                    the root, of jobledger.ledger
+├── InvalidError
+│   ├── ArchiveGapError        the exports that were named end before the ledger begins
+│   └── ChoiceError            a choice of dead letters names none, or names them in two ways
+├── NotFoundError
+│   ├── JobNotHeldError        no event of the job is there, and events are missing where it was looked for
+│   └── JobNotYetError         the job came after the moment that was asked for
+└── RefusedError
+    └── NotADeadLetterError    the job is something else, or was revived
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from jobledger.ledger.model.errors import InvalidError, NotFoundError, RefusedError
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """Events that lie before the first one that was read."""
+
+    first_sequence: int  #: the first one that was read
+    is_archived: bool  #: an `archived` event says that the rest was moved; without one it is lost
+    is_named: bool  #: part of the archive was named, and not all of it
+
+    def sentence(self, way: str) -> str:
+        """Say what the answer lacks; `way` is what reads the archive too, as a command in backticks."""
+        begin = f"stream sequence {self.first_sequence}"
+        if self.is_named:
+            return f"the archive that was named begins at {begin}: name the exports before it as well, the oldest first"
+        if self.is_archived:
+            return f"events before {begin} were archived, and {way} reads those as well"
+        return (
+            f"events before {begin} are lost, since no `archived` event says where they are: "
+            "see what `jobledger audit verify` finds"
+        )
+
+
+class ArchiveGapError(InvalidError):
+    """Exports that are read before the ledger end before it begins; name those between as well."""
+
+    def __init__(self, place: Path, ends_at: int, begins_at: int) -> None:
+        self.place = place
+        self.ends_at = ends_at  #: the last stream sequence that the exports hold
+        self.begins_at = begins_at  #: the first that the ledger holds
+        super().__init__(
+            f"archive {place} ends at stream sequence {ends_at}, and the ledger begins at {begins_at}: "
+            "name the exports between as well, the oldest first"
+        )
+
+
+class ChoiceError(InvalidError):
+    """A choice of dead letters names none, or names them both by ids and by conditions; nothing was done."""
+
+
+class JobNotHeldError(NotFoundError):
+    """No event of the job is where it was looked for, and events are missing there: the sentence says where to look."""
+
+    def __init__(
+        self, where: str, job_id: str, missing: Missing | None, command: str = "jobledger jobs show"
+    ) -> None:
+        self.where = where
+        self.job_id = job_id  #: whole where the projection knows it, else as it was given
+        self.missing = missing  #: None: nothing is missing, and no export holds the job
+        way = f"`{command} {job_id} --archive DIR`"
+        super().__init__(where if missing is None else f"{where}: {missing.sentence(way)}")
+
+    def read_by(self, command: str) -> Self:
+        """Return the same error, which names another command that reads the archive."""
+        return type(self)(self.where, self.job_id, self.missing, command)
+
+
+class JobNotYetError(NotFoundError):
+    """A job was asked for as of a moment before its first event."""
+
+
+class NotADeadLetterError(RefusedError):
+    """A job was asked for as a dead letter, and is none or none any more."""

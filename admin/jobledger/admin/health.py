@@ -1,0 +1,155 @@
+"""Whether a ledger works: every check of server, streams, consumers, clock, workers and projection, in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from jobledger.admin import checks
+from jobledger.admin.checks import Check
+from jobledger.admin.projection import projection_status
+from jobledger.admin.rows import Rows
+from jobledger.ledger.client import Ledger, connect
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.model.errors import ConfigurationError, InvalidError, LedgerError
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.connection import open_connection, redact
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import specifications
+from jobledger.projections import EventGapError, ProjectionError
+from jobledger.projections.agreement import refuse_lost_beginning
+
+#: Gives the rows of a ledger that was connected to.
+RowsOf = Callable[[Ledger], Rows]
+
+#: What a list that has to read it first takes seconds for.
+LAG_WARN_EVENTS: Final = 100_000
+_BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` tells what else is wrong"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is examined."""
+
+    url: str
+    environment: str = ""
+    monitor_url: str  #: the server's monitoring page; read only where it is on this machine
+    port: int  #: of the server, by which its page is known
+    directory: Path  #: where an embedded server would keep its store
+
+
+class Health(NamedTuple):
+    """What was found."""
+
+    checks: list[Check]  #: in the order in which they were made
+    unreached: LedgerError | None  #: why the server could not be looked at at all
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing failed; a warning is no failure."""
+        return all(check.status != "fail" for check in self.checks)
+
+
+async def examine(asked: Asked, rows: RowsOf) -> Health:
+    """Look at everything, in the order in which one thing needs the other, and change nothing.
+
+    `rows` gives the projection's rows of a ledger. An error on the way is the last check.
+
+    Raises: ConfigurationError, InvalidTokenError for the environment.
+    """
+    Names(asked.environment)  # a wrong name is refused before anything is asked
+    found: list[Check] = []
+    unreached = None
+    try:
+        if await _look_at_server(found, asked):
+            await _look_at_ledger(found, asked, rows)
+    except ConfigurationError:
+        raise
+    except (LedgerError, ProjectionError) as error:
+        if not found and isinstance(error, LedgerError):
+            unreached = error
+        # The sentence says what to do, after the colon.
+        found.append(Check(check="ledger" if found else "server", status="fail", found=str(error)))
+    disk = checks.check_disk(asked.directory)
+    return Health(found if disk is None else [*found, disk], unreached)
+
+
+async def _look_at_server(found: list[Check], asked: Asked) -> bool:
+    """Check all that needs no ledger, and makes none; return whether every stream of it exists and is right."""
+    config = LedgerConfig(url=asked.url, environment=asked.environment)
+    names = Names(asked.environment)
+    shown = ", ".join(redact(each) for each in asked.url.split(","))
+    connection = await open_connection(asked.url, name="jobledger-doctor", timeout_s=config.connect_timeout_s)
+    try:
+        inbox = Inbox(connection)
+        await inbox.open()
+        found += await checks.check_server(connection, shown)
+        found.append(await checks.check_jetstream(inbox))
+        complete = True
+        for spec in specifications(
+            names, ledger_bytes_max=config.ledger_bytes_max, lease_s=config.lease_s, replicas=config.replicas
+        ):
+            check, exists = await checks.check_stream(inbox, spec)
+            found.append(check)
+            complete = complete and exists and check.status != "fail"
+        if complete:
+            found += await checks.check_consumers(inbox, names.ledger_stream)
+        found.append(await checks.check_clock(inbox, names.ledger_stream))
+        found.append(await checks.check_durability(asked.monitor_url, asked.port))
+    finally:
+        await connection.close()
+    return complete
+
+
+async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> None:
+    """Check what is read through the ledger: workers and projection."""
+    async with connect(asked.url, environment=asked.environment, name="jobledger-doctor") as ledger:
+        found.append(await _check_workers(ledger))
+        found.append(await _check_beginning(ledger))
+        try:
+            path = await rows(ledger).path()
+        except InvalidError as error:  # workers in containers need no projection, nor a home folder for one
+            found.append(Check(check="projection", status="warn", found=str(error)))
+            return
+        found.append(await _check_projection(ledger, path))
+
+
+async def _check_workers(ledger: Ledger) -> Check:
+    live = [info for info in await ledger.leases.all() if not info.stopped]
+    jobs = sum(info.running for info in live)
+    advice = "" if live else "start one with `jobledger worker --app MODULE`"
+    status: checks.Level = "ok" if live else "warn"
+    return Check(
+        check="workers", status=status, found=f"{len(live)} live, {jobs} jobs running", advice=advice
+    )
+
+
+async def _check_beginning(ledger: Ledger) -> Check:
+    """Look whether what came before the ledger's first event was archived. Raises: UnreachableError."""
+    head = await ledger.log.head()
+    found = f"begins at stream sequence {head.first_sequence:,}, ends at {head.last_sequence:,}"
+    try:
+        await refuse_lost_beginning(ledger.log, 0, head)
+    except EventGapError as error:
+        lost = f"{error.expected:,} to {error.found - 1:,}"
+        found = f"{found}, and no archive run moved {lost}: they were lost"
+        return Check(check="ledger", status="fail", found=found, advice=_BACK_UP)
+    return Check(check="ledger", status="ok", found=found)
+
+
+async def _check_projection(ledger: Ledger, path: Path) -> Check:
+    status, problem = await projection_status(ledger, path)
+    if problem is not None:
+        return Check(check="projection", status="fail", found=str(problem))
+    if not status.exists:
+        return Check(check="projection", status="ok", found="none yet; `jobledger jobs list` makes it")
+    if not status.lag_events:
+        found = f"up to date, at stream sequence {status.position:,}"
+        return Check(check="projection", status="ok", found=found)
+    found = f"at stream sequence {status.position:,}, {status.lag_events:,} events behind"
+    if status.lag_events > LAG_WARN_EVENTS:
+        advice = "the next list has to read them first: let `jobledger projection run` follow the ledger"
+        return Check(check="projection", status="warn", found=found, advice=advice)
+    return Check(check="projection", status="ok", found=f"{found}; lists catch up by themselves")

@@ -1,0 +1,108 @@
+"""A ledger's projection as whoever asks reads it: brought up to the ledger's head first, or as of a past moment."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.nats.streams import find_stream
+from jobledger.projections import Moment, Position, Projector, Snapshots, Store, as_of
+
+#: Given a few words on what goes on, a context whose value is called with (done, total).
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+
+_NAME_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME_LENGTH_MAX: Final = 60
+
+
+@contextlib.contextmanager
+def unwatched(_what: str) -> Generator[Callable[[int, int], None], None, None]:
+    """Watch nothing: the progress of those who only want the answer."""
+    yield lambda _done, _total: None
+
+
+class View(NamedTuple):
+    """Rows at one moment."""
+
+    store: Store
+    now: datetime  #: the time that is now there
+    begins_at: (
+        int  #: the first stream sequence that the rows know of; above 1 where an archive holds the rest
+    )
+
+
+class Rows:
+    """The projection of one ledger: where its file is, and who watches it being read.
+
+    `file` is the SQLite file, or finds it when it is first needed.
+    """
+
+    def __init__(
+        self, ledger: Ledger, file: Path | Callable[[], Awaitable[Path]], *, progress: Progress = unwatched
+    ) -> None:
+        self.ledger = ledger
+        self.progress = progress
+        self._file = file
+
+    async def path(self) -> Path:
+        """Return the projection's file. Raises: what finding it raises."""
+        if not isinstance(self._file, Path):
+            self._file = await self._file()
+        return self._file
+
+    async def catch_up(self) -> Position:
+        """Bring the projection up to the ledger's head as it is now; return how far it is.
+
+        Raises: ProjectionError, UnreachableError.
+        """
+        path = await self.path()
+        with (
+            Projector(self.ledger.log, path, snapshots=Snapshots(path)) as projector,
+            self.progress("reading the ledger") as progress,
+        ):
+            return await projector.catch_up(progress=progress)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, then: Moment | None = None) -> AsyncGenerator[View, None]:
+        """Open the rows as of a past moment, else the projection brought up to date, for the length of the block.
+
+        Raises: ProjectionError, UnreachableError.
+        """
+        path, clock = await self.path(), self.ledger.clock
+        if then is None:
+            await self.catch_up()
+            with Store.open(path) as store:
+                yield View(store, clock.now(), store.position().begins_at)
+            return
+        with contextlib.ExitStack() as watched:
+            progress = watched.enter_context(self.progress("reading the ledger"))
+            async with as_of(
+                self.ledger.log, path, then.stream_sequence, progress=progress, clock=clock
+            ) as store:
+                watched.close()
+                yield View(store, then.at or clock.now(), store.position().begins_at)
+
+
+async def file_name(ledger: Ledger) -> str:
+    """Return a name for the projection's file: one per server, environment and ledger made there.
+
+    A ledger that was made anew at the same address is another ledger, so it gets another file.
+    """
+    stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
+    born = hashlib.sha256(("" if stream is None else stream.created).encode()).hexdigest()[:12]
+    places = [urlsplit(url).netloc.rpartition("@")[2] for url in ledger.config.url.split(",")]
+    place = safe_name("_".join(places)).strip("-")
+    return f"{'-'.join(filter(None, (place, ledger.names.environment, born)))}.db"
+
+
+def safe_name(text: str) -> str:
+    """Return a text with only what a subject and a file's name may hold, and no longer than both take."""
+    return _NAME_UNSAFE.sub("-", text)[:_NAME_LENGTH_MAX]

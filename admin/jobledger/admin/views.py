@@ -1,0 +1,134 @@
+"""One job as whoever asks sees it: its facts, attempts and events, with its large values fetched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+
+from jobledger.audit.export.payloads import PayloadFiles
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.errors import PayloadMissingError
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.job import Attempt, Job, Progress
+from jobledger.ledger.model.lifecycle import VALUE_FIELDS
+from jobledger.ledger.nats.payloads import Payloads
+
+
+class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job."""
+
+    attempt: int  #: from 1
+    status: str
+    worker: str
+    started_at: datetime
+    finished_at: datetime | None
+    error: ErrorInfo | None
+
+
+class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with everything that its events tell; times are UTC."""
+
+    id: str
+    queue: str
+    task: str
+    status: str
+    priority: str
+    input: Any  #: decoded; one that is gone from everywhere is `{"sha256", "size_bytes", "missing"}`
+    result: Any
+    error: ErrorInfo | None
+    created_at: datetime
+    updated_at: datetime
+    completed_at: datetime | None
+    due_at: datetime | None
+    max_attempts: int
+    timeout_s: float | None
+    dead_reason: str | None
+    cancel_requested: bool
+    cancel_reason: str | None
+    progress: Progress | None
+    last_sequence: int  #: stream sequence of its newest event
+    trace: str | None  #: a W3C traceparent
+    attempts: list[AttemptView]
+    events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
+
+
+async def job_details(
+    ledger: Ledger, job: Job, history: Iterable[StoredEvent], archived: PayloadFiles | None = None
+) -> JobDetails:
+    """Return the job with its events.
+
+    Inputs and results in the object store are fetched, those that are gone from there out of the archive.
+
+    Raises: UnreachableError.
+    """
+    return JobDetails(
+        id=job.id,
+        queue=job.queue,
+        task=job.task,
+        status=job.state.value,
+        priority=job.order.priority,
+        input=await _value(ledger.inputs, job.order.input, job.order.input_ref, archived),
+        result=await _value(ledger.results, job.result, job.result_ref, archived),
+        error=job.error,
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        completed_at=job.finished_at,
+        due_at=job.due_at,
+        max_attempts=job.order.max_attempts,
+        timeout_s=job.order.timeout_s,
+        dead_reason=job.dead_reason,
+        cancel_requested=job.cancel_requested,
+        cancel_reason=job.cancel_reason or None,
+        progress=job.progress,
+        last_sequence=job.last_sequence,
+        trace=job.order.trace or None,
+        attempts=[_attempt(attempt) for attempt in job.attempts],
+        events=[_event(stored) for stored in history],
+    )
+
+
+async def _value(
+    store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None
+) -> Any:
+    """Return a value; one that the object store no longer holds is shown as its reference."""
+    if value is NO_VALUE and ref is None:
+        return None
+    try:
+        return msgspec.json.decode(await store.get(value, ref))
+    except PayloadMissingError:
+        assert ref is not None, "only a referenced value can be missing"
+    with contextlib.suppress(PayloadMissingError):
+        if archived is not None:
+            return msgspec.json.decode(await archived.get(value, ref))
+    return {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "missing": True}
+
+
+def _event(stored: StoredEvent) -> dict[str, Any]:
+    """Return an event with the fields that it was stored with, but for values: the job's own stand beside it."""
+    fields: dict[str, Any] = _without_payloads(msgspec.json.decode(stored.data))
+    return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
+
+
+def _without_payloads(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_payloads(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if name not in VALUE_FIELDS
+    }
+
+
+def _attempt(attempt: Attempt) -> AttemptView:
+    return AttemptView(
+        attempt=attempt.number,
+        status=attempt.state,
+        worker=attempt.worker,
+        started_at=attempt.started_at,
+        finished_at=attempt.finished_at,
+        error=attempt.error,
+    )

@@ -1,0 +1,53 @@
+"""`jobledger audit restore`: an export's events, byte for byte, into an empty ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from jobledger.audit.export import Manifest, import_export, read_manifest
+from jobledger.cli.command import Cli, command
+from jobledger.cli.groups import AUDIT
+from jobledger.cli.output import Output
+from jobledger.ledger.nats.payloads import Stores
+
+
+@command(AUDIT, "restore")
+async def restore(
+    cli: Cli,
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The export, as `audit export` wrote it.")],
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=1, metavar="SEQ", help="The last event to bring back. (default: all)"),
+    ] = None,
+) -> None:
+    """Bring an export back into an empty ledger, byte for byte, at the same sequences; begun anew it goes on."""
+    output = cli.output
+    async with cli.ledger() as ledger:
+        with output.progress("restoring") as progress:
+            payloads = Stores(ledger.inputs, ledger.results)
+            count = await import_export(
+                folder, ledger.log, through=to, payloads=payloads, on_progress=progress
+            )
+        head = (await ledger.log.head()).last_sequence
+    if output.as_json:
+        output.object({"appended": count, "head": head})
+    else:
+        output.say(f"{count:,} events were brought back; the ledger ends at {head:,}")
+        _tell_payloads(output, read_manifest(folder))
+        output.note("prove it with `jobledger audit verify`")
+
+
+def _tell_payloads(output: Output, manifest: Manifest) -> None:
+    payloads = manifest.payloads
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
+        return
+    lacking = payloads.missing if payloads.included else payloads.count
+    if lacking:
+        output.note(
+            f"{lacking:,} large inputs or results are not in the export: their jobs cannot be run again"
+        )

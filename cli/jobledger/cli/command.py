@@ -1,0 +1,89 @@
+"""`@command`: a function becomes a command of the CLI; what every command can be told is added here, once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_type_hints
+
+import typer
+
+from jobledger.admin.rows import Rows
+from jobledger.cli import options
+from jobledger.cli.output import Output
+from jobledger.cli.session import Target, opened, projection_path, run
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.config import DEFAULT_URL
+
+F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
+
+#: What commands can be told beside their own options: parameter, option, default.
+_SHARED: Final[dict[str, tuple[Any, Any]]] = {
+    "projection": (options.ProjectionFile, None),
+    "url": (options.Url, DEFAULT_URL),
+    "environment": (options.Environment, ""),
+    "ledger_bytes_max": (options.LedgerBytesMax, None),
+    "as_json": (options.Json, False),
+}
+OFFLINE: Final = ("as_json",)  #: of a command that needs no server
+LEDGER: Final = ("url", "environment", "as_json")
+ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
+
+
+class Cli:
+    """What one command was told beside its own options, and its way to speak."""
+
+    def __init__(
+        self,
+        *,
+        url: str = DEFAULT_URL,
+        environment: str = "",
+        ledger_bytes_max: int | None = None,
+        projection: Path | None = None,
+        as_json: bool = False,
+    ) -> None:
+        self.target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
+        self.projection = projection  #: the file that was named
+        self.output = Output(as_json=as_json)
+
+    def ledger(self) -> AbstractAsyncContextManager[Ledger]:
+        """Connect for the length of a block."""
+        return opened(self.target)
+
+    def rows(self, ledger: Ledger) -> Rows:
+        """Return the ledger's projection, whose reading a person can watch."""
+        return Rows(ledger, lambda: projection_path(ledger, self.projection), progress=self.output.progress)
+
+
+def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Callable[[F], F]:
+    """Register a function whose first parameter is a `Cli`; the others are its own arguments and options.
+
+    A coroutine is run to its end, also one that a plain function returns: what such a function does before (import an
+    application, read stdin) Ctrl-C ends at once, which in a loop it cannot. An int that comes of it is the exit code.
+    `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults.
+    """
+
+    def register(function: F) -> F:
+        _, *own = inspect.signature(function).parameters.values()
+        hints = get_type_hints(function, include_extras=True)
+        parameters = [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in own]
+        for key in takes:
+            kind, default = _SHARED[key]
+            parameters.append(
+                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            )
+
+        def told(**given: Any) -> Any:
+            cli = Cli(**{key: given.pop(key) for key in takes})
+            answer = function(cli, **given)
+            return run(lambda: answer) if isinstance(answer, Awaitable) else answer
+
+        told.__doc__ = function.__doc__
+        told.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        told.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name)(told)
+        return function
+
+    return register

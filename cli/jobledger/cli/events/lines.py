@@ -1,0 +1,86 @@
+"""A stored event as one line: for a person, and as JSON for a program."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from rich.text import Text
+
+from jobledger.cli.output import Output
+from jobledger.cli.text import clock_time, colored, plain, shortened
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.events import EVENT_TYPES, event_type
+from jobledger.ledger.model.lifecycle import words
+from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.ledger.model.times import time_text
+
+_TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
+_DETAIL_MAX: Final = 300
+_ID_NARROW: Final = 18
+
+
+def event_json(stored: Message) -> str:
+    """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time."""
+    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
+    data = stored.data.strip()
+    if b"\n" in data or b"\r" in data:  # written by somebody else's encoder
+        data = msgspec.json.format(data, indent=-1)
+    return head + data[1:].decode()
+
+
+def message_line(message: Message, *, narrow: bool = False) -> Text:
+    """Return an event of any aggregate as one line for a person."""
+    if isinstance(message, StoredEvent):
+        return event_line(message, narrow=narrow)
+    return _other_line(message)
+
+
+def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
+    """Return a stored event as one line for a person; a `narrow` one has room for what happened, not for whole ids."""
+    event = stored.event
+    line, detail = event_parts(stored)
+    if narrow:
+        # What is left of an id is a prefix, which `jobs show` takes, and a UUIDv7's is unique to its millisecond.
+        line.append(f"{plain(event.job)[:_ID_NARROW]} ", style="")
+        line.append(f"{shortened(event.task, 16)} ", style="dim")
+    else:
+        line.append(f"{shortened(event.job, 36)} ", style="")
+        line.append(f"{shortened(event.queue, 20)}/{shortened(event.task, 24)} ", style="dim")
+    line.append_text(detail)
+    line.rstrip()
+    return line
+
+
+def event_parts(stored: StoredEvent) -> tuple[Text, Text]:
+    """Return what every line about an event begins with, a blank at its end, and what it says beyond its type."""
+    name = event_type(stored.event)
+    head = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
+    head.append_text(_unstyled(colored(name), name))
+    head.append(" ")
+    return head, Text(shortened(words(stored.event), _DETAIL_MAX))
+
+
+def show_event(output: Output, stored: StoredEvent) -> None:
+    """Print an event of a job that was named before; on a terminal what it says is folded, and nothing is cut off."""
+    output.hanging(*event_parts(stored))
+
+
+def _unstyled(word: Text, name: str) -> Text:
+    word.pad_right(_TYPE_WIDTH - len(name))
+    return word
+
+
+def _other_line(message: Message) -> Text:
+    """Return an event of an aggregate other than jobs as one line: the chain it is in, and what it says."""
+    aggregate = AGGREGATES[aggregate_of(message.subject)]
+    event = aggregate.decode(message)
+    name = aggregate.type_of(event)
+    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
+    line.append_text(_unstyled(colored(name), name))
+    line.append(f" {plain(aggregate.label(aggregate.key_of(event)))}", style="")
+    said = aggregate.words(event)
+    parts = [said] if event.by in said else [said, f"by {event.by}"]
+    line.append(f" {shortened(', '.join(filter(None, parts)), _DETAIL_MAX)}", style="dim")
+    return line

@@ -1,0 +1,134 @@
+"""`jobledger events tail`: the ledger as it was written, one stored event after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, NamedTuple
+
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.command import Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.events.lines import event_json, message_line
+from jobledger.cli.groups import EVENTS
+from jobledger.cli.times import parse_time
+from jobledger.ledger.event_stream import read_from
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.events import EVENT_TYPES
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_filter
+
+
+@command(EVENTS, "tail")
+async def tail(
+    cli: Cli,
+    *,
+    start: Annotated[
+        str, typer.Option("--from", metavar="SEQ|TIME|now", help="Stream sequence or time (UTC) to begin at.")
+    ] = "1",
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE", help="Only events of this type; repeat it, or separate by commas."
+        ),
+    ] = None,
+    queue: options.Queue = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Only events of this task.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Go on with new events until Ctrl-C.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="End after this many events.")
+    ] = None,
+) -> None:
+    """Print stored events in stream order, from the first one on unless told otherwise."""
+    choice, begin, output = _choice(options.split(types), queue, task, job), _parse_start(start), cli.output
+    async with cli.ledger() as ledger:
+        head = (await ledger.log.head()).last_sequence
+        if (begin.from_sequence or 1) > head + 1:
+            raise UsageError(f"--from {begin.from_sequence} lies beyond the ledger's end, which is {head}")
+        shown = 0
+        if follow and not head:
+            output.note("the ledger has no events yet: they are shown as they come")
+        batches = await read_from(ledger, begin, choice.subjects(ledger.names), follow=follow)
+        async with contextlib.aclosing(_chosen(batches, choice.jobs, limit)) as messages:
+            async for message in messages:
+                shown += 1
+                if output.as_json:
+                    output.raw(event_json(message))
+                else:
+                    output.line(message_line(message, narrow=output.is_narrow))
+        if not (shown or output.as_json):
+            output.note("no event is what was asked for" if head else "the ledger has no events yet")
+
+
+class _Choice(NamedTuple):
+    """Which events are shown."""
+
+    jobs: EventFilter
+    with_jobs: bool | None  #: None: everything there is
+    others: tuple[str, ...]  #: types of other aggregates' events
+
+    def subjects(self, names: Names) -> tuple[str, ...] | None:
+        """Return what the server filters by; None for everything."""
+        if self.with_jobs is None:
+            return None
+        others = (
+            aggregate.of_type(names, kind)
+            for aggregate in AGGREGATES.values()
+            for kind in self.others
+            if kind in aggregate.types
+        )
+        return (*(self.jobs.subjects(names) if self.with_jobs else ()), *others)
+
+
+def _choice(types: list[str], queue: str | None, task: str | None, job: str | None) -> _Choice:
+    """Check the options. Raises: UsageError."""
+    wanted = frozenset(types)
+    known = [kind for aggregate in AGGREGATES.values() for kind in aggregate.types]
+    unknown = sorted(wanted - set(known))
+    if unknown:
+        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(known)}")
+    others = sorted(wanted - set(EVENT_TYPES))
+    named = [name for name, value in (("queue", queue), ("task", task), ("job", job)) if value is not None]
+    if others and named:
+        raise UsageError(f"{others[0]} is not an event of jobs, among which --{named[0]} chooses")
+    of_jobs = sorted(wanted - set(others))
+    jobs = chosen_filter(types=of_jobs, queue=queue, task=task, job=job)
+    return _Choice(jobs, bool(of_jobs or named) if wanted or named else None, tuple(others))
+
+
+async def _chosen(
+    batches: AsyncGenerator[list[Message], None], jobs: EventFilter, limit: int | None
+) -> AsyncGenerator[Message, None]:
+    """Yield the messages, of jobs those that fit, up to the limit."""
+    left = limit
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for message in batch:
+                if isinstance(message, StoredEvent) and not jobs.fits(message):
+                    continue
+                yield message
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+def _parse_start(text: str) -> Start:
+    """Read a stream sequence, a time, or `now`.
+
+    Raises: UsageError.
+    """
+    if text == "now":
+        return Start(live=True)
+    if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - what the server counts to
+        return Start(from_sequence=max(1, int(text)))
+    return Start(since=parse_time("--from", text, "a stream sequence, now or "))

@@ -1,0 +1,57 @@
+"""`jobledger jobs show`: one job, read from its chain and so never stale, now or as of a past moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.admin.archived import archived_payloads
+from jobledger.admin.past import AsOf, events_until, moment_words
+from jobledger.admin.views import job_details
+from jobledger.cli import options
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import JOBS
+from jobledger.cli.jobs.view import show_job
+from jobledger.cli.one_job import Found, JobId, found_history, newest
+from jobledger.cli.past import asked, option_words
+from jobledger.ledger.model.chain import fold
+from jobledger.projections import Moment
+from jobledger.projections.errors import MomentArchivedError
+
+
+@command(JOBS, "show", takes=ROWS)
+async def show(
+    cli: Cli,
+    *,
+    job_id: JobId,
+    queue: options.Queue = None,
+    at: options.At = None,
+    sequence: options.Sequence = None,
+    archives: options.Archives = None,
+) -> None:
+    """Show one job with its attempts and every event, read from its chain and so never stale."""
+    past, output = asked(at, sequence), cli.output
+    async with found_history(cli, job_id, queue, archives, "jobledger jobs show") as found:
+        then = await _moment(found, past, job_id) if past is not None else None
+        events = newest(found.history if then is None else events_until(found.history, then), output)
+        job = fold(events).job
+        assert job is not None, "a history is not empty"
+        details = await job_details(found.ledger, job, events, archived_payloads(found.log))
+        now = found.ledger.clock.now()
+    if then is not None:
+        output.say(moment_words(then), style="dim")
+        now = then.at or now
+    if output.as_json:
+        as_of = {} if then is None else {"as_of": {"stream_sequence": then.stream_sequence, "at": then.at}}
+        output.object({**msgspec.structs.asdict(details), **as_of})
+    else:
+        show_job(output, job, details, events, now)
+    if found.missing:
+        output.note(found.missing)
+
+
+async def _moment(found: Found, past: AsOf, job_id: str) -> Moment:
+    try:
+        return await past.moment(found.log, found.ledger.clock)
+    except MomentArchivedError as error:
+        hint = f"`jobledger jobs show {job_id} {option_words(past)} --archive DIR` reads that as well"
+        raise MomentArchivedError(error.what, error.to, hint) from error

@@ -1,0 +1,34 @@
+"""`jobledger projection rebuild`: the rows once more, from the first event."""
+
+from __future__ import annotations
+
+from jobledger.audit.archive.chain import with_past
+from jobledger.cli import options
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import PROJECTION
+from jobledger.projections import rebuild
+
+
+@command(PROJECTION, "rebuild", takes=ROWS)
+async def rebuild_projection(cli: Cli, *, archives: options.Archives = None) -> None:
+    """Make the projection anew from the first event, beside the old one, and swap it in."""
+    output = cli.output
+    async with cli.ledger() as ledger:
+        path = await cli.rows(ledger).path()
+        log = await with_past(ledger.log, archives) if archives else ledger.log
+        with output.progress("rebuilding") as progress:
+            position = await rebuild(log, path, progress=progress)
+    if output.as_json:
+        output.object(
+            {
+                "projection": str(path),
+                "position": position.stream_sequence,
+                "begins_at": position.begins_at,
+                "counts_begin_at": position.counts_begin_at,
+            }
+        )
+        return
+    if position.missing:
+        output.note(position.missing)
+    begins = f" from {position.begins_at:,}" if position.begins_at > 1 else ""
+    output.say(f"{path} is rebuilt{begins} up to stream sequence {position.stream_sequence:,}")
