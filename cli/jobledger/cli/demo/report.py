@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from jobledger.admin.amounts import duration, size
+from jobledger.audit.verify import Report, verify
 from jobledger.cli.demo.tasks import FileIndex, index_file
 from jobledger.cli.jobs.view import show_attempts, show_trail
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, shortened
-from jobledger.ledger import Job, JobHandle, JobState, Ledger
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, extend, fold
-from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, event_type
-from jobledger.projections import Store
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.chain import fold
+from jobledger.projections import JobRow, Store
 
-_SLOWEST: int = 5
-_DEAD_SHOWN_MAX: int = 12
-_PATH_SHOWN: int = 44
-_ERROR_SHOWN: int = 46
+_SLOWEST: Final = 5
+_DEAD_SHOWN_MAX: Final = 12
+_PATH_SHOWN: Final = 44
+_ERROR_SHOWN: Final = 46
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the parts took."""
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """What all indexed files have together."""
 
+    bytes: int
+    lines: int
+    tokens: int
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, and how long the parts took."""
+
+    root: Path
+    files: list[Path]
+    lost: list[str]  #: ids of the jobs that the killed worker ran
     enqueue_s: float
     drain_s: float  #: from the first worker's start to the last job's end
     before_kill_jobs: int  #: done by both workers, before one was killed
@@ -36,216 +46,162 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger says, counted event by event."""
+    """What the ledger says, as a program gets it."""
 
+    ok: bool  #: there are no faults
     files: int
-    events: Counter[str]
-    states: Counter[str]
-    size_bytes: int
-    lines: int
-    tokens: int
-    stored_bytes: int
-    faults: list[str]  #: what does not agree; empty when the demo succeeded
+    states: dict[str, int]  #: jobs by state
+    events: dict[str, int]  #: by type
+    indexed: Sums
+    ledger_bytes: int
+    interrupted_jobs: list[str]
+    enqueue_s: float
+    drain_s: float
+    before_kill: dict[str, float]
+    recovery_s: float
+    faults: list[str]  #: what does not agree
 
 
-async def examine(
-    ledger: Ledger, files: Sequence[Path], store: Store, lost: Sequence[JobHandle[Any]]
-) -> Findings:
-    """Fold every job from the ledger alone, and compare with the files and with the projection."""
-    chains: defaultdict[str, JobView] = defaultdict(lambda: EMPTY_CHAIN)
-    finals: Counter[str] = Counter()
-    types: Counter[str] = Counter()
-    async for stored in ledger.events(follow=False):
-        chains[stored.event.job] = extend(chains[stored.event.job], stored)
-        types[event_type(stored.event)] += 1
-        finals[stored.event.job] += isinstance(stored.event, Completed | DeadLettered | Cancelled | Discarded)
-    jobs = [chain.job for chain in chains.values() if chain.job is not None]
-    indexed = [
-        msgspec.json.decode(job.result, type=FileIndex) for job in jobs if job.state is JobState.COMPLETED
-    ]
-    states = Counter(job.state.value for job in jobs)
+async def examine(ledger: Ledger, store: Store, played: Played) -> Findings:
+    """Prove the ledger sound, and compare the projection with it and with the files."""
+    report = await verify(ledger.log)
+    rows = {_path(row): row for row in store.jobs(2 * len(played.files))}
+    indexed = [_index(row) for row in rows.values() if row.status == "completed"]
+    faults = [*_faults(store, report, rows, played)]
     return Findings(
-        files=len(files),
-        events=types,
-        states=states,
-        size_bytes=sum(each.size_bytes for each in indexed),
-        lines=sum(each.lines for each in indexed),
-        tokens=sum(each.tokens for each in indexed),
-        stored_bytes=(await ledger.log.head()).stored_bytes,
-        faults=[
-            *_faults_of_files(jobs, files),
-            *(f"job {job_id} has {count} final events" for job_id, count in finals.items() if count != 1),
-            *_faults_of_lost({job.id: job for job in jobs}, lost),
-            *(
-                []
-                if +Counter(store.counts_by_state()) == states
-                else ["the projection counts other states than the ledger"]
-            ),
-        ],
+        ok=not faults,
+        files=len(played.files),
+        states=report.states,
+        events=report.types,
+        indexed=Sums(
+            bytes=sum(each.size_bytes for each in indexed),
+            lines=sum(each.lines for each in indexed),
+            tokens=sum(each.tokens for each in indexed),
+        ),
+        ledger_bytes=(await ledger.log.head()).stored_bytes,
+        interrupted_jobs=played.lost,
+        enqueue_s=played.enqueue_s,
+        drain_s=played.drain_s,
+        before_kill={"jobs": played.before_kill_jobs, "seconds": played.before_kill_s},
+        recovery_s=played.recovery_s,
+        faults=faults,
     )
 
 
-def _faults_of_files(jobs: Sequence[Job], files: Sequence[Path]) -> list[str]:
-    """Hold jobs against files: one each, what was indexed is as it lies there, what failed cannot be tokenized."""
-    faults: list[str] = []
-    by_path = {str(msgspec.json.decode(job.order.input)["path"]): job for job in jobs}
-    if len(by_path) != len(jobs) or by_path.keys() != {str(path) for path in files}:
-        faults.append(f"{len(jobs)} jobs for {len(files)} files, or for other files")
-    for path, job in by_path.items():
-        if job.state is JobState.COMPLETED:
-            if msgspec.json.decode(job.result, type=FileIndex).size_bytes != Path(path).stat().st_size:
-                faults.append(f"{path} has another size than its job says")
-        elif job.state is not JobState.DEAD_LETTERED:
-            faults.append(f"job {job.id} is {job.state.value}")
-        elif _can_be_indexed(path):
-            faults.append(f"{path} can be indexed, but its job is a dead letter")
-    return faults
+def _faults(store: Store, report: Report, rows: dict[Path, JobRow], played: Played) -> Iterator[str]:
+    """Yield what must not be: in the ledger, between it and the projection, between its jobs and the files."""
+    yield from (violation.sentence for violation in report.violations)
+    if {state: count for state, count in store.counts_by_state().items() if count} != report.states:
+        yield "the projection counts other states than the ledger"
+    if report.jobs != len(rows) or rows.keys() != set(played.files):
+        yield f"{report.jobs} jobs for {len(played.files)} files, or for other files"
+    for path, row in rows.items():
+        if row.status not in {"completed", "dead_lettered"}:
+            yield f"job {row.id} is {row.status}"
+        elif row.status == "completed" and _index(row).size_bytes != path.stat().st_size:
+            yield f"{path} has another size than its job says"
+        elif row.status == "dead_lettered" and _can_be_indexed(path):
+            yield f"{path} can be indexed, but its job is a dead letter"
+    for job_id in played.lost:
+        states = [attempt.status for attempt in store.attempts("index", job_id)]
+        if len(states) < 2 or "lost" not in states:  # noqa: PLR2004 - the lost one and another
+            yield f"job {job_id} should show its first attempt as lost, and a later one"
 
 
-def _can_be_indexed(path: str) -> bool:
+def _path(row: JobRow) -> Path:
+    return Path(str(msgspec.json.decode(row.input or b'{"path": ""}')["path"]))
+
+
+def _index(row: JobRow) -> FileIndex:
+    return msgspec.json.decode(row.result or b"", type=FileIndex)
+
+
+def _can_be_indexed(path: Path) -> bool:
     try:
-        index_file(path)
+        index_file(str(path))
     except Exception:  # noqa: BLE001 - any failure is the one the job had
         return False
     return True
 
 
-def _faults_of_lost(jobs: dict[str, Job], lost: Sequence[JobHandle[Any]]) -> list[str]:
-    """Each job that its worker's death interrupted must have lost that attempt and gone on elsewhere."""
-    return [
-        f"job {handle.id} should show its first attempt as lost, and a later one"
-        for handle in lost
-        if len(jobs[handle.id].attempts) < 2  # noqa: PLR2004 - the lost one and another
-        or not any(attempt.state == "lost" for attempt in jobs[handle.id].attempts)
-    ]
-
-
-def as_object(findings: Findings, timing: Timing, lost: Sequence[JobHandle[Any]]) -> dict[str, Any]:
-    """Return the report for a program."""
-    return {
-        "ok": not findings.faults,
-        "files": findings.files,
-        "states": dict(findings.states),
-        "events": dict(findings.events),
-        "indexed": {"bytes": findings.size_bytes, "lines": findings.lines, "tokens": findings.tokens},
-        "ledger_bytes": findings.stored_bytes,
-        "interrupted_jobs": [handle.id for handle in lost],
-        "enqueue_s": timing.enqueue_s,
-        "drain_s": timing.drain_s,
-        "before_kill": {"jobs": timing.before_kill_jobs, "seconds": timing.before_kill_s},
-        "recovery_s": timing.recovery_s,
-        "faults": findings.faults,
-    }
-
-
-async def show(
-    output: Output,
-    *,
-    store: Store,
-    root: Path,
-    findings: Findings,
-    timing: Timing,
-    lost: Sequence[JobHandle[Any]],
-) -> None:
+async def show(output: Output, ledger: Ledger, store: Store, found: Findings, played: Played) -> None:
     """Print the tables, the trail and the totals."""
-    counts = {state: count for state, count in store.counts_by_state().items() if count}
-    output.table(
-        ("state", "jobs>"),
-        [(colored(state), count) for state, count in counts.items()],
-        title="Jobs by state",
-    )
-    _show_slowest(output, store, root)
-    _show_dead_letters(output, store, root)
-    await _show_trail(output, lost, root)
-    events = sorted(findings.events.items(), key=lambda item: -item[1])
+    states = [(colored(state), count) for state, count in store.counts_by_state().items() if count]
+    output.table(("state", "jobs>"), states, title="Jobs by state")
+    _show_slowest(output, store, played.root)
+    _show_dead_letters(output, store, played.root)
+    await _show_trail(output, ledger, store, played)
+    events = sorted(found.events.items(), key=lambda item: -item[1])
     output.table(
         ("event", "stored>"), [(colored(name), count) for name, count in events], title="Events in the ledger"
     )
-    _show_totals(output, findings, timing)
+    _show_totals(output, found)
 
 
 def _show_slowest(output: Output, store: Store, root: Path) -> None:
     rows: list[tuple[Any, ...]] = []
     for slow in store.slowest(50):
         row = store.job(slow.queue, slow.job_id)
-        if slow.status == "completed" and row is not None and row.result is not None and len(rows) < _SLOWEST:
-            found = msgspec.json.decode(row.result, type=FileIndex)
-            rows.append(
-                (_file(slow.input, root), found.lines, found.tokens, duration(slow.duration_ms / 1000))
-            )
+        if slow.status == "completed" and row is not None and len(rows) < _SLOWEST:
+            found = _index(row)
+            rows.append((_name(row, root), found.lines, found.tokens, duration(slow.duration_ms / 1000)))
     output.table(("file", "lines>", "tokens>", "took>"), rows, title="Slowest files")
 
 
 def _show_dead_letters(output: Output, store: Store, root: Path) -> None:
     letters = store.dead_letters(_DEAD_SHOWN_MAX)
+    output.say()
     if not letters:
-        output.say()
         output.say("No dead letters: each of these files can be tokenized.")
         return
-    output.say()
     output.say("Dead letters", style="bold")
     for letter in letters:
         row = store.job(letter.queue, letter.job_id)
-        name = _file(row.input if row is not None else None, root)
-        output.say(f"{letter.job_id}  {name}")
+        output.say(f"{letter.job_id}  {'?' if row is None else _name(row, root)}")
         reason = f"{letter.error_type}: {letter.error}".replace(f"{root}/", "")
-        output.say(
-            f"    {letter.reason} after {letter.attempts} attempts: {shortened(reason, _ERROR_SHOWN)}",
-            style="red",
-        )
+        said = f"{letter.reason} after {letter.attempts} attempts: {shortened(reason, _ERROR_SHOWN)}"
+        output.say(f"    {said}", style="red")
 
 
-def _file(value: msgspec.Raw | None, root: Path) -> str:
-    if value is None:
-        return "?"
-    path = Path(str(msgspec.json.decode(value)["path"]))
+def _name(row: JobRow, root: Path) -> str:
+    path = _path(row)
     name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
     return name if len(name) <= _PATH_SHOWN else f"…{name[1 - _PATH_SHOWN :]}"
 
 
-async def _show_trail(output: Output, lost: Sequence[JobHandle[Any]], root: Path) -> None:
-    handle, history = lost[0], await lost[0].history()
-    for each in lost:  # one that completed shows the point best
-        chain = await each.history()
-        job = fold(chain).job
-        if job is not None and job.state is JobState.COMPLETED:
-            handle, history = each, chain
-            break
+async def _show_trail(output: Output, ledger: Ledger, store: Store, played: Played) -> None:
+    """Show one job that was interrupted; one that completed shows the point best."""
+    rows = [row for job_id in played.lost if (row := store.job("index", job_id)) is not None]
+    row = next((row for row in rows if row.status == "completed"), rows[0])
+    history = await (await ledger.job(row.id)).history()
     job = fold(history).job
     assert job is not None, "a history is not empty"
     output.say()
-    output.say(f"Job {handle.id} ran {_file(job.order.input, root)} when its worker was killed", style="bold")
+    output.say(f"Job {row.id} ran {_name(row, played.root)} when its worker was killed", style="bold")
     show_attempts(output, job)
     show_trail(output, history)
 
 
-def _show_totals(output: Output, findings: Findings, timing: Timing) -> None:
-    total = sum(findings.events.values())
+def _show_totals(output: Output, found: Findings) -> None:
+    total, files, sums = sum(found.events.values()), found.files, found.indexed
+    until_kill = _rate(found.before_kill["jobs"], found.before_kill["seconds"])
+    enqueued = f"{duration(found.enqueue_s)}: {_rate(files, found.enqueue_s)}"
     output.say()
     output.say("Totals", style="bold")
     output.facts(
         [
-            ("indexed", f"{findings.lines:,} lines, {findings.tokens:,} tokens, {size(findings.size_bytes)}"),
+            ("indexed", f"{sums.lines:,} lines, {sums.tokens:,} tokens, {size(sums.bytes)}"),
             (
                 "ledger",
-                f"{total:,} events, {size(findings.stored_bytes)}, sequence 1 to {total:,} without a hole",
+                f"{total:,} events, {size(found.ledger_bytes)}, sequence 1 to {total:,} without a hole",
             ),
-            (
-                "enqueued",
-                f"{findings.files:,} jobs in {duration(timing.enqueue_s)}: {_rate(findings.files, timing.enqueue_s)}",
-            ),
-            (
-                "throughput",
-                f"{_rate(timing.before_kill_jobs, timing.before_kill_s)} until the kill, on two workers",
-            ),
-            (
-                "drained",
-                f"{findings.files:,} jobs in {duration(timing.drain_s)}, waiting for the lease included",
-            ),
-            ("recovered", f"the interrupted jobs ended {duration(timing.recovery_s)} after the kill"),
+            ("enqueued", f"{files:,} jobs in {enqueued}"),
+            ("throughput", f"{until_kill} until the kill, on two workers"),
+            ("drained", f"{files:,} jobs in {duration(found.drain_s)}, waiting for the lease included"),
+            ("recovered", f"the interrupted jobs ended {duration(found.recovery_s)} after the kill"),
         ]
     )
 
 
-def _rate(count: int, seconds: float) -> str:
+def _rate(count: float, seconds: float) -> str:
     return f"{count / max(seconds, 1e-9):,.0f} jobs/s"
