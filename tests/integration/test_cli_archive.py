@@ -193,7 +193,7 @@ def test_a_subscriber_that_is_behind_is_named_in_the_plan_and_stops_the_run(cli:
 
     cli.with_ledger(subscribe)
     before = ("--before", now(), "--to", "archive")
-    assert "has not dealt with stream sequence 1: it would be refused" in " ".join(
+    assert "has not acknowledged stream sequence 1: the run would be refused" in " ".join(
         cli("archive", *before, "--plan").out.split()
     )
     refused = cli("archive", *before)
@@ -227,7 +227,7 @@ def test_ctrl_c_at_any_step_is_one_sentence_and_the_next_run_goes_on(
         stopped = cli(*words)
     assert (stopped.code, stopped.out) == (130, "")
     assert " ".join(stopped.err.split()).endswith(
-        "interrupted: nothing is lost; run it again, and it goes on where it was"
+        "interrupted: nothing is lost; run the command again to resume"
     )
     assert cli("verify", "--archive", "archive").code == (3 if step == "_export" else 0)
     done = objects(cli(*words, "--json"))
@@ -242,7 +242,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
     (tmp_path / "file").touch()
     for place, code, sentence in (
         ("", 2, "--to is empty"),
-        ("file", 2, "that is a file, and an archive is a folder"),
+        ("file", 2, "this is a file, and an archive is a folder"),
         ("file/archive", 1, "the archive cannot be written, "),
         ("a" * 300, 2, "File name too long"),
     ):

@@ -120,7 +120,7 @@ def test_who_tells_of_archived_acts_or_that_there_are_some(whole: Cli) -> None:
         assert answer.err.startswith(f"{FIRST}, and `jobledger audit who --archive DIR`")
         assert len(answer.err.splitlines()) == 1
     now = datetime.now(UTC).isoformat()  # nothing that was archived is so new
-    assert whole("audit", "who", "--since", now) == Answer(0, "no acts fit\n", "")
+    assert whole("audit", "who", "--since", now) == Answer(0, "no operator actions match\n", "")
     assert whole("audit", "who", "--archive", "nowhere").code == 3
     both = ("--archive", "archive", "--since")
     assert whole.lines("audit", "who", *both, known[0]["at"]) == known
@@ -287,7 +287,7 @@ def test_lists_say_where_their_rows_begin(cli: Cli) -> None:
     for command in (("jobs", "list"), ("queues", "list"), ("jobs", "list", "--sequence", "10")):
         shown = cli(*command, *fresh)
         assert shown.code == 0
-        assert "rows begin at stream sequence 7: what was before is in the archive" in shown.err
+        assert "rows begin at stream sequence 7: earlier events are in the archive" in shown.err
         told = cli(*command, *fresh, "--json")
         assert [row["rows_begin_at"] for row in told.lines] == [7]
     assert [row["counts"]["completed"] for row in cli.lines("queues", "list")] == [1]

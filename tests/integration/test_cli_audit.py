@@ -421,7 +421,7 @@ def _acted(cli: Cli) -> datetime:
 
 
 def test_acts_of_people_are_listed_the_newest_first(cli: Cli) -> None:
-    assert cli("who").out == "nobody did anything to a job\n"
+    assert cli("who").out == "no operator actions\n"
     between = _acted(cli)
     listed = cli("who", "--json").lines
     assert [(each["by"], each["act"], each["job"], each["reason"]) for each in listed] == [
@@ -433,7 +433,7 @@ def test_acts_of_people_are_listed_the_newest_first(cli: Cli) -> None:
     assert [each["new_input"] for each in listed] == [False, True, False, False]
     assert cli("who", "--json", "--by", "alice").lines == [listed[1], listed[3]]
     assert cli("who", "--json", "--since", between.isoformat()).lines == listed[:3]
-    assert cli("who", "--since", "2200-01-01").out == "no acts fit\n"
+    assert cli("who", "--since", "2200-01-01").out == "no operator actions match\n"
     limited = cli("who", "--limit", "1")
     assert limited.out.splitlines()[0].endswith("discard  work/b by bob")
     assert limited.err == "the newest 1 of 4 are shown; --limit shows more\n"

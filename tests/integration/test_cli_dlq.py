@@ -127,7 +127,7 @@ def four(cli: Cli) -> Cli:
 def test_without_dead_letters_the_list_is_empty(cli: Cli) -> None:
     assert cli("list").out == "no dead letters\n"
     assert cli("list", "--json").out == cli("list", "--group", "--json").out == ""
-    assert cli("requeue", "--all", "--yes").out == "no dead letters fit\n"
+    assert cli("requeue", "--all", "--yes").out == "no dead letters match\n"
 
 
 def test_the_list_is_filtered_and_grouped(four: Cli) -> None:
@@ -166,7 +166,7 @@ def test_one_is_shown_with_its_fingerprint_and_another_job_is_refused(four: Cli)
     assert shown["fingerprint"] in four("show", "charge-1").out
     assert four("requeue", "charge-1").code == 0
     answer = four("show", "charge-1")
-    assert (answer.code, "job charge-1 is queued and no dead letter" in answer.err) == (4, True)
+    assert (answer.code, "job charge-1 is queued and not a dead letter" in answer.err) == (4, True)
     assert four("show", "nope").code == 3
 
 
@@ -267,10 +267,14 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (
         ["requeue", "--all"],
         2,
-        "requeue 4 dead letters with 1 more attempt: look at them with --plan, then say --yes",
+        "requeue 4 dead letters with 1 more attempt: look at them with --plan, then repeat the command with --yes",
     ),
-    (["discard", "--all"], 2, "discard 4 dead letters: look at them with --plan, then say --yes"),
-    (["list", "--fingerprint", "xyz"], 2, "'xyz' is none: up to 12 hex digits"),
+    (
+        ["discard", "--all"],
+        2,
+        "discard 4 dead letters: look at them with --plan, then repeat the command with --yes",
+    ),
+    (["list", "--fingerprint", "xyz"], 2, "'xyz' is not one: up to 12 hex digits"),
     (["list", "--older-than", "soon"], 2, "'soon' is not a time span such as 90s"),
     (["list", "--older-than", "999999999w"], 2, "longer than anything was kept"),
     (["list", "--since", "yesterday"], 2, "is not a time such as"),
@@ -297,7 +301,7 @@ def test_bad_requests_are_sentences_and_change_nothing(four: Cli) -> None:
 
 
 def test_what_is_older_than_a_span_is_what_died_before_it_began(four: Cli) -> None:
-    assert four("discard", "--older-than", "1d", "--plan").out == "no dead letters fit\n"
+    assert four("discard", "--older-than", "1d", "--plan").out == "no dead letters match\n"
 
 
 def test_the_api_does_the_same(four: Cli) -> None:

@@ -82,7 +82,7 @@ def test_the_documented_outputs_are_the_real_ones(cli: Cli) -> None:
             assert printed.startswith(wanted.removesuffix("..."))
         else:
             assert printed == wanted
-    assert cli("subscriptions", "list").out.startswith("nobody reads under a name")
+    assert cli("subscriptions", "list").out.startswith("no durable subscriptions")
 
 
 def test_what_shows_nothing_says_why_on_stderr(cli: Cli) -> None:
@@ -91,7 +91,7 @@ def test_what_shows_nothing_says_why_on_stderr(cli: Cli) -> None:
     assert (cli("tail", "--json").out, cli("tail", "--json").err) == ("", "")
     cli.story()
     none = cli("tail", "--type", "discarded")
-    assert (none.code, none.out, none.err) == (0, "", "no event is what was asked for\n")
+    assert (none.code, none.out, none.err) == (0, "", "no event matches\n")
     assert cli("tail").err == ""
 
 
@@ -126,7 +126,11 @@ def test_tail_chooses_by_job_task_type_and_aggregate(cli: Cli) -> None:
 
 
 REFUSED: list[tuple[list[str], int, str]] = [
-    (["tail", "--type", "acquired", "--job", "x"], 2, "acquired is not an event of jobs, among which --job"),
+    (
+        ["tail", "--type", "acquired", "--job", "x"],
+        2,
+        "--job chooses events of jobs, and acquired is not one of them",
+    ),
     (["tail", "--type", "begun"], 2, "there is no event type 'begun'"),
     (["tail", "--task", "a.b"], 2, "task name 'a.b' is not valid"),
     (["tail", "--job", "*"], 2, "job id '*' is not valid"),

@@ -139,7 +139,7 @@ def test_no_projection_or_a_strange_one_holds_no_check_up(cli: Cli, tmp_path: Pa
     assert not cli.projection.exists()
     cli.projection.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
     answer = cli("audit", "verify")
-    assert (answer.code, "was not held to the projection" in answer.err) == (0, True)
+    assert (answer.code, "was not compared with the projection" in answer.err) == (0, True)
 
     other = CommandLine(cli.url, cli._capsys)
     other.with_ledger(lambda ledger: rebuild(ledger.log, tmp_path / "other.db"))
@@ -154,7 +154,7 @@ def test_a_place_that_cannot_be_looked_at_holds_no_check_up(
         "p" * 300
     )  # as in somebody else's folder, the system refuses to look
     answer = cli("audit", "verify")
-    assert (answer.code, "was not held to the projection" in answer.err) == (0, True), answer.err
+    assert (answer.code, "was not compared with the projection" in answer.err) == (0, True), answer.err
 
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")  # of a user that the system does not know

@@ -220,7 +220,7 @@ def test_a_job_that_never_ran_runs_here_and_stays_queued(debug: Debug) -> None:
     before = debug.head()
     code, out, _ = debug(job_id)  # a task for processes: here in this one
     assert code == 0
-    assert "recorded  no end: it never ran, or runs still\n" in out
+    assert "recorded  no end: it never ran, or is still running\n" in out
     assert "here      completed: 42\n" in out
     assert debug.head() == before
 

@@ -197,5 +197,5 @@ def test_what_cannot_be_replayed_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert difference(tmp_path / "live.db", tmp_path / "both.db") is None
     (tmp_path / "file.db").write_text("mine")
     code, _, err = cli("replay", "--into", target)
-    assert (code, "there is such a file" in err) == (2, True)
+    assert (code, "the file exists" in err) == (2, True)
     assert (tmp_path / "file.db").read_text() == "mine"

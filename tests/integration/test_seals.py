@@ -139,7 +139,7 @@ def test_seals_are_made_published_and_listed(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("seal", "--key", key, "--publish", str(kept))
     assert code == 0
     assert out.startswith("sealed 1 to 3: ")
-    assert cli("seal", "--key", key)[1] == "nothing was added since the newest seal\n"
+    assert cli("seal", "--key", key)[1] == "no events were added since the newest seal\n"
     cli.enqueue(2)
     code, out, _ = cli("seal", "--key", key, "--publish", str(kept), "--json")
     assert json.loads(out)["seal"]["from_sequence"] == 4

@@ -188,7 +188,7 @@ async def test_what_does_not_end_in_time_is_given_back_with_its_attempt(
     await until(lambda: len(lines(trace)) == 50)
     worker.child.send_signal(signal.SIGTERM)
     if twice:
-        await anyio.to_thread.run_sync(worker.said, "once more")
+        await anyio.to_thread.run_sync(worker.said, "a second signal stops at once")
         await anyio.sleep(0.5)
         assert worker.child.poll() is None
         worker.child.send_signal(signal.SIGTERM)
@@ -376,7 +376,7 @@ async def test_a_changed_file_starts_the_worker_anew_and_a_broken_one_is_waited_
     (first,) = await workers_of(worker, 1)
     assert await (await ledger.enqueue(task)).result(timeout_s=LIMIT_S) == 1
     module.write_text("def broken(:\n", encoding="utf-8")
-    await anyio.to_thread.run_sync(worker.said, "shown.py changed: starting anew")
+    await anyio.to_thread.run_sync(worker.said, "shown.py changed: restarting")
     await anyio.to_thread.run_sync(worker.said, "SyntaxError")
     await anyio.to_thread.run_sync(worker.said, "waiting for a change")
     assert not exists(first)

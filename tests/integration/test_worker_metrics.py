@@ -203,7 +203,7 @@ class _Nothing:
         (("--metrics-port", "TAKEN"), 4, "cannot be listened on"),
         (("--metrics-port", "0", "--metrics-host", "0.0.0.0"), 2, "give a token file too"),
         (("--metrics-port", "0", "--metrics-token-file", "missing"), 2, "cannot be read"),
-        (("--metrics-port", "65535", "--processes", "2"), 2, "need as many ports"),
+        (("--metrics-port", "65535", "--processes", "2"), 2, "2 processes need 2 ports"),
     ],
 )
 def test_a_port_that_cannot_be_served_stops_the_worker_with_a_sentence(

@@ -112,7 +112,7 @@ def test_long_lines_are_folded_on_a_terminal_alone_and_commands_never(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = "`jobledger jobs show slow-1`"
-    text = f"job slow-1 runs on web1-4242-1b0f3c5e, which is asked to end it: {command} says more"
+    text = f"job slow-1 runs on web1-4242-1b0f3c5e, which was asked to end it: {command} says more"
     output = Output()
     output.say(text)
     output.hanging(Text("status  "), Text(text))

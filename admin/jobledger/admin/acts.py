@@ -66,7 +66,7 @@ async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = 
 
 
 async def why(rows: Rows, job_id: str, queue: str | None = None) -> Explained:
-    """Say what a job waits for, since when, and the event that says so.
+    """Say what a job waits for, since when, and which event says so.
 
     Raises: as `find_job`; UnreachableError.
     """

@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one dead letter."""
 
     chosen: Chosen
-    result: Result  #: refused: no dead letter any more; invalid: it cannot be done as it was asked for
+    result: Result  #: refused: not dead letters any more; invalid: it cannot be done as it was asked for
     message: str = ""  #: why it was not done
     input_text: bytes | None = None  #: the new input as JSON, where there is one
 
@@ -79,7 +79,7 @@ async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -
 
 
 async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool) -> list[Outcome]:
-    """Try it on each, or do it, some at once; one that is refused keeps nobody from the others.
+    """Try the act on each, or do it, several at once; a refused one does not stop the others.
 
     Raises: UnreachableError.
     """

@@ -126,10 +126,12 @@ def _consumer(info: ConsumerInfo) -> Check:
     found = f"{pending:,} wait, {out:,} with workers"
     name = f"consumer {info.name}"
     if limit and out >= limit:
-        advice = f"max_ack_pending ({limit:,}) is reached: start more workers, or look why jobs do not end"
+        advice = (
+            f"max_ack_pending ({limit:,}) is reached: start more workers, or find out why jobs do not end"
+        )
         return Check(check=name, status="warn", found=found, advice=advice)
     if pending and not info.waiting and not out:
-        advice = "nobody asks for these jobs: start `jobledger worker` for this queue"
+        advice = "no worker asks for these jobs: start `jobledger worker` for this queue"
         return Check(check=name, status="warn", found=found, advice=advice)
     return Check(check=name, status="ok", found=found)
 
@@ -142,7 +144,10 @@ async def check_clock(inbox: Inbox, stream: str) -> Check:
     text = "" if answer is None else answer.ts
     if not text:
         return Check(
-            check="clock", status="warn", found="the server does not tell its time", advice="compare by hand"
+            check="clock",
+            status="warn",
+            found="the server does not report its time",
+            advice="compare by hand",
         )
     there = server_time(text).timestamp()
     apart_s = there - middle
@@ -184,7 +189,7 @@ async def check_durability(monitor_url: str, port: int) -> Check:
             found="power: every event is on the disk before it is acknowledged",
         )
     every = duration(int(settings.get("sync_interval", 0)) / _SECOND_NS)
-    found = f"process: the disk is synced every {every}, a power cut loses what came since"
+    found = f"process: the disk is synced every {every}, a power cut loses later events"
     advice = "for power cuts set `sync_interval: always`, or start with --durability power"
     return Check(check="durability", status="warn", found=found, advice=advice)
 

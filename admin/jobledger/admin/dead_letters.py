@@ -112,7 +112,7 @@ async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) ->
     assert job is not None, "a history is not empty"
     if job.state is not JobState.DEAD_LETTERED:
         raise NotADeadLetterError(
-            f"job {job.id} is {job.state.value.replace('_', ' ')} and no dead letter: "
+            f"job {job.id} is {job.state.value.replace('_', ' ')} and not a dead letter: "
             f"see `jobledger jobs show {job.id}`"
         )
     return Shown(job, await job_details(rows.ledger, job, history), history, job_fingerprint(job))

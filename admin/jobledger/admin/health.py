@@ -27,7 +27,7 @@ RowsOf = Callable[[Ledger], Rows]
 
 #: What a list that has to read it first takes seconds for.
 LAG_WARN_EVENTS: Final = 100_000
-_BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` tells what else is wrong"
+_BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

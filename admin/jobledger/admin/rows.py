@@ -16,7 +16,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.nats.streams import find_stream
 from jobledger.projections import Moment, Position, Projector, Snapshots, Store, as_of
 
-#: Given a few words on what goes on, a context whose value is called with (done, total).
+#: Given a few words on the work, returns a context whose value is called with (done, total).
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 _NAME_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -94,7 +94,7 @@ class Rows:
 async def file_name(ledger: Ledger) -> str:
     """Return a name for the projection's file: one per server, environment and ledger made there.
 
-    A ledger that was made anew at the same address is another ledger, so it gets another file.
+    A ledger that was created again at the same address is another ledger, so it gets another file.
     """
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     born = hashlib.sha256(("" if stream is None else stream.created).encode()).hexdigest()[:12]

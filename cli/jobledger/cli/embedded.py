@@ -18,8 +18,8 @@ from jobledger.projections.errors import ProjectionError
 #: The monitoring port lies this far above the client port, as 8222 above 4222, so that `doctor` finds it.
 MONITOR_ABOVE: Final = 4000
 _PORT_MAX: Final = 65535
-#: How long after an error the server's end may take to show: our own sentences are told soon, and what nobody foresaw is
-#: most likely the death itself, which a busy machine shows late.
+#: How long to wait after an error for the server's end to show. Our own errors are reported soon; an unforeseen one is
+#: most likely caused by that end, which a busy machine shows late.
 _DEATH_S: Final = 0.3
 _DEATH_UNFORESEEN_S: Final = 3.0
 
@@ -75,7 +75,7 @@ async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
 
 
 def _death_s(error: BaseException) -> float:
-    """How long to wait for the server's end: that nobody answers is most likely its death, too."""
+    """How long to wait for the server's end; a server that does not answer has most likely ended, too."""
     ours = isinstance(error, LedgerError | ProjectionError) and not isinstance(error, UnreachableError)
     return _DEATH_S if ours else _DEATH_UNFORESEEN_S
 

@@ -60,7 +60,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
 
 
 class UsageError(InvalidError):
-    """The command was given words that do not fit together; nothing was done."""
+    """The words of the command contradict each other or cannot be read; nothing was done."""
 
 
 class ServerEndedError(UnreachableError):
@@ -125,7 +125,7 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"the system refused{where}: {error.strerror or error}"
-    return f"unexpected {type(error).__name__}: {error} (run it again with --debug for the whole story)"
+    return f"unexpected {type(error).__name__}: {error} (run the command again with --debug for a traceback)"
 
 
 def report(error: BaseException, *, as_json: bool) -> int:

@@ -26,12 +26,14 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Path | None = None
 
     def check(self, processes: int) -> None:
-        """Refuse a port that leaves no room for so many processes.
+        """Refuse a port that leaves no room for this many processes.
 
         Raises: UsageError.
         """
         if self.port is not None and self.port + processes - 1 > _PORT_MAX:
-            message = f"--metrics-port {self.port}: {processes} processes need as many ports from there on"
+            message = (
+                f"--metrics-port {self.port}: {processes} processes need {processes} ports from there on"
+            )
             raise UsageError(message)
 
     def variables(self, place: int) -> dict[str, str]:

@@ -13,13 +13,13 @@ def _group(words: str) -> typer.Typer:
 
 TOP: Final = typer.Typer()  #: of the commands without a group
 JOBS: Final = _group("List, show, explain, cancel, retry and run jobs.")
-QUEUES: Final = _group("See what the queues hold.")
+QUEUES: Final = _group("List the queues and what they hold.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
-EVENTS: Final = _group("Read the ledger's events; see what they look like, and who reads them.")
+EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")
 SUBSCRIPTIONS: Final = _group("See and remove durable subscriptions to events.")
 AUDIT: Final = _group("Prove the ledger sound, show the trails of its jobs, seal, export and archive it.")
 PROJECTION: Final = _group("Follow, inspect and rebuild the projection of the ledger.")
 TIMERS: Final = _group("See and rebuild the timers of jobs that wait for a moment.")
-WORKERS: Final = _group("See the workers.")
+WORKERS: Final = _group("List the workers.")
 
 EVENTS.add_typer(SUBSCRIPTIONS, name="subscriptions")

@@ -32,7 +32,7 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's 
 def _root(
     *,
     verbose: Annotated[
-        bool, typer.Option("--verbose", metavar="", help="Log what goes on, to stderr.")
+        bool, typer.Option("--verbose", metavar="", help="Log what happens, to stderr.")
     ] = False,
     debug: Annotated[
         bool,

@@ -17,9 +17,7 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
 
-JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="The job's id, or a prefix of it that only one job has.")
-]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or a prefix that only one job has.")]
 
 
 class Found(NamedTuple):

@@ -40,13 +40,13 @@ LedgerBytesMax = Annotated[
         "--ledger-bytes-max",
         envvar="JOBLEDGER_LEDGER_BYTES_MAX",
         metavar="BYTES",
-        help="Size at which a ledger that is made by this command counts as full. "
+        help="Size limit of a ledger that this command creates. "
         f"(default: {size(LedgerConfig().ledger_bytes_max)})",
         rich_help_panel=SERVER,
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", metavar="", help="Answer in JSON: one object, or one a line for lists.")
+    bool, typer.Option("--json", metavar="", help="Answer in JSON: one object, or one per line for lists.")
 ]
 App = Annotated[
     list[str] | None,
@@ -90,7 +90,7 @@ Archives = Annotated[
     typer.Option(
         "--archive",
         metavar="DIR",
-        help="Folder of the archive that holds the ledger's beginning, or its exports, the oldest first.",
+        help="Folder of the archive that holds the ledger's beginning; or its exports, the oldest first.",
     ),
 ]
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]

@@ -37,8 +37,8 @@ async def viewed(cli: Cli, past: AsOf | None) -> AsyncGenerator[View, None]:
         async with cli.rows(ledger).opened(then) as view:
             if view.begins_at > 1:
                 cli.output.note(
-                    f"rows begin at stream sequence {view.begins_at}: what was before is in the archive, and "
-                    "`jobledger projection rebuild --archive DIR` puts it into them"
+                    f"rows begin at stream sequence {view.begins_at}: earlier events are in the archive, and "
+                    "`jobledger projection rebuild --archive DIR` adds them"
                 )
             yield view
 

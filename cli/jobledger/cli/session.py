@@ -89,7 +89,7 @@ class _ToStderr(logging.Handler):
 
 
 def set_up_logs(*, verbose: bool, debug: bool) -> None:
-    """Send logs to stderr: warnings and what tasks log, with `verbose` also what goes on, the application's too.
+    """Send logs to stderr: warnings and the logs of tasks; with `verbose` also progress, the application's too.
 
     Ours never hold inputs or passwords.
     """
@@ -237,7 +237,7 @@ async def until_closed(ledger: Ledger) -> None:
     """
     await ledger.connection.closed_for_good.wait()
     raise ServerUnreachableError(
-        "the connection to the server was closed for good: look at the server, then start again"
+        "the connection to the server was closed for good: check the server, then start again"
     )
 
 

@@ -1,4 +1,4 @@
-"""`jobledger audit archive`: move what is old and over out of the ledger, into files that prove it."""
+"""`jobledger audit archive`: move old events out of the ledger into exports that can be verified."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from jobledger.projections.counting import counting
 _STEPS: Final[dict[Step, str]] = {
     "export": "writing the export",
     "copy": "copying large values",
-    "check": "checking what goes",
-    "carry": "carrying jobs over",
-    "count": "counting what goes",
+    "check": "checking the events to move",
+    "carry": "copying unfinished jobs forward",
+    "count": "counting the events to move",
 }
 
 
@@ -46,7 +46,7 @@ def _named(text: str) -> Path:
     except OSError as error:
         raise UsageError(f"--to {path}: {error.strerror}") from error
     if is_file:
-        raise UsageError(f"--to {path}: that is a file, and an archive is a folder")
+        raise UsageError(f"--to {path}: this is a file, and an archive is a folder")
     return path
 
 
@@ -56,7 +56,7 @@ def archive(
     *,
     before: Annotated[
         str,
-        typer.Option("--before", metavar="TIME", help="Move what was stored before this time (UTC)."),
+        typer.Option("--before", metavar="TIME", help="Move events that were stored before this time (UTC)."),
     ],
     folder: Annotated[
         Path,
@@ -68,21 +68,21 @@ def archive(
         ),
     ],
     plan: Annotated[
-        bool, typer.Option("--plan", metavar="", help="Show what would happen; nothing is changed.")
+        bool, typer.Option("--plan", metavar="", help="Show what would happen, and change nothing.")
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
             metavar="",
-            help="Also where subscribers would miss events, or what goes is not sound.",
+            help="Archive even if subscribers would miss events, or the events are not sound.",
         ),
     ] = False,
     without_payloads: WithoutPayloads = False,
 ) -> None:
-    """Move the ledger's oldest events into DIR: jobs that are over go, the others are carried on.
+    """Move the ledger's oldest events into DIR: finished jobs are moved out, unfinished ones are copied forward.
 
-    A run that was cut off is finished by the next one. Without this command nothing is ever deleted.
+    The next run finishes one that was interrupted. Without this command nothing is ever deleted.
     """
     output, moment = cli.output, parse_time("--before", before)
 
@@ -122,13 +122,13 @@ def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
     try:
         yield
     except KeyboardInterrupt:
-        output.note("interrupted: nothing is lost; run it again, and it goes on where it was")
+        output.note("interrupted: nothing is lost; run the command again to resume")
         raise
     except OSError as error:
         where = error.filename or folder
         reason = error.strerror or str(error)
         raise ArchiveNotWrittenError(
-            f"the archive cannot be written, {where}: {reason}; nothing is lost: mend that and run it again"
+            f"the archive cannot be written, {where}: {reason}; nothing is lost: fix that and run the command again"
         ) from error
 
 
@@ -168,16 +168,16 @@ def _tell_plan(output: Output, plan: ArchivePlan, before: datetime) -> None:
     else:
         output.facts(
             [
-                ("goes", f"stream sequence {plan.first_sequence:,} to {plan.through_sequence:,}"),
+                ("moves", f"stream sequence {plan.first_sequence:,} to {plan.through_sequence:,}"),
                 ("events", f"{plan.events:,} ({size(plan.bytes)})"),
                 ("stored until", time_text(plan.stored_until) if plan.stored_until is not None else None),
-                ("jobs that are over", plan.jobs_archived),
-                ("jobs carried on", f"{plan.jobs_carried:,}, {plan.work_items:,} with a fresh work item"),
+                ("finished jobs", plan.jobs_archived),
+                ("jobs copied forward", f"{plan.jobs_carried:,}, {plan.work_items:,} with a fresh work item"),
             ]
         )
     for each in plan.unread:
         output.say(
-            f"subscriber {each.consumer} has not dealt with stream sequence {each.sequence:,}: it would be refused"
+            f"subscriber {each.consumer} has not acknowledged stream sequence {each.sequence:,}: the run would be refused"
         )
     _tell_bound(output, plan.held_back_by)
     output.say("nothing was changed")
@@ -187,13 +187,13 @@ def _tell_done(output: Output, done: Done, before: datetime) -> None:
     if not done.exports:
         output.say(_nothing(before, done.first_sequence))
     else:
-        moved = "1 event is" if done.events == 1 else f"{done.events:,} events are"
-        output.say(f"{moved} in the archive now, and gone from the ledger", style="bold green")
+        moved = "1 event was" if done.events == 1 else f"{done.events:,} events were"
+        output.say(f"{moved} moved from the ledger to the archive", style="bold green")
         output.facts(
             [
                 ("the ledger begins at", done.first_sequence),
-                ("jobs that were over", done.jobs_archived),
-                ("jobs carried on", done.jobs_carried),
+                ("finished jobs", done.jobs_archived),
+                ("jobs copied forward", done.jobs_carried),
                 *(("export", str(export)) for export in done.exports),
             ]
         )
@@ -202,4 +202,4 @@ def _tell_done(output: Output, done: Done, before: datetime) -> None:
 
 def _tell_bound(output: Output, held_back_by: str) -> None:
     if held_back_by:
-        output.say(f"held back by {held_back_by}: it must stay, and so does everything after it")
+        output.say(f"held back by {held_back_by}: that event must stay, and so must every later one")

@@ -46,11 +46,11 @@ async def diff(
     before: Moment,
     after: Moment,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, max=_LIMIT_MAX, metavar="N", help="List so many jobs at most.")
+        int, typer.Option("--limit", min=0, max=_LIMIT_MAX, metavar="N", help="List at most this many jobs.")
     ] = 20,
     archives: options.Archives = None,
 ) -> None:
-    """Tell which jobs changed from one moment to another; exits with 4 when the two do not share a past."""
+    """List the jobs that changed between two moments; exits with 4 if the two do not share a past."""
     found = await _diff(cli, before, after, archives or ())
     if cli.output.as_json:
         cli.output.object(_as_object(found, limit))

@@ -41,7 +41,7 @@ async def export(
     cli: Cli,
     *,
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where the export goes; it must not exist.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write the export to; it must not exist.")
     ],
     file_format: Annotated[
         FileFormat, typer.Option("--format", help="How the events are written.")
@@ -58,7 +58,7 @@ async def export(
     ] = None,
     queue: options.Queue = None,
     job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+        str | None, typer.Option("--job", metavar="ID", help="Only the job with exactly this id.")
     ] = None,
     without_payloads: audit.WithoutPayloads = False,
 ) -> None:

@@ -17,7 +17,7 @@ from jobledger.cli.groups import AUDIT
 def keygen(
     cli: Cli,
     *,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the private key goes.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the private key to.")],
 ) -> None:
     """Make a key pair for seals: FILE, which only you can read, and FILE.pub for whoever verifies."""
     if not path.absolute().parent.is_dir():

@@ -30,7 +30,7 @@ Against = Annotated[
     typer.Option("--against", metavar="FILE", help="Earlier report, which the ledger must continue."),
 ]
 KeptReport = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE", help="Keep the report in this file, as JSON.")
+    Path | None, typer.Option("--report", metavar="FILE", help="Write the report to this file, as JSON.")
 ]
 WithProjection = Annotated[
     bool,
@@ -44,13 +44,13 @@ TimerGrace = Annotated[
 ]
 Memory = Annotated[
     int,
-    typer.Option("--memory", min=1, metavar="MIB", help="Memory for jobs; the rest is put on the disk."),
+    typer.Option("--memory", min=1, metavar="MIB", help="Memory for job records; the rest goes to disk."),
 ]
 WithoutPayloads = Annotated[
     bool,
     typer.Option(
         "--without-payloads",
         metavar="",
-        help="Leave large inputs and results where they are, in the object store.",
+        help="Do not copy large inputs and results out of the object store.",
     ),
 ]

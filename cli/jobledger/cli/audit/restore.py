@@ -25,7 +25,7 @@ async def restore(
         typer.Option("--to", min=1, metavar="SEQ", help="The last event to bring back. (default: all)"),
     ] = None,
 ) -> None:
-    """Bring an export back into an empty ledger, byte for byte, at the same sequences; begun anew it goes on."""
+    """Bring an export back into an empty ledger, byte for byte, at the same sequences; an interrupted restore resumes."""
     output = cli.output
     async with cli.ledger() as ledger:
         with output.progress("restoring") as progress:

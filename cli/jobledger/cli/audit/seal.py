@@ -40,22 +40,26 @@ async def seal(
     key: SealKey,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", metavar="", help="Go on sealing what comes, until Ctrl-C."),
+        typer.Option("--follow", "-f", metavar="", help="Continue to seal new events until Ctrl-C."),
     ] = False,
     events: Annotated[
         int,
-        typer.Option("--every", min=1, metavar="N", help="With --follow: seal after so many events, or"),
+        typer.Option("--every", min=1, metavar="N", help="With --follow, seal after this many events."),
     ] = EVENTS_DEFAULT,
     interval: Annotated[
         float,
         typer.Option(
-            "--interval", metavar="SECONDS", help="after so many seconds, if anything was added by then."
+            "--interval",
+            metavar="SECONDS",
+            help="With --follow, seal after this many seconds if events were added.",
         ),
     ] = INTERVAL_S_DEFAULT,
     publish: Annotated[
         Path | None,
         typer.Option(
-            "--publish", metavar="FILE", help="Add each seal to this file, a line each, before it is told."
+            "--publish",
+            metavar="FILE",
+            help="Append each seal to this file, one a line, before it is printed.",
         ),
     ] = None,
 ) -> None:
@@ -138,11 +142,11 @@ async def _seal(cli: Cli, signer: Signer, publisher: _Publisher | None) -> None:
                 if found.seal.to_sequence >= last:
                     break
     if not made and not output.as_json:
-        output.say("nothing was added since the newest seal")
+        output.say("no events were added since the newest seal")
 
 
 async def _seal_once(ledger: Ledger, signer: Signer) -> Seal | None:
-    """Seal the next range; who is quicker has sealed it, so then there is less to do or nothing."""
+    """Seal the next range; when another sealer was faster, there is less to seal or nothing."""
 
     async def attempt() -> Seal | None:
         return await seal_next(ledger.log, signer, by=operator(), at=ledger.clock.now())
@@ -157,8 +161,10 @@ async def _follow(cli: Cli, signer: Signer, config: SealingConfig, publisher: _P
         if publisher is not None:
             try:
                 publisher.add(made)
-            except OSError as error:  # sealing goes on: what is not sealed cannot be proven later
-                output.note(f"a seal could not be published, the next one brings it along: {error.strerror}")
+            except OSError as error:  # sealing continues: unsealed events cannot be proven later
+                output.note(
+                    f"a seal could not be published, and is published with the next one: {error.strerror}"
+                )
         _show_made(output, made)
 
     async with cli.ledger() as ledger, anyio.create_task_group() as group:
@@ -169,7 +175,7 @@ async def _follow(cli: Cli, signer: Signer, config: SealingConfig, publisher: _P
         newest = await newest_seal(ledger.log)
         if not output.as_json:
             since = newest.seal.to_sequence if newest is not None else 0
-            output.say(f"sealing what follows stream sequence {since:,}; stop with Ctrl-C")
+            output.say(f"sealing events after stream sequence {since:,}; stop with Ctrl-C")
         await host(ledger, Sealer(ledger, signer, config, on_seal=tell))
 
 

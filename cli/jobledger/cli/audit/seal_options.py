@@ -22,7 +22,7 @@ TrustedKeyFiles = Annotated[
         "--seal-key",
         envvar="JOBLEDGER_SEAL_KEYS",
         metavar="FILE",
-        help="Public key whose seals count; repeat it for several. (default: signatures are not checked)",
+        help="Public key to trust; repeat it for several. (default: signatures are not checked)",
         rich_help_panel=_SEALS,
     ),
 ]
@@ -31,7 +31,7 @@ KeptSeals = Annotated[
     typer.Option(
         "--seal",
         metavar="FILE",
-        help="Published seals, one a line, which the ledger must still agree with.",
+        help="File of published seals, one a line, that the ledger must agree with.",
         rich_help_panel=_SEALS,
     ),
 ]
@@ -40,7 +40,7 @@ SinceSeal = Annotated[
     typer.Option(
         "--since-seal",
         metavar="",
-        help="Begin at the newest of them, or without --seal at the newest in the ledger.",
+        help="Begin at the newest seal of --seal, or without --seal at the newest in the ledger.",
         rich_help_panel=_SEALS,
     ),
 ]

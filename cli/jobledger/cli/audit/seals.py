@@ -21,7 +21,7 @@ async def seals(
     *,
     keys: TrustedKeyFiles = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="The newest N alone. (default: all)")
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Only the newest N. (default: all)")
     ] = None,
 ) -> None:
     """List the seals in the ledger, the oldest first; a line of --json is a published seal."""

@@ -180,7 +180,7 @@ async def _projection(
     except (ProjectionError, UsageError, OSError) as error:
         if asked.with_projection and (path is None or isinstance(error, ProjectionMissingError)):
             raise
-        cli.output.note(f"the ledger's end was not held to the projection: {error}")
+        cli.output.note(f"the ledger's end was not compared with the projection: {error}")
         return path, None
 
 
@@ -215,9 +215,7 @@ def _show_report(output: Output, report: Report) -> None:
 def _keep(output: Output, report: Report, path: Path, against: Path | None) -> None:
     """Write the report, unless it would take the place of the very one that the ledger does not continue."""
     if not report.sound and against is not None and path.resolve() == against.resolve():
-        output.note(
-            f"{path} is left as it was: what is wrong now must not become what the next check expects"
-        )
+        output.note(f"{path} was not replaced: the next check must not expect what is wrong now")
         return
     try:
         write_report(report, path)

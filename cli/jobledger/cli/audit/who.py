@@ -31,7 +31,7 @@ async def who(
     cli: Cli,
     *,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="NAME", help="Only what this operator or program did.")
+        str | None, typer.Option("--by", metavar="NAME", help="Only actions of this operator or program.")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Only since this time (UTC).")
@@ -41,7 +41,7 @@ async def who(
     ] = 50,
     archives: options.Archives = None,
 ) -> None:
-    """List what people did to jobs, the newest first: cancel, retry, requeue and discard, with actor and reason."""
+    """List what operators did to jobs, the newest first: cancel, retry, requeue, discard, with actor and reason."""
     output, chosen = cli.output, ActFilter(by=by, since=time_of("--since", since))
     async with cli.ledger() as ledger:
         log = await with_archive(ledger.log, archives or ())
@@ -60,9 +60,9 @@ async def who(
     if not count:
         begins = "" if gap is None else f" since stream sequence {gap.first_sequence}"
         output.say(
-            f"nobody did anything to a job{begins}"
+            f"no operator actions{begins}"
             if chosen.by is None and chosen.since is None
-            else "no acts fit"
+            else "no operator actions match"
         )
     elif count > limit:
         output.note(f"the newest {limit:,} of {count:,} are shown; --limit shows more")

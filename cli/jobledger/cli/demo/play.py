@@ -45,7 +45,7 @@ async def demo(
     ] = None,
     durability: Durability = "process",
 ) -> None:
-    """Index the standard library, a job a file, on two workers of which one gets killed half-way."""
+    """Index the standard library, one job per file, on two workers; one is killed half-way."""
     root = Path(sysconfig.get_path("stdlib"))
     files = _sources(root)[:files_max]
     # Everything the demo starts and stores lives in this block, and is gone after it, whatever happens.
@@ -94,7 +94,7 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
                 for _ in range(_WORKERS):
                     starts.start_soon(_start, output, workers)
             total = len(files)
-            # Half-way, but at once where half-way is over in a blink.
+            # Half-way; after the first job where few files leave no time until half-way.
             half = total // 2 if total >= _FEW_FILES else 1
             with Store.open(projector.path) as store:
                 done = await _until(output, store, workers, "indexing", lambda done, _: done >= half)
@@ -130,7 +130,7 @@ async def _start(output: Output, workers: Crew) -> None:
 async def _until(
     output: Output, store: Store, workers: Crew, what: str, is_over: Callable[[int, int], bool]
 ) -> int:
-    """Wait until it is over by the jobs that ended and those still queued; return how many ended."""
+    """Wait until `is_over` says so, given the numbers of ended and of queued jobs; return how many ended."""
     with output.progress(what) as progress:
         while True:
             counts = store.counts_by_state()
@@ -148,8 +148,8 @@ async def _kill(output: Output, ledger: Ledger, projector: Projector, workers: C
     running = ", ".join(row.id for row in held)
     _say(output, f"killed worker {victim} with SIGKILL; it ran {running}", style="bold red")
     lease = duration(await ledger.leases.duration_s())
-    _say(output, f"others take these over when its lease is over, within {lease}")
-    _say(output, f"worker {await workers.start()} is started in its place")
+    _say(output, f"other workers take these over when its lease expires, within {lease}")
+    _say(output, f"worker {await workers.start()} replaces it")
     return [row.id for row in held]
 
 

@@ -31,26 +31,26 @@ _INPUT_SHOWN_MAX: Final = 120
 _Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[ID|KEY=VALUE]...", help="Ids, or prefixes of them; arguments to replace in the input."
+        metavar="[ID|KEY=VALUE]...", help="Ids or prefixes of ids; arguments to replace in the input."
     ),
 ]
-_Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or prefixes of them.")]
+_Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids or prefixes of ids.")]
 _Input = Annotated[
     str | None,
     typer.Option("--input", metavar="JSON", help="A whole new input as one object; - reads it from stdin."),
 ]
 _Attempts = Annotated[
-    int, typer.Option("--attempts", min=1, max=1_000, metavar="N", help="How many more it may have.")
+    int, typer.Option("--attempts", min=1, max=1_000, metavar="N", help="Number of new attempts.")
 ]
 _Priority = Annotated[
     Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: as before)")
 ]
 _Why = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
-_All = Annotated[bool, typer.Option("--all", metavar="", help="Every dead letter there is.")]
+_All = Annotated[bool, typer.Option("--all", metavar="", help="All dead letters.")]
 _Plan = Annotated[
-    bool, typer.Option("--plan", metavar="", help="Show what would happen; nothing is changed.")
+    bool, typer.Option("--plan", metavar="", help="Show what would happen, and change nothing.")
 ]
-_Yes = Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask before many are changed.")]
+_Yes = Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask before changing many.")]
 _LimitAll = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="At most this many, the oldest first.")
 ]
@@ -88,7 +88,7 @@ def requeue(
     plan: _Plan = False,
     yes: _Yes = False,
 ) -> Awaitable[int]:
-    """Give dead letters new attempts, perhaps with another input; the one before stays in the ledger."""
+    """Give dead letters new attempts, perhaps with another input; the old input stays in the ledger."""
     chosen = choose(
         ids=[word for word in words or [] if "=" not in word],
         queue=queue,
@@ -175,9 +175,8 @@ async def _perform(cli: Cli, asked: _Asked) -> int:
     async with cli.ledger() as ledger:
         rows = cli.rows(ledger)
         found = await find_chosen(rows, asked.choice, asked.limit)
-        if (
-            not (plan or asked.yes or asked.choice.ids) and found
-        ):  # who named each of them has said so already
+        # Ids were named one by one; a condition may choose more than was meant.
+        if found and not (plan or asked.yes or asked.choice.ids):
             await _ask(cli.output, asked, len(found))
         if len(asked.choice.ids) == 1:
             outcomes = [await perform_one(ledger, act, found[0], plan=plan)]
@@ -194,7 +193,9 @@ async def _ask(output: Output, asked: _Asked, count: int) -> None:
     """
     question = f"{asked.act.verb} {count:,} dead letter{'s' if count != 1 else ''}{asked.detail}?"
     if output.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError(f"{question.rstrip('?')}: look at them with --plan, then say --yes")
+        raise UsageError(
+            f"{question.rstrip('?')}: look at them with --plan, then repeat the command with --yes"
+        )
     if not await anyio.to_thread.run_sync(lambda: typer.confirm(question), abandon_on_cancel=True):
         output.note("nothing was changed")
         raise typer.Exit(REFUSED)
@@ -212,7 +213,7 @@ def _tell(output: Output, asked: _Asked, outcomes: Sequence[Outcome]) -> None:
         _table(output, outcomes, plan=plan)
     what = "1 dead letter" if done == 1 else f"{done:,} dead letters"
     if not outcomes:
-        output.say("no dead letters fit")
+        output.say("no dead letters match")
     elif plan:
         output.say(f"{what} would be {act.past}{detail}; nothing was changed")
     elif len(outcomes) == 1 and done:
@@ -220,8 +221,8 @@ def _tell(output: Output, asked: _Asked, outcomes: Sequence[Outcome]) -> None:
     else:
         output.say(f"{what} {'was' if done == 1 else 'were'} {act.past}{detail if done else ''}")
     for result, words in (
-        ("refused", "refused: no dead letter any more"),
-        ("invalid", "cannot be done as it is"),
+        ("refused", "refused: not dead letters any more"),
+        ("invalid", "invalid: the request does not fit them"),
     ):
         if counts[result]:
             output.say(f"{counts[result]:,} {words}")

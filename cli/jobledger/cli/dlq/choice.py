@@ -16,20 +16,23 @@ from jobledger.ledger.model.subjects import check_token
 
 Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only dead letters of this task.")]
 Reason = Annotated[
-    DeadReason | None, typer.Option("--dead-reason", help="Only those given up for this reason.")
+    DeadReason | None, typer.Option("--dead-reason", help="Only dead letters with this reason.")
 ]
 Fingerprint = Annotated[
     str | None,
     typer.Option(
-        "--fingerprint", metavar="HEX", help="Only those of one error, by its fingerprint or a prefix of it."
+        "--fingerprint", metavar="HEX", help="Only dead letters with this fingerprint, or a prefix of it."
     ),
 ]
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Only those dead since this time (UTC).")
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only those that died at this time (UTC) or later."),
 ]
 OlderThan = Annotated[
     str | None,
-    typer.Option("--older-than", metavar="SPAN", help="Only those dead for longer, as in 90s, 30m, 12h, 7d."),
+    typer.Option(
+        "--older-than", metavar="SPAN", help="Only those that died longer ago than this: 90s, 30m, 12h, 7d."
+    ),
 ]
 
 
@@ -53,7 +56,7 @@ def choose(
             check_token(field, value)
     if fingerprint is not None and re.fullmatch(r"[0-9a-f]{1,12}", fingerprint) is None:
         raise UsageError(
-            f"--fingerprint {fingerprint[:60]!r} is none: up to 12 hex digits, as `dlq list` shows them"
+            f"--fingerprint {fingerprint[:60]!r} is not one: up to 12 hex digits, as `dlq list` shows them"
         )
     return Choice(
         ids=tuple(dict.fromkeys(ids)),

@@ -1,4 +1,4 @@
-"""`jobledger events subscriptions`: who reads the ledger under a name, how far behind; forget one."""
+"""`jobledger events subscriptions`: durable subscriptions, how far each is behind; remove one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def list_subscriptions(cli: Cli) -> None:
             cli.output.object(_object(info))
         return
     if not found:
-        cli.output.say('nobody reads under a name: `ledger.events(durable="...")` does')
+        cli.output.say('no durable subscriptions; `ledger.events(durable="...")` makes one')
         return
     columns = ("name!", "events~", "lag>", "in flight>", "acknowledged>", "last active!")
     rows = [
@@ -49,9 +49,9 @@ def _object(info: SubscriptionInfo) -> dict[str, Any]:
 async def remove(
     cli: Cli,
     *,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose position is to be forgotten.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
 ) -> None:
-    """Forget a subscription and its position; whoever still reads under that name ends with an error."""
+    """Remove a subscription and its position; a reader that still uses it ends with an error."""
     async with cli.ledger() as ledger:
         info = await ledger.delete_subscription(name)
     if cli.output.as_json:
@@ -59,5 +59,5 @@ async def remove(
         return
     cli.output.say(
         f"removed {plain(info.name)}; all its events up to stream sequence {info.acknowledged_sequence} were "
-        f"acknowledged: begin it anew there with from_sequence={info.acknowledged_sequence + 1}"
+        f"acknowledged: to resume there, subscribe with from_sequence={info.acknowledged_sequence + 1}"
     )

@@ -40,16 +40,16 @@ async def tail(
         str | None, typer.Option("--task", metavar="TASK", help="Only events of this task.")
     ] = None,
     job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="Only the job of this id, given whole.")
+        str | None, typer.Option("--job", metavar="ID", help="Only the job with exactly this id.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", metavar="", help="Go on with new events until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", metavar="", help="Continue with new events until Ctrl-C.")
     ] = False,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="End after this many events.")
     ] = None,
 ) -> None:
-    """Print stored events in stream order, from the first one on unless told otherwise."""
+    """Print stored events in stream order, from the first one or from --from."""
     choice, begin, output = _choice(options.split(types), queue, task, job), _parse_start(start), cli.output
     async with cli.ledger() as ledger:
         head = (await ledger.log.head()).last_sequence
@@ -57,7 +57,7 @@ async def tail(
             raise UsageError(f"--from {begin.from_sequence} lies beyond the ledger's end, which is {head}")
         shown = 0
         if follow and not head:
-            output.note("the ledger has no events yet: they are shown as they come")
+            output.note("the ledger has no events yet: they are shown when they arrive")
         batches = await read_from(ledger, begin, choice.subjects(ledger.names), follow=follow)
         async with contextlib.aclosing(_chosen(batches, choice.jobs, limit)) as messages:
             async for message in messages:
@@ -67,7 +67,7 @@ async def tail(
                 else:
                     output.line(message_line(message, narrow=output.is_narrow))
         if not (shown or output.as_json):
-            output.note("no event is what was asked for" if head else "the ledger has no events yet")
+            output.note("no event matches" if head else "the ledger has no events yet")
 
 
 class _Choice(NamedTuple):
@@ -100,7 +100,7 @@ def _choice(types: list[str], queue: str | None, task: str | None, job: str | No
     others = sorted(wanted - set(EVENT_TYPES))
     named = [name for name, value in (("queue", queue), ("task", task), ("job", job)) if value is not None]
     if others and named:
-        raise UsageError(f"{others[0]} is not an event of jobs, among which --{named[0]} chooses")
+        raise UsageError(f"--{named[0]} chooses events of jobs, and {others[0]} is not one of them")
     of_jobs = sorted(wanted - set(others))
     jobs = chosen_filter(types=of_jobs, queue=queue, task=task, job=job)
     return _Choice(jobs, bool(of_jobs or named) if wanted or named else None, tuple(others))
@@ -109,7 +109,7 @@ def _choice(types: list[str], queue: str | None, task: str | None, job: str | No
 async def _chosen(
     batches: AsyncGenerator[list[Message], None], jobs: EventFilter, limit: int | None
 ) -> AsyncGenerator[Message, None]:
-    """Yield the messages, of jobs those that fit, up to the limit."""
+    """Yield the messages, events of jobs only where they match, up to the limit."""
     left = limit
     async with contextlib.aclosing(batches):
         async for batch in batches:

@@ -36,7 +36,7 @@ async def doctor(
         ),
     ] = None,
 ) -> int:
-    """Look at server, streams, consumers, projection, clock, disk and durability; exit 0 if nothing failed."""
+    """Check server, streams, consumers, projection, clock, disk and durability; exits with 0 if nothing failed."""
     target = cli.target
     asked = Asked(
         url=target.url,

@@ -31,7 +31,7 @@ async def metrics(
             "--host",
             envvar="JOBLEDGER_METRICS_HOST",
             metavar="HOST",
-            help="Address to serve on; beyond this machine only with a token.",
+            help="Address to serve on; one beyond this machine needs a token.",
         ),
     ] = LOOPBACK,
     token_file: Annotated[
@@ -50,14 +50,12 @@ async def metrics(
             min=1,
             max=10_000,
             metavar="N",
-            help="Queues, tasks and types of error with series of their own, each; the rest is summed up.",
+            help="Most queues, tasks and error types that get series of their own; the rest is added up.",
         ),
     ] = 200,
     lag_max: Annotated[
         float,
-        typer.Option(
-            "--lag-max", min=0.1, metavar="SECONDS", help="How far it may be behind before /healthz is red."
-        ),
+        typer.Option("--lag-max", min=0.1, metavar="SECONDS", help="Lag beyond which /healthz is red."),
     ] = 30.0,
 ) -> None:
     """Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C."""

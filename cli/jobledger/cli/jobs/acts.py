@@ -26,7 +26,7 @@ Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept
 
 @command(JOBS, "cancel", takes=ROWS)
 async def cancel(cli: Cli, *, job_id: JobId, reason: Reason = "", queue: options.Queue = None) -> None:
-    """End a job: a waiting one at once, a running one as soon as its worker hears of it."""
+    """Cancel a job: a waiting one at once, a running one when its worker receives the request."""
     async with cli.ledger() as ledger:
         job = await acts.cancel(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
     if cli.output.as_json:
@@ -36,13 +36,13 @@ async def cancel(cli: Cli, *, job_id: JobId, reason: Reason = "", queue: options
     else:
         worker = job.attempts[-1].worker
         cli.output.say(
-            f"job {job.id} runs on {worker}, which is asked to end it: `jobledger jobs show {job.id}`"
+            f"job {job.id} runs on {worker}, which was asked to end it: `jobledger jobs show {job.id}`"
         )
 
 
 @command(JOBS, "retry", takes=ROWS)
 async def retry(cli: Cli, *, job_id: JobId, reason: Reason = "", queue: options.Queue = None) -> None:
-    """Queue a job that waits for its time at once; give a dead letter one more attempt."""
+    """Queue a waiting job now instead of at its time; give a dead letter one more attempt."""
     async with cli.ledger() as ledger:
         job = await acts.retry(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
     if cli.output.as_json:
@@ -56,7 +56,7 @@ async def retry(cli: Cli, *, job_id: JobId, reason: Reason = "", queue: options.
 def run_now(
     cli: Cli, *, job_id: JobId, modules: options.App = None, queue: options.Queue = None
 ) -> Awaitable[None]:
-    """Run one attempt of a waiting job here and now, past its queue; needs the module with its task (--app)."""
+    """Run one attempt of a waiting job in this process, past its queue; needs its task's module (--app)."""
     return _run(cli, load_tasks(modules), job_id, queue)
 
 
@@ -73,12 +73,14 @@ async def _run(cli: Cli, tasks: TaskRegistry, job_id: str, queue: str | None) ->
     job = ran.job
     if job.state is not JobState.COMPLETED:
         ended = state_words(job.state.value)
-        raise JobNotCompletedError(f"job {job.id} is {ended} after it (`jobledger jobs why {job.id}`)")
+        raise JobNotCompletedError(
+            f"job {job.id} is {ended} after the attempt (`jobledger jobs why {job.id}`)"
+        )
 
 
 @command(JOBS, "why", takes=ROWS)
 async def why(cli: Cli, *, job_id: JobId, queue: options.Queue = None) -> None:
-    """Say what a job waits for, since when, and the event that says so."""
+    """Say what a job waits for, since when, and which event says so."""
     output = cli.output
     async with cli.ledger() as ledger:
         job, found, facts, proof = await acts.why(cli.rows(ledger), job_id, queue)

@@ -42,23 +42,23 @@ def debug(
     attempt: Annotated[
         int | None,
         typer.Option(
-            "--attempt", min=1, metavar="N", help="Which attempt to run again. (default: the newest)"
+            "--attempt", min=1, metavar="N", help="Number of the attempt to run again. (default: the newest)"
         ),
     ] = None,
     debugger: Annotated[
         bool,
         typer.Option(
-            "--pdb", metavar="", help="Without timeout, and when the task raises, stop there in the debugger."
+            "--pdb", metavar="", help="Run without timeout, and stop in the debugger where the task raises."
         ),
     ] = False,
     modules: options.App = None,
     queue: options.Queue = None,
     archives: options.Archives = None,
 ) -> None:
-    """Run an attempt again, here: same input and checkpoint, in a ledger in memory; nothing is written to the real one.
+    """Run an attempt again here, on the same input and checkpoint, without writing anything to the ledger.
 
-    The code is the one that --app loads, and what it does elsewhere (mail, databases) it does. Exits with 1 unless
-    the attempt completes.
+    The code that --app loads runs, with its effects elsewhere (mail, databases). Exits with 1 unless the attempt
+    completes.
     """
     tasks, as_json = load_tasks(modules), cli.output.as_json
     material = run(lambda: _fetch(cli, job_id, queue, attempt, tasks, archives))
@@ -100,9 +100,7 @@ async def _bounded(
         loop.call_later(_SWALLOWED_S, exit_at_once, INTERRUPTED)
 
     def give_up() -> None:
-        sentence = (
-            f"the task goes on although its timeout of {timeout_s:g} s is over: it swallows cancellation"
-        )
+        sentence = f"the task still runs after its timeout of {timeout_s:g} s: it swallows cancellation"
         exit_at_once(report(JobNotCompletedError(sentence), as_json=as_json))
 
     over = loop.call_later(timeout_s + _OVERTIME_S, give_up) if timeout_s is not None else None
@@ -155,7 +153,10 @@ def _show(output: Output, material: again.Material, ran: again.Ran) -> None:
     recorded, here = again.recorded_end(material), _end(ran)
     output.facts(
         [
-            ("recorded", _words(recorded) if recorded is not None else "no end: it never ran, or runs still"),
+            (
+                "recorded",
+                _words(recorded) if recorded is not None else "no end: it never ran, or is still running",
+            ),
             ("here", _words(here)),
         ]
     )

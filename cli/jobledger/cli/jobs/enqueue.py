@@ -48,7 +48,9 @@ _Priority = Annotated[
 _Id = Annotated[
     str | None,
     typer.Option(
-        "--id", metavar="ID", help="Id of the job: enqueued twice it is one job. (default: a new one)"
+        "--id",
+        metavar="ID",
+        help="Id of the job; enqueueing it again adds no second job. (default: a new one)",
     ),
 ]
 _MaxAttempts = Annotated[
@@ -60,20 +62,22 @@ _Timeout = Annotated[
     typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
 ]
 _Delay = Annotated[
-    float | None, typer.Option("--delay", metavar="SECONDS", min=0, help="Run it no sooner than in so long.")
+    float | None,
+    typer.Option("--delay", metavar="SECONDS", min=0, help="Wait this long before the job may run."),
 ]
 _At = Annotated[
-    str | None, typer.Option("--at", metavar="TIME", help="Run it no sooner than at this time (UTC).")
+    str | None,
+    typer.Option("--at", metavar="TIME", help="Wait until this time (UTC) before the job may run."),
 ]
 _Wait = Annotated[
     bool,
-    typer.Option(
-        "--wait", metavar="", help="Show its transitions until it ends; exit 0 only if it completed."
-    ),
+    typer.Option("--wait", metavar="", help="Show its events until it ends; exit 0 only if it completed."),
 ]
 _WaitTimeout = Annotated[
     float | None,
-    typer.Option("--wait-timeout", metavar="SECONDS", min=0, help="Wait no longer (the job goes on)."),
+    typer.Option(
+        "--wait-timeout", metavar="SECONDS", min=0, help="Stop waiting after this long; the job continues."
+    ),
 ]
 
 
@@ -95,7 +99,7 @@ def enqueue(
     wait: _Wait = False,
     wait_timeout: _WaitTimeout = None,
 ) -> Awaitable[None]:
-    """Add one job and print {"id", "created", "sequence"}; created is false when the id was there already."""
+    """Add one job and print {"id", "created", "sequence"}; created is false if the id exists already."""
     found = load_tasks(app).get(task)
     # All that can be refused without a server is refused here, so a bad request never depends on one.
     chosen = found.options(

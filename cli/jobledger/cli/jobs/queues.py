@@ -35,7 +35,7 @@ async def list_queues(
     at: options.At = None,
     sequence: options.Sequence = None,
 ) -> None:
-    """List every queue that ever had a job: its jobs by state, and how long the oldest waits for a worker."""
+    """List every queue that ever had a job: its jobs by state, and how long the oldest has waited for a worker."""
     if queue is not None:
         check_token("queue", queue)
     output = cli.output

@@ -12,7 +12,7 @@ from jobledger.ledger.timer_upkeep import TimersStatus, rebuild_timers, timers_s
 
 @command(TIMERS, "status")
 async def status(cli: Cli) -> None:
-    """Show how many timers are set, when the next is due, and how far the workers are behind."""
+    """Show how many timers are set, when the next is due, and how many the workers have yet to set."""
     async with cli.ledger() as ledger:
         found = await timers_status(ledger)
         now = ledger.clock.now()
@@ -47,5 +47,5 @@ async def rebuild(cli: Cli) -> None:
         cli.output.object({"waits": done.waits, "set": done.set})
     else:
         cli.output.say(
-            f"{done.set:,} timers are set; {done.waits:,} waits are in the ledger, the others are over"
+            f"{done.set:,} timers are set; of the {done.waits:,} waits in the ledger the others have ended"
         )

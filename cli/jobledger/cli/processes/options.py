@@ -17,7 +17,7 @@ OptionalUrl = Annotated[
         "--url",
         envvar="JOBLEDGER_URL",
         metavar="URL",
-        help="Use this server, which runs already, instead of an embedded one.",
+        help="Use this running server instead of an embedded one.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -26,7 +26,7 @@ OptionalDirectory = Annotated[
     typer.Option(
         "--dir",
         metavar="DIR",
-        help="Where the embedded server keeps its store between runs; .jobledger when not given.",
+        help="Where the embedded server keeps its store between runs. (default: .jobledger)",
     ),
 ]
 Port = Annotated[
@@ -40,7 +40,7 @@ OptionalPort = Annotated[
         min=0,
         max=65535,
         metavar="PORT",
-        help="Port to listen on, 4222 when not given; 0 takes a free one.",
+        help="Port to listen on; 0 takes a free one. (default: 4222)",
     ),
 ]
 Durability = Annotated[
@@ -56,8 +56,8 @@ Queues = Annotated[
         "--queue",
         envvar="JOBLEDGER_QUEUES",
         metavar="QUEUE[=WEIGHT]",
-        help="Queue to serve, asked so often beside others (1 to 100); repeat it, or separate several by commas. "
-        "(default: those that the tasks name)",
+        help="Queue to serve; =WEIGHT, 1 to 100, is its share relative to the other queues. Repeat it, or "
+        "separate several by commas. (default: those that the tasks name)",
     ),
 ]
 Concurrency = Annotated[
@@ -75,7 +75,7 @@ Grace = Annotated[
         "--grace",
         envvar="JOBLEDGER_GRACE_S",
         metavar="SECONDS",
-        help="How long running attempts may go on after a stop was asked for.",
+        help="How long running attempts may continue after a stop was requested.",
     ),
 ]
 Processes = Annotated[
@@ -86,7 +86,7 @@ Processes = Annotated[
         max=PROCESSES_MAX,
         envvar="JOBLEDGER_PROCESSES",
         metavar="N",
-        help="Supervise so many worker processes: a dead one is replaced. (default: this process alone)",
+        help="Run N worker processes and restart any that die. (default: this process alone)",
     ),
 ]
 Pool = Annotated[
@@ -106,7 +106,7 @@ PoolMemory = Annotated[
         min=64,
         envvar="JOBLEDGER_POOL_MEMORY",
         metavar="MIB",
-        help="Address space of each of them, in MiB. (default: no limit)",
+        help="Address space of each of these processes, in MiB. (default: no limit)",
     ),
 ]
 Traces = Annotated[
@@ -115,7 +115,7 @@ Traces = Annotated[
         "--traces",
         metavar="",
         envvar="JOBLEDGER_TRACES",
-        help="Record a span for each attempt, by the OpenTelemetry that is set up in this process.",
+        help="Record a span for each attempt with the OpenTelemetry that is set up in this process.",
     ),
 ]
 Reload = Annotated[
@@ -123,7 +123,7 @@ Reload = Annotated[
     typer.Option(
         "--reload",
         metavar="",
-        help="For development: start anew, in good order, when a source file changes.",
+        help="For development: restart the worker when a source file changes.",
     ),
 ]
 UntilEof = Annotated[
@@ -131,7 +131,7 @@ UntilEof = Annotated[
     typer.Option(
         "--until-eof",
         metavar="",
-        help="Stop at once when stdin ends: for a parent that must leave nobody behind.",
+        help="Stop at once when stdin ends, so that the worker exits with its parent process.",
     ),
 ]
 
@@ -144,7 +144,7 @@ MetricsPort = Annotated[
         max=65535,
         envvar="JOBLEDGER_METRICS_PORT",
         metavar="PORT",
-        help="Serve /metrics and /healthz there; 0 takes a free port; with --processes the first of so many. "
+        help="Serve /metrics and /healthz on this port; 0 takes a free one; with --processes, the first of N ports. "
         "(default: off)",
         rich_help_panel=_METRICS,
     ),
@@ -155,7 +155,7 @@ MetricsHost = Annotated[
         "--metrics-host",
         envvar="JOBLEDGER_METRICS_HOST",
         metavar="HOST",
-        help="Address to serve them on; beyond this machine only with a token.",
+        help="Address to serve metrics on; one beyond this machine needs a token.",
         rich_help_panel=_METRICS,
     ),
 ]

@@ -96,7 +96,7 @@ async def _supervise(  # noqa: PLR0917 - what it was told
     *,
     until_eof: bool,
 ) -> int:
-    code = DONE  # of one that is stopped before it has begun
+    code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, opened(target) as ledger, anyio.create_task_group() as group:
         # Twice the lease: whatever a process that silent still runs is somebody else's by now.
         silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
@@ -113,7 +113,7 @@ async def _supervise(  # noqa: PLR0917 - what it was told
         def on_signal() -> None:
             nonlocal asked
             if not asked:
-                output.note("stopping: running attempts get their grace; once more to stop at once")
+                output.note("stopping: running attempts may finish (--grace); a second signal stops at once")
             asked = True
             supervisor.stop()
 
@@ -123,7 +123,7 @@ async def _supervise(  # noqa: PLR0917 - what it was told
 
         def on_change(paths: list[str]) -> None:
             more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-            output.note(f"{Path(paths[0]).name}{more} changed: starting anew")
+            output.note(f"{Path(paths[0]).name}{more} changed: restarting")
             supervisor.restart()
 
         code = FAILED
@@ -146,4 +146,4 @@ def _say_begun(output: Output, supervisor: Supervisor, patience: SupervisorConfi
         )
     else:
         count = f"{patience.processes} worker process{'es' if patience.processes > 1 else ''}"
-        output.say(f"supervisor {supervisor.identity} keeps {count}; stop it with Ctrl-C")
+        output.say(f"supervisor {supervisor.identity} runs {count}; stop with Ctrl-C")

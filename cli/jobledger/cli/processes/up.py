@@ -147,7 +147,7 @@ async def _run(
 
     def on_signal() -> None:
         if not stopped.is_set():
-            output.note("stopping in order; once more to stop at once")
+            output.note("stopping in order; a second signal stops at once")
         stopped.set()
         if made is not None:
             made.stop()
@@ -188,7 +188,7 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
     )
     output.facts(
         [
-            ("server", "embedded nats-server" if server is not None else "runs already, not ours"),
+            ("server", "embedded nats-server" if server is not None else "a running one, not started here"),
             ("store", store),
             (
                 "worker",

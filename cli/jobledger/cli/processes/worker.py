@@ -57,7 +57,10 @@ def worker(
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
 ) -> Awaitable[None] | int:
-    """Run jobs until SIGTERM or Ctrl-C: running ones get their grace, the rest is given back; twice stops at once."""
+    """Run jobs until SIGTERM or Ctrl-C.
+
+    The first signal lets running jobs finish (--grace) and returns the others to the queue; a second stops at once.
+    """
     parent = Parent(supervised) if supervised is not None else None
     served, weights = process.weighted(queues)
     config = WorkerConfig(
@@ -136,7 +139,7 @@ async def _run(
     asked = False
 
     def on_signal() -> None:
-        output.note("stopping: running attempts get their grace; once more to stop at once")
+        output.note("stopping: running attempts may finish (--grace); a second signal stops at once")
         made.stop()
 
     def once() -> None:

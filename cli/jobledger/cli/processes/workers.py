@@ -15,7 +15,7 @@ from jobledger.ledger.nats.leases import WorkerInfo
 
 @command(WORKERS, "list")
 async def list_command(cli: Cli, *, limit: options.Limit = 100) -> None:
-    """List the workers whose leases live, and those that stopped within the last lease time."""
+    """List the workers with a live lease, and those that stopped within the last lease time."""
     async with cli.ledger() as ledger:
         found = await list_workers(ledger)
         now = ledger.clock.now()

@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     file: Path | None
-    anew: bool
+    rebuild: bool
     once: bool
 
 
@@ -117,8 +117,8 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
         group.start_soon(until_closed, ledger)
         path = plan.file or await _default_path(ledger, layout)
         with _in_its_words(plan.model):
-            outdated = _is_outdated(path, layout)  # first: another's file must not be made anew either
-            if plan.anew or outdated:
+            outdated = _is_outdated(path, layout)  # first: a file of another model must not be rebuilt either
+            if plan.rebuild or outdated:
                 with output.progress("rebuilding") as progress:
                     await rebuild(ledger.log, path, progress=progress, layout=layout)
             with Projector(ledger.log, path, layout=layout) as projector:
@@ -150,7 +150,7 @@ def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
     except OlderSchemaError:
         return True
     except ProjectionFileError:
-        return False  # damaged, or newer: said by the projector, unless it is made anew
+        return False  # damaged or newer: the projector says so, unless the file is rebuilt
     return False
 
 

@@ -11,7 +11,7 @@ from jobledger.projections import rebuild
 
 @command(PROJECTION, "rebuild", takes=ROWS)
 async def rebuild_projection(cli: Cli, *, archives: options.Archives = None) -> None:
-    """Make the projection anew from the first event, beside the old one, and swap it in."""
+    """Rebuild the projection from the first event in a new file, then swap it in."""
     output = cli.output
     async with cli.ledger() as ledger:
         path = await cli.rows(ledger).path()

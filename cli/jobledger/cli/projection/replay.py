@@ -29,7 +29,7 @@ _DIGITS_MAX: Final = 19  # what SQLite and the server count to
 Folders = list[Path] | None
 To = Annotated[
     str | None,
-    typer.Option("--to", metavar="SEQ|TIME", help="The last event that counts. (default: the newest)"),
+    typer.Option("--to", metavar="SEQ|TIME", help="The last event to include. (default: the newest)"),
 ]
 
 
@@ -39,7 +39,7 @@ async def replay(
     *,
     into: Annotated[
         Path,
-        typer.Option("--into", metavar="FILE", help="SQLite file to write; one that exists is left alone."),
+        typer.Option("--into", metavar="FILE", help="SQLite file to write; it must not exist."),
     ],
     to: To = None,
     exports: Annotated[
@@ -47,18 +47,18 @@ async def replay(
         typer.Option(
             "--from",
             metavar="DIR",
-            help="Read this export and no server; repeat it for exports that follow each other, the oldest first.",
+            help="Read this export instead of a server; repeat it for consecutive exports, the oldest first.",
         ),
     ] = None,
     archives: options.Archives = None,
 ) -> None:
-    """Write the tables of a past moment into a file of their own, to look into at leisure."""
+    """Write the tables as of a past moment to a SQLite file."""
     if exports and archives:
         raise UsageError(
             "--from reads no ledger: name every export with --from, or every archive with --archive"
         )
     if into.exists():
-        raise UsageError(f"--into {into}: there is such a file; name another")
+        raise UsageError(f"--into {into}: the file exists; name another")
     if not into.absolute().parent.is_dir():
         raise UsageError(f"--into {into}: there is no folder {into.absolute().parent}")
     end = _moment(to) if to is not None else None
@@ -106,7 +106,9 @@ def _made_beside(into: Path) -> Generator[Path, None, None]:
                 connection.close()
             files.sync(draft)
             if into.exists():
-                raise UsageError(f"--into {into}: somebody else made such a file meanwhile; name another")
+                raise UsageError(
+                    f"--into {into}: the file was made by another program meanwhile; name another"
+                )
             draft.rename(into)
             files.sync(into.absolute().parent)
 

@@ -29,10 +29,10 @@ async def run_projector(
         ),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", metavar="", help="End when the ledger's end is reached.")
+        bool, typer.Option("--once", metavar="", help="Exit when the ledger's end is reached.")
     ] = False,
-    anew: Annotated[
-        bool, typer.Option("--rebuild", metavar="", help="Make the read model anew from the first event.")
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", metavar="", help="Rebuild the read model from the first event.")
     ] = False,
     file: Annotated[
         Path | None,
@@ -48,12 +48,12 @@ async def run_projector(
         source = context.get_parameter_source("projection")
         if source is not None and source.name == "COMMANDLINE":
             raise UsageError("--projection names the projection's file: for a read model it is --file")
-        await run_read_model(cli, Plan(model=model, file=file, anew=anew, once=once))
+        await run_read_model(cli, Plan(model=model, file=file, rebuild=rebuild, once=once))
         return
-    if anew or file is not None:
-        instead = "`jobledger projection rebuild`" if anew else "--projection"
+    if rebuild or file is not None:
+        instead = "`jobledger projection rebuild`" if rebuild else "--projection"
         raise UsageError(
-            f"{'--rebuild' if anew else '--file'} is for a read model, as in MODULE:Class; here it is {instead}"
+            f"{'--rebuild' if rebuild else '--file'} is for a read model, as in MODULE:Class; here it is {instead}"
         )
     await _follow(cli, once=once)
 

@@ -30,7 +30,7 @@ def _show(output: Output, found: ProjectionStatus, now: datetime) -> None:
     if found.missing:
         output.note(found.missing)
     when = age(datetime.fromisoformat(found.updated_at), now) if found.updated_at else "never"
-    lag = "unknown: it cannot go on in this ledger"
+    lag = "unknown: the projection cannot continue in this ledger"
     if found.lag_events is not None and found.lag_s is not None:
         lag = f"{found.lag_events:,} events" + (f", {duration(found.lag_s)}" if found.lag_events else "")
     output.facts(

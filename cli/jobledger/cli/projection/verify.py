@@ -12,7 +12,7 @@ from jobledger.projections import Projector, verify
 
 @command(PROJECTION, "verify", takes=ROWS)
 async def verify_projection(cli: Cli, *, archives: options.Archives = None) -> None:
-    """Prove that the projection equals one made anew, row for row; else name the first difference."""
+    """Prove that the projection equals a rebuilt one, row for row; else name the first difference."""
     output = cli.output
     async with cli.ledger() as ledger:
         path = await cli.rows(ledger).path()

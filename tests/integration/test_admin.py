@@ -1,0 +1,191 @@
+"""What a person can do, without a command line: found, shown, acted on, by whoever imports `jobledger.admin`."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jobledger.admin import acts
+from jobledger.admin.bulk import discard_act, perform, requeue_act
+from jobledger.admin.dead_letters import Choice, find_chosen, list_dead_letters, show_dead_letter
+from jobledger.admin.errors import ChoiceError, JobNotYetError, NotADeadLetterError
+from jobledger.admin.find import find_history, find_job
+from jobledger.admin.health import Asked, examine
+from jobledger.admin.past import AsOf, events_until
+from jobledger.admin.projection import projection_status
+from jobledger.admin.queues import together
+from jobledger.admin.rows import Rows, file_name
+from jobledger.admin.views import job_details
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.dead_letters import Requeuing
+from jobledger.ledger.model.commands import Claim, Fail
+from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError, ServerUnreachableError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="bills", max_attempts=1)
+async def bill(cents: int) -> int:
+    return cents
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer) -> AsyncGenerator[Ledger, None]:
+    environment = f"t_{secrets.token_hex(6)}"
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as made:
+        for number in range(3):
+            ref = (await made.enqueue(bill.options(id=f"bill-{number}"), number)).ref
+            job = await made.execute(ref, Claim(worker="web-1-0a", lease_s=15))
+            error = ErrorInfo(kind="exception", type="ValueError", message=f"no account {number}")
+            await made.execute(ref, Fail(epoch=job.claim_epoch, error=error))
+        await made.enqueue(bill.options(id="waiting-1"), 7)
+        yield made
+
+
+@pytest.fixture
+def rows(ledger: Ledger, tmp_path: Path) -> Rows:
+    return Rows(ledger, tmp_path / "rows.db")
+
+
+def test_nothing_of_it_loads_what_draws_on_a_terminal() -> None:
+    program = (
+        "import importlib, pkgutil, sys, jobledger.admin as admin\n"
+        "for each in pkgutil.iter_modules(admin.__path__):\n"
+        "    importlib.import_module('jobledger.admin.' + each.name)\n"
+        "print(sorted({'rich', 'typer', 'jobledger.cli', 'jobledger.workers'} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout == "[]\n"
+
+
+async def test_a_job_is_found_by_a_prefix_that_only_one_has(rows: Rows) -> None:
+    assert (await find_job(rows, "wait")).id == "waiting-1"
+    with pytest.raises(AmbiguousIdError):
+        await find_job(rows, "bill")
+    with pytest.raises(JobNotFoundError):
+        await find_job(rows, "nobody")
+
+
+async def test_the_file_is_looked_for_once_and_only_when_it_is_needed(ledger: Ledger, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def place() -> Path:
+        asked.append(await file_name(ledger))
+        return tmp_path / asked[0]
+
+    rows = Rows(ledger, place)
+    await find_job(rows, "waiting-1")
+    assert asked == []
+    await find_job(rows, "wait")
+    await rows.catch_up()
+    (name,) = asked
+    assert ledger.names.environment in name
+    assert (tmp_path / name).exists()
+
+
+async def test_who_watches_is_told_how_far_the_reading_is(ledger: Ledger, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def progress(what: str) -> Generator[object, None, None]:
+        yield lambda done, total: told.append((what, done, total))
+
+    await Rows(ledger, tmp_path / "rows.db", progress=progress).catch_up()  # type: ignore[arg-type]
+    what, done, total = told[-1]
+    assert (what, done) == ("reading the ledger", total)
+
+
+async def test_a_job_is_shown_with_its_values_as_it_was_then(rows: Rows) -> None:
+    log, clock = rows.ledger.log, rows.ledger.clock
+    found = await find_history(rows, "bill-0")
+    job = await (await find_job(rows, "bill-0")).snapshot()
+    details = await job_details(rows.ledger, job, found.history)
+    assert (details.status, details.input, details.attempts[0].worker) == (
+        "dead_lettered",
+        {"cents": 0},
+        "web-1-0a",
+    )
+    assert msgspec.json.decode(msgspec.json.encode(details))["error"]["type"] == "ValueError"
+    then = await AsOf(stream_sequence=2).moment(log, clock)
+    assert [stored.stream_sequence for stored in events_until(found.history, then)] == [1, 2]
+    with pytest.raises(JobNotYetError):
+        events_until(found.history, await AsOf(stream_sequence=0).moment(log, clock))
+
+
+async def test_rows_are_those_of_the_moment(rows: Rows) -> None:
+    then = await AsOf(stream_sequence=2).moment(rows.ledger.log, rows.ledger.clock)
+    async with rows.opened(then) as view:
+        assert [row.status for row in view.store.jobs()] == ["running"]
+    async with rows.opened() as view:
+        (queue,) = together(view.store.queues())
+        assert (queue.counts["dead_lettered"], queue.counts["queued"], view.begins_at) == (3, 1, 1)
+
+
+async def test_an_act_finds_its_job_and_keeps_who_asked(rows: Rows) -> None:
+    assert (await acts.why(rows, "wait")).why.status == "queued"
+    job = await acts.cancel(rows, "wait", reason="paid", by="alice")
+    assert (job.state.value, job.cancel_reason) == ("cancelled", "paid")
+    assert (await acts.retry(rows, "bill-2", by="alice")).state.value == "queued"
+    with pytest.raises(NotADeadLetterError):
+        await show_dead_letter(rows, "bill-2")
+
+
+async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) -> None:
+    chosen = await find_chosen(rows, Choice(task="bill"))
+    act = requeue_act(lambda each: Requeuing(edit={"cents": len(each.ref.job_id)}), by="alice")
+    head = (await rows.ledger.log.head()).last_sequence
+    plan = await perform(rows, act, chosen, plan=True)
+    assert [(each.result, each.input_text) for each in plan] == [("planned", b'{"cents":6}')] * 3
+    assert (await rows.ledger.log.head()).last_sequence == head
+    done = await perform(rows, act, chosen, plan=False)
+    assert {each.result for each in done} == {"done"}
+    again = await perform(rows, discard_act("late", by="alice"), chosen, plan=False)
+    assert {each.result for each in again} == {"refused"}
+    assert (await list_dead_letters(rows, Choice(), limit=5)).total == 0
+
+
+async def test_what_is_done_to_many_is_asked_for_on_purpose(rows: Rows) -> None:
+    with pytest.raises(ChoiceError):
+        await find_chosen(rows, Choice())
+    with pytest.raises(ChoiceError):
+        await find_chosen(rows, Choice(ids=("bill-0",), since=datetime.now(UTC)))
+    assert len(await find_chosen(rows, Choice(everything=True), limit=2)) == 2
+
+
+async def test_a_projection_says_how_far_it_is(rows: Rows) -> None:
+    status, problem = await projection_status(rows.ledger, await rows.path())
+    assert (status.exists, status.position, status.lag_events, problem) == (False, 0, status.head, None)
+    await rows.catch_up()
+    status, _ = await projection_status(rows.ledger, await rows.path())
+    assert (status.exists, status.position, status.lag_events) == (True, status.head, 0)
+
+
+async def test_an_examination_tells_a_sound_ledger_from_a_server_that_is_not_there(
+    rows: Rows, tmp_path: Path
+) -> None:
+    config = rows.ledger.config
+    asked = Asked(
+        url=config.url,
+        environment=rows.ledger.names.environment,
+        monitor_url="http://127.0.0.1:1",
+        port=1,
+        directory=tmp_path,
+    )
+    health = await examine(asked, lambda _: rows)
+    assert (health.is_good, health.unreached) == (True, None)
+    assert {"server", "clock", "workers", "projection"} <= {check.check for check in health.checks}
+    nobody = await examine(msgspec.structs.replace(asked, url="nats://127.0.0.1:1"), lambda _: rows)
+    assert isinstance(nobody.unreached, ServerUnreachableError)
+    assert (nobody.is_good, [check.check for check in nobody.checks]) == (False, ["server"])

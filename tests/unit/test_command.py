@@ -1,0 +1,115 @@
+"""`@command`: which options a command gets, what its function is told, and which modules a command line imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from jobledger.cli.command import LEDGER, OFFLINE, ROWS, Cli, command
+from jobledger.cli.commands import COMMANDS, Group
+from jobledger.ledger.config import DEFAULT_URL
+
+Count = Annotated[int, typer.Option("--count")]
+
+
+def _run(app: typer.Typer, *words: str) -> Any:
+    app.callback()(lambda: None)
+    return typer.main.get_command(app).main(args=list(words), standalone_mode=False)
+
+
+def _options(app: typer.Typer, name: str) -> list[str]:
+    app.callback()(lambda: None)
+    group: Any = typer.main.get_command(app)
+    return [option for each in group.commands[name].params for option in each.opts]
+
+
+@pytest.mark.parametrize(
+    ("takes", "names"),
+    [
+        (OFFLINE, ["--json"]),
+        (LEDGER, ["--url", "--environment", "--json"]),
+        (ROWS, ["--projection", "--url", "--environment", "--json"]),
+    ],
+)
+def test_a_command_has_its_own_options_and_those_that_it_takes(
+    takes: tuple[str, ...], names: list[str]
+) -> None:
+    app = typer.Typer()
+
+    @command(app, "act", takes=takes)
+    async def _act(cli: Cli, *, count: Count = 1) -> None: ...
+
+    assert _options(app, "act") == ["--count", *names]
+
+
+def test_a_coroutine_is_told_everything_and_its_number_is_the_exit_code() -> None:
+    app, told = typer.Typer(), list[Any]()
+
+    @command(app, "act", takes=ROWS)
+    async def _act(cli: Cli, *, count: Count = 1) -> int:
+        told.extend((cli.target.url, cli.target.environment, cli.projection, cli.output.as_json, count))
+        return 4
+
+    words = ("--count", "3", "--url", "nats://h:1", "--environment", "e", "--projection", "p.db", "--json")
+    assert _run(app, "act", *words) == 4
+    assert told == ["nats://h:1", "e", Path("p.db"), True, 3]
+
+
+def test_what_a_command_does_not_take_is_at_its_default() -> None:
+    app, told = typer.Typer(), list[Any]()
+
+    @command(app, "act", takes=OFFLINE)
+    def _act(cli: Cli) -> None:
+        told.extend((cli.target.url, cli.target.environment, cli.projection, cli.output.as_json))
+
+    assert _run(app, "act") is None
+    assert told == [DEFAULT_URL, "", None, False]
+
+
+def test_a_coroutine_that_a_plain_function_returns_is_run_after_it() -> None:
+    app, done = typer.Typer(), list[str]()
+
+    async def act() -> None:
+        done.append("run")
+
+    @command(app, "act", takes=OFFLINE)
+    def _act(cli: Cli) -> Awaitable[None]:
+        done.append("prepared")
+        return act()
+
+    _run(app, "act")
+    assert done == ["prepared", "run"]
+
+
+def _modules(group: Group) -> set[str]:
+    found = set[str]()
+    for member in group.members.values():
+        found |= _modules(member) if isinstance(member, Group) else {f"jobledger.cli.{member}"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["jobs", "list", "--help"], {"jobledger.cli.jobs.list"}),
+        (["--verbose", "events", "subscriptions", "list", "--help"], {"jobledger.cli.events.subscriptions"}),
+        (["--version"], set[str]()),
+        (["dlq", "--help"], {"jobledger.cli.dlq.list", "jobledger.cli.dlq.show", "jobledger.cli.dlq.acts"}),
+        (["jobs", "nonsense"], {name for name in _modules(COMMANDS) if name.startswith("jobledger.cli.jobs.")}
+         - {f"jobledger.cli.jobs.{name}" for name in ("enqueue", "queues", "timers")}),
+    ],
+)  # fmt: skip
+def test_only_the_modules_of_the_command_are_imported(words: list[str], own: set[str]) -> None:
+    program = (
+        f"import sys; from jobledger.cli.main import run; run({words!r}); print(*sys.modules, sep='\\n')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert set(ran.stdout.splitlines()) & _modules(COMMANDS) == own
