@@ -47,7 +47,7 @@ _BYTES_OBJECT: Final = 33
 
 def pack(job: Job, digest: bytes) -> bytes:
     """Return what is kept of a closed job."""
-    attempts = [(each.epoch, each.state) for each in job.attempts]
+    attempts: list[tuple[int, AttemptState]] = [(each.epoch, each.state) for each in job.attempts]
     return _pack(_Closed(digest, job.last_sequence, job.task, job.state, attempts))
 
 
