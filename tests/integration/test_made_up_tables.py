@@ -107,7 +107,7 @@ async def test_a_past_moment_has_its_rows_as_they_were(tmp_path: Path) -> None:
         assert _in(store) == []
 
 
-async def test_a_file_made_before_it_had_tables_is_made_anew(
+async def test_a_file_made_before_it_had_tables_is_rebuilt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, _ = await _told()

@@ -30,7 +30,7 @@ class Layout(Protocol):
 
     @property
     def draft_journal(self) -> str:
-        """SQLite's journal mode while a file is made anew; OFF where no statement may ever fail half-way."""
+        """SQLite's journal mode while a file is rebuilt; OFF where no statement may ever fail half-way."""
         ...
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:

@@ -105,7 +105,7 @@ class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     aggregate: str  #: its name, the second word of a ledger subject
-    #: From 1; raise it with every change of a table, an index or the meaning of a column. Older files are then made anew.
+    #: From 1; raise it with every change of a table, an index or the meaning of a column. Older files are then rebuilt.
     version: int
     tables: tuple[Table, ...]
     rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages

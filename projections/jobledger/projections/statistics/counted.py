@@ -55,7 +55,7 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
 
 
 def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
-    """Write what was counted, and up to where; a file that begins anew, since another archive run came by, has some."""
+    """Write what was counted, and up to where; a file that begins again after another archive run has some."""
     for table in ("totals", "sums", "failures", "origins"):
         connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
     totals = _placed(STATISTICS, counts.columns)
