@@ -77,7 +77,7 @@ class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
-    """A part of all that was counted up to a sequence, so that counters go on where their beginning was archived.
+    """A part of all that was counted up to a sequence, so that counters continue when their beginning is archived.
 
     All parts of one count come one after the other, right before the `archived` event of the same run.
     """
