@@ -100,7 +100,10 @@ async def test_who_watches_is_told_how_far_the_reading_is(ledger: Ledger, tmp_pa
 
     @contextmanager
     def progress(what: str) -> Generator[object, None, None]:
-        yield lambda done, total: told.append((what, done, total))
+        def tell(done: int, total: int) -> None:
+            told.append((what, done, total))
+
+        yield tell
 
     await Rows(ledger, tmp_path / "rows.db", progress=progress).catch_up()  # type: ignore[arg-type]
     what, done, total = told[-1]

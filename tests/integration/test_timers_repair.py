@@ -49,6 +49,11 @@ async def test_an_older_timer_does_not_end_a_newer_wait(ledger: Ledger) -> None:
     async with reacting(ledger):
         job = await ledger.enqueue(add.options(delay_s=30), 1)
         waiting = await job.snapshot()
+
+        async def is_set() -> bool:
+            return await in_stream(ledger) == 1
+
+        await until(is_set)  # or the reactor would replace the older timer that is set below
         # Somebody could not wait, and then the task snoozed: another wait, which only its own timer may end.
         await ledger.execute(job.ref, Dispatch(cause="due"))
         epoch = (await ledger.execute(job.ref, Claim(worker="w", lease_s=15.0))).claim_epoch

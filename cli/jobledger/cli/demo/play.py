@@ -85,6 +85,8 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
     )
     enqueue_s = time.monotonic() - begun
     _say(output, f"{len(files):,} files of {root} are {len(files):,} jobs now")
+    lost: list[str] = []
+    done, before_kill_s, drain_s, killed_at = 0, 0.0, 0.0, 0.0
     with Projector(ledger.log, folder / "projection.db") as projector:
         await projector.catch_up()
         async with anyio.create_task_group() as group, crew(ledger.config.url, folder) as workers:
