@@ -117,7 +117,7 @@ class JobRows(Rows):
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
-            if type(event) in ACT_CLASSES:
+            if type(event) in ACT_CLASSES and event.prev:  # to begin a job is no act
                 acts.add(stored, None if known is None else known.job, job)
         for key, current in after.items():
             known = replaced.get(key) or before[key]

@@ -39,10 +39,14 @@ class LedgerRows(Rows):
         self._rows = {each.aggregate: each.rows(connection, cache) for each in TABLES.values()}
 
     def apply(self, messages: Sequence[Message]) -> None:
-        """Bring the rows of every aggregate forward."""
-        for aggregate, chosen in _by_aggregate(messages).items():
-            if aggregate in self._rows:
-                self._rows[aggregate].apply(chosen)
+        """Bring the rows of every aggregate forward; nearly all messages are about jobs, known by their class."""
+        jobs = jobs_among(messages)
+        if jobs:
+            self._rows[JOB.name].apply(jobs)
+        if len(jobs) < len(messages):
+            for aggregate, chosen in _others(messages).items():
+                if aggregate in self._rows:
+                    self._rows[aggregate].apply(chosen)
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
         """Begin with what was counted; see `table.Rows`."""
@@ -55,12 +59,10 @@ class LedgerRows(Rows):
             rows.forget()
 
 
-def _by_aggregate(messages: Sequence[Message]) -> dict[str, list[Message]]:
-    """Divide messages by what they are about; nearly all are about jobs, which are known by their class."""
-    jobs: list[Message] = list(jobs_among(messages))
-    found = {JOB.name: jobs} if jobs else {}
-    if len(jobs) < len(messages):
-        for message in messages:
-            if not isinstance(message, StoredEvent):
-                found.setdefault(aggregate_of(message.subject), []).append(message)
+def _others(messages: Sequence[Message]) -> dict[str, list[Message]]:
+    """Return the messages that are not about jobs by what they are about."""
+    found: dict[str, list[Message]] = {}
+    for message in messages:
+        if not isinstance(message, StoredEvent):
+            found.setdefault(aggregate_of(message.subject), []).append(message)
     return found
