@@ -150,7 +150,7 @@ async def _kill(output: Output, ledger: Ledger, projector: Projector, workers: C
     running = ", ".join(row.id for row in held)
     _say(output, f"killed worker {victim} with SIGKILL; it ran {running}", style="bold red")
     lease = duration(await ledger.leases.duration_s())
-    _say(output, f"other workers take these over when its lease expires, within {lease}")
+    _say(output, f"other workers take these jobs over when its lease expires, within {lease}")
     _say(output, f"worker {await workers.start()} replaces it")
     return [row.id for row in held]
 
