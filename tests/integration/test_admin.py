@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from jobledger.admin.dead_letters import Choice, find_chosen, list_dead_letters,
 from jobledger.admin.errors import ChoiceError, JobNotYetError, NotADeadLetterError
 from jobledger.admin.find import find_history, find_job
 from jobledger.admin.health import Asked, examine
+from jobledger.admin.operators import operator_acts
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.projection import projection_status
 from jobledger.admin.queues import together
@@ -30,6 +31,7 @@ from jobledger.ledger.model.commands import Claim, Fail
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError, ServerUnreachableError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.projections import ActFilter
 
 pytestmark = pytest.mark.anyio
 
@@ -99,13 +101,13 @@ async def test_who_watches_is_told_how_far_the_reading_is(ledger: Ledger, tmp_pa
     told: list[tuple[str, int, int]] = []
 
     @contextmanager
-    def progress(what: str) -> Generator[object, None, None]:
+    def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
         def tell(done: int, total: int) -> None:
             told.append((what, done, total))
 
         yield tell
 
-    await Rows(ledger, tmp_path / "rows.db", progress=progress).catch_up()  # type: ignore[arg-type]
+    await Rows(ledger, tmp_path / "rows.db", progress=progress).catch_up()
     what, done, total = told[-1]
     assert (what, done) == ("reading the ledger", total)
 
@@ -143,6 +145,17 @@ async def test_an_act_finds_its_job_and_keeps_who_asked(rows: Rows) -> None:
     assert (await acts.retry(rows, "bill-2", by="alice")).state.value == "queued"
     with pytest.raises(NotADeadLetterError):
         await show_dead_letter(rows, "bill-2")
+
+
+async def test_what_operators_did_is_listed_the_newest_first(rows: Rows) -> None:
+    await acts.retry(rows, "bill-0", by="alice")
+    await acts.cancel(rows, "waiting-1", reason="paid", by="bob")
+    found = await operator_acts(rows, ActFilter(), limit=1)
+    assert ([(act.act, act.by) for act in found.newest], found.total, found.missing) == (
+        [("cancel", "bob")], 2, None
+    )  # fmt: skip
+    by_alice = await operator_acts(rows, ActFilter(by="alice"), limit=5)
+    assert [(act.act, act.job) for act in by_alice.newest] == [("requeue", "bill-0")]
 
 
 async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) -> None:

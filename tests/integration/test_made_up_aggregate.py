@@ -11,7 +11,6 @@ import pytest
 from tests.support.command_line import CommandLine
 from tests.support.made_up import THING, dropped, made
 
-from jobledger.audit.trail import lines_of_chain
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.aggregates import AGGREGATES
@@ -119,10 +118,20 @@ def test_its_events_have_a_schema_and_a_channel(cli: CommandLine) -> None:
 
 
 def test_its_chain_has_a_trail(cli: CommandLine) -> None:
-    async def read(ledger: Ledger) -> list[str]:
-        await tell(ledger)
-        chain = THING.chain(ledger.names, "toy", "ball")
-        messages = [each async for batch in ledger.log.read_messages(subject=chain) for each in batch]
-        return [line.text() for line in lines_of_chain(messages)]
-
-    assert cli.with_ledger(read) == ["made: of size 3, by test", "dropped, by test"]
+    cli.with_ledger(tell)
+    shown = cli.run("audit", "trail", "thing/toy/ball", *cli.where)
+    assert (shown.code, shown.out.splitlines()[0]) == (0, "thing toy/ball")
+    assert [line.partition("  ")[2].split("  ")[-1] for line in shown.out.splitlines()[-2:]] == [
+        "made: of size 3, by test",
+        "dropped, by test",
+    ]
+    as_json = json.loads(cli.run("audit", "trail", "thing/toy/ball", "--json", *cli.where).out)
+    assert [line["event"] for line in as_json["lines"]] == ["made", "dropped"]
+    for wrong, code, sentence in (
+        ("thing/toy/car", 3, "no event of thing toy/car is in the ledger"),
+        ("thing/toy", 2, "give the id of a job, or lock/SCOPE/LOCK, reactor/REACTOR, thing/KIND/NAME"),
+        ("thing/toy/a b", 2, "name"),
+    ):
+        refused = cli.run("audit", "trail", wrong, *cli.where)
+        assert refused.code == code
+        assert sentence in refused.err

@@ -1,4 +1,4 @@
-"""Finding one job: by its id or a prefix of it, in the ledger, and in its archive where that is named."""
+"""Finding one job by its id or a prefix of it, or another chain by its name: in the ledger, and in its archive."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from jobledger.admin.archived import missing, refuse_hole, with_archive
 from jobledger.admin.errors import JobNotHeldError, Missing
 from jobledger.admin.rows import Rows
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle
-from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError, NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import JobRow, Store
@@ -135,3 +137,38 @@ async def _known(rows: Rows, job_id: str, queue: str | None) -> JobRow | None:
         if len(matches) > 1:
             raise AmbiguousIdError(job_id, [f"{ref.queue}/{ref.job_id}" for ref in matches])
         return store.job(matches[0].queue, matches[0].job_id) if matches else None
+
+
+class Chain(NamedTuple):
+    """What happened to something that is no job: a lock, a reactor."""
+
+    label: str  #: what a person calls it: `lock account/42`
+    messages: list[Message]  #: oldest first, at least one
+
+
+async def find_chain(ledger: Ledger, name: str, archives: Sequence[Path] = ()) -> Chain:
+    """Read the chain that `name` means, such as `lock/account/42`, its archived events before the others.
+
+    Raises: InvalidInputError, InvalidTokenError for what cannot be the name of a chain, NotFoundError without events,
+        and as `with_archive`.
+    """
+    kind, *key = name.split("/")
+    aggregate = AGGREGATES.get(kind)
+    if aggregate is None or aggregate is JOB or len(key) != len(aggregate.key):
+        forms = ", ".join(
+            "/".join((each.name, *map(str.upper, each.key)))
+            for each in AGGREGATES.values()
+            if each is not JOB
+        )
+        raise InvalidInputError(
+            f"{name[:80]!r} names nothing in the ledger: give the id of a job, or {forms}"
+        )
+    for field, word in zip(aggregate.key, key, strict=True):
+        check_token(field, word)
+    log = await with_archive(ledger.log, archives)
+    batches = log.read_messages(subject=aggregate.chain(log.names, *key))
+    async with contextlib.aclosing(batches):
+        messages = [message async for batch in batches for message in batch]
+    if not messages:
+        raise NotFoundError(f"no event of {aggregate.label(tuple(key))} is in the ledger")
+    return Chain(aggregate.label(tuple(key)), messages)

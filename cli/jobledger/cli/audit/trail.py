@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 from rich.text import Text
 
-from jobledger.audit.trail import Line, Trail, trail_of
+from jobledger.admin.find import Chain, find_chain
+from jobledger.audit.trail import Line, Trail, lines_of_chain, trail_of
 from jobledger.audit.trail_words import span
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import AUDIT
-from jobledger.cli.one_job import JobId, found_history, newest
+from jobledger.cli.one_job import found_history, newest
 from jobledger.cli.output import Output
 from jobledger.cli.text import clock_time, plain
 from jobledger.ledger.model.codec import StoredEvent
 
+TrailOf = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The job's id, or a prefix that only one job has; or lock/SCOPE/ID or reactor/NAME for one of those.",
+    ),
+]
+
 
 @command(AUDIT, "trail", takes=ROWS)
 async def trail(
-    cli: Cli, *, job_id: JobId, queue: options.Queue = None, archives: options.Archives = None
+    cli: Cli, *, job_id: TrailOf, queue: options.Queue = None, archives: options.Archives = None
 ) -> None:
     """Show what happened to one job: who did what and when, what it waited for and how long, which error."""
+    if "/" in job_id:
+        async with cli.ledger() as ledger:
+            found_chain = await find_chain(ledger, job_id, archives or ())
+        _show_chain(cli.output, found_chain)
+        return
     async with found_history(cli, job_id, queue, archives, "jobledger audit trail") as found:
         now = found.ledger.clock.now()
     show_trail(cli.output, newest(found.history, cli.output), now)
     if found.missing:
         cli.output.note(found.missing)
+
+
+def _show_chain(output: Output, chain: Chain) -> None:
+    lines = lines_of_chain(chain.messages)
+    if output.as_json:
+        shown = [{**msgspec.structs.asdict(line), "text": line.text()} for line in lines]
+        output.object({"chain": chain.label, "lines": shown})
+        return
+    output.say(chain.label, style="bold")
+    output.say("times are the server's, UTC", style="dim")
+    _show_lines(output, lines)
 
 
 def show_trail(output: Output, history: Sequence[StoredEvent], now: datetime) -> None:
@@ -40,7 +66,9 @@ def show_trail(output: Output, history: Sequence[StoredEvent], now: datetime) ->
         return
     output.say(f"job {event.job}", style="bold")
     output.say(f"task {event.task} in queue {event.queue}; times are the server's, UTC", style="dim")
-    _show_lines(output, told)
+    _show_lines(output, told.lines)
+    output.say()
+    output.say(told.summary.text(), style="bold")
 
 
 def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
@@ -49,17 +77,15 @@ def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
     return {**names, "lines": lines, "summary": summary}
 
 
-def _show_lines(output: Output, told: Trail) -> None:
+def _show_lines(output: Output, lines: Iterable[Line]) -> None:
     day = ""
-    for line in told.lines:
+    for line in lines:
         date = f"{line.at:%Y-%m-%d}"
         if date != day:
             output.say()
             output.say(date, style="dim")
             day = date
         output.hanging(_line_head(line), Text(plain(line.text())))
-    output.say()
-    output.say(told.summary.text(), style="bold")
 
 
 def _line_head(line: Line) -> Text:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 from rich.text import Text
 
-from jobledger.admin.archived import missing, with_archive
+from jobledger.admin.operators import operator_acts
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, plain
 from jobledger.cli.times import time_of
-from jobledger.ledger import Ledger
-from jobledger.ledger.model.log import Log
-from jobledger.projections import ActFilter, ActRow, EventGapError, Projector, Store
+from jobledger.projections import ActFilter, ActRow
 
 _LIMIT_MAX: Final = 100_000
 _ACT_WIDTH: Final = len("requeue  ")
@@ -44,14 +38,9 @@ async def who(
     """List what operators did to jobs, the newest first: cancel, retry, requeue, discard, with actor and reason."""
     output, chosen = cli.output, ActFilter(by=by, since=time_of("--since", since))
     async with cli.ledger() as ledger:
-        log = await with_archive(ledger.log, archives or ())
-        gap = await missing(log, archives or (), since=chosen.since)
-        # The rows may go further back than what is read: then the answer would depend on who made them, and when.
-        chosen = msgspec.structs.replace(chosen, from_sequence=(await log.head()).first_sequence)
-        with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
-            path = await _projected(cli, ledger, log, Path(folder), chosen.from_sequence)
-            with Store.open(path) as store, store.one_moment():
-                newest, count = store.acts(limit, chosen=chosen), store.act_count(chosen)
+        newest, count, gap = await operator_acts(
+            cli.rows(ledger), chosen, limit=limit, archives=archives or ()
+        )
     for act in newest:
         if output.as_json:
             output.object(act)
@@ -68,22 +57,6 @@ async def who(
         output.note(f"the newest {limit:,} of {count:,} are shown; --limit shows more")
     if gap is not None:
         output.note(gap.sentence("`jobledger audit who --archive DIR`"))
-
-
-async def _projected(cli: Cli, ledger: Ledger, log: Log, folder: Path, first_sequence: int) -> Path:
-    """Return a file brought up to the ledger; one in `folder` where an archive is in front, or the beginning is lost."""
-    if log is ledger.log:
-        with contextlib.suppress(EventGapError):
-            rows = cli.rows(ledger)
-            await rows.catch_up()
-            return await rows.path()
-    path = folder / "acts.db"
-    with (
-        Projector(log, path, begins_at=first_sequence) as projector,
-        cli.output.progress("reading the ledger") as progress,
-    ):
-        _ = await projector.catch_up(progress=progress)
-    return path
 
 
 def _show_act(output: Output, act: ActRow) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -85,33 +86,27 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
     )
     enqueue_s = time.monotonic() - begun
     _say(output, f"{len(files):,} files of {root} are {len(files):,} jobs now")
-    lost: list[str] = []
-    done, before_kill_s, drain_s, killed_at = 0, 0.0, 0.0, 0.0
-    with Projector(ledger.log, folder / "projection.db") as projector:
-        await projector.catch_up()
-        async with anyio.create_task_group() as group, crew(ledger.config.url, folder) as workers:
-            group.start_soon(projector.run)
-            started = time.monotonic()
-            async with anyio.create_task_group() as starts:  # at once: the first must not do it all
-                for _ in range(_WORKERS):
-                    starts.start_soon(_start, output, workers)
-            total = len(files)
-            # Half-way; after the first job where few files leave no time until half-way.
-            half = total // 2 if total >= _FEW_FILES else 1
-            with Store.open(projector.path) as store:
-                done = await _until(output, store, workers, "indexing", lambda done, _: done >= half)
-                if done == total:
-                    raise DemoFailedError("every job ended before a worker could be killed: raise --files")
-                before_kill_s = time.monotonic() - started
-                lost = await _kill(output, ledger, projector, workers)
-                killed_at = time.time()
-                await _until(output, store, workers, "indexing", lambda _, queued: not queued)
-                waiting = "waiting for the dead worker's lease"
-                await _until(output, store, workers, waiting, lambda done, _: done == total)
-            drain_s = time.monotonic() - started
-            await workers.stop()
-            await projector.wait_for((await ledger.log.head()).last_sequence)
-            group.cancel_scope.cancel()
+    async with _projecting(ledger, folder) as projector, crew(ledger.config.url, folder) as workers:
+        started = time.monotonic()
+        async with anyio.create_task_group() as starts:  # at once: the first must not do it all
+            for _ in range(_WORKERS):
+                starts.start_soon(_start, output, workers)
+        total = len(files)
+        # Half-way; after the first job where few files leave no time until half-way.
+        half = total // 2 if total >= _FEW_FILES else 1
+        with Store.open(projector.path) as store:
+            done = await _until(output, store, workers, "indexing", lambda done, _: done >= half)
+            if done == total:
+                raise DemoFailedError("every job ended before a worker could be killed: raise --files")
+            before_kill_s = time.monotonic() - started
+            lost = await _kill(output, ledger, projector, workers)
+            killed_at = time.time()
+            await _until(output, store, workers, "indexing", lambda _, queued: not queued)
+            waiting = "waiting for the dead worker's lease"
+            await _until(output, store, workers, waiting, lambda done, _: done == total)
+        drain_s = time.monotonic() - started
+        await workers.stop()
+        await projector.wait_for((await ledger.log.head()).last_sequence)
     ends = [(await (await ledger.job(job_id)).snapshot()).finished_at for job_id in lost]
     return Played(
         root=root,
@@ -123,6 +118,17 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
         before_kill_s=before_kill_s,
         recovery_s=max((end.timestamp() - killed_at for end in ends if end is not None), default=0.0),
     )
+
+
+@contextlib.asynccontextmanager
+async def _projecting(ledger: Ledger, folder: Path) -> AsyncGenerator[Projector, None]:
+    """Follow the ledger in the background for the length of the block."""
+    with Projector(ledger.log, folder / "projection.db") as projector:
+        await projector.catch_up()
+        async with anyio.create_task_group() as group:
+            group.start_soon(projector.run)
+            yield projector
+            group.cancel_scope.cancel()
 
 
 async def _start(output: Output, workers: Crew) -> None:
