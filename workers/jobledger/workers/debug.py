@@ -41,6 +41,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import PayloadRef, Started, event_type
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.lifecycle import ENDING_TYPES
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names
@@ -55,9 +56,6 @@ from jobledger.workers.surroundings import Surroundings
 #: Who acts in a ledger in memory.
 DEBUGGER: Final = "debug"
 _LEASE_S: Final = 3600.0
-ENDS: Final = frozenset(
-    {"completed", "failed", "cancelled", "interrupted", "paused", "snoozed", "dead_lettered"}
-)
 
 
 class Material(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,7 +248,7 @@ def _in_this_process(task: Task[Any, Any], *, limited: bool) -> Task[Any, Any]:
 
 def recorded_end(material: Material) -> StoredEvent | None:
     """Return the event that ended the attempt in the ledger, None where it has not ended or never ran."""
-    return next((stored for stored in material.recorded if event_type(stored.event) in ENDS), None)
+    return next((stored for stored in material.recorded if event_type(stored.event) in ENDING_TYPES), None)
 
 
 class _Witness(RetryPolicy):

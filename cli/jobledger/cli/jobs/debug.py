@@ -24,7 +24,7 @@ from jobledger.cli.text import plain_lines, shortened, state_words
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Completed, Failed, event_type
-from jobledger.ledger.model.lifecycle import words
+from jobledger.ledger.model.lifecycle import ENDING_TYPES, words
 from jobledger.ledger.model.subjects import Names
 from jobledger.workers import debug as again
 from jobledger.workers.process import tune_collector
@@ -168,7 +168,7 @@ def _show(output: Output, material: again.Material, ran: again.Ran) -> None:
 
 def _end(ran: again.Ran) -> StoredEvent:
     """Return the event that ended the attempt; what becomes of the job may follow it."""
-    return next(stored for stored in ran.events if event_type(stored.event) in again.ENDS)
+    return next(stored for stored in ran.events if event_type(stored.event) in ENDING_TYPES)
 
 
 def _words(stored: StoredEvent) -> str:

@@ -276,8 +276,12 @@ ORDERS: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.order)
 CLAIMED: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.claimed)
 #: Those of them that end it.
 OUTCOMES: Final = frozenset(cls for cls in CLAIMED if LIFECYCLE[cls].ends is not None)
-#: Events after which no attempt runs, by their type.
-ENDING_TYPES: Final = frozenset(tag for tag, row in _ROW_OF_TYPE.items() if row.ends is not None)
+#: The types of event that may end the attempt that runs.
+ENDING_TYPES: Final = frozenset(
+    tag for tag, row in _ROW_OF_TYPE.items() if row.ends is not None and JobState.RUNNING in row.after
+)
+#: The states of an attempt whose end its own worker recorded.
+ENDED_BY_HOLDER: Final = frozenset(LIFECYCLE[cls].ends for cls in OUTCOMES)
 #: The types of event that may name a moment at which the job goes on by itself.
 TIMED_WAITS: Final = tuple(tag for tag, row in _ROW_OF_TYPE.items() if row.due)
 

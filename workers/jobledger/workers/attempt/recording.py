@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, commit, load, transact
@@ -19,15 +18,13 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.lifecycle import ENDED_BY_HOLDER
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
 
 logger = logging.getLogger("jobledger.workers.attempt")
-
-#: Ends of an attempt that only the holder of its claim can record.
-_BY_ITS_HOLDER: Final = frozenset({"completed", "failed", "interrupted", "snoozed", "paused"})
 
 
 class Recorder:
@@ -83,7 +80,7 @@ class Recorder:
         stored = (await load(self._ledger.log, attempt.ref)).job
         epoch = attempt.job.claim_epoch
         return stored is not None and any(
-            each.epoch == epoch and each.state in _BY_ITS_HOLDER for each in stored.attempts
+            each.epoch == epoch and each.state in ENDED_BY_HOLDER for each in stored.attempts
         )
 
     async def _fence(self, attempt: Attempt, outcome: Outcome) -> None:
