@@ -9,6 +9,7 @@ import asyncio
 import functools
 import re
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Final
 
 from jobledger.ledger.model.errors import ServerUnreachableError
@@ -27,6 +28,7 @@ from jobledger.ledger.nats.writer import Commit, Writer
 DUE_CONSUMER: Final = "due"
 #: Messages of one page of `pages`.
 PAGE: Final = 500
+_ID_MICROSECONDS: Final = 20  # digits of an id up to the microseconds
 
 
 class TimerStream:
@@ -136,3 +138,8 @@ def id_of(created: str) -> str:
     """Return the digits of a stream's creation time, always 23 of them, so that ids sort by time."""
     whole, _, fraction = created.rstrip("Z").partition(".")
     return re.sub(r"\D", "", whole) + f"{fraction:0<9}"[:9]
+
+
+def made_at(timers_id: str) -> datetime:
+    """Return when the stream of this id was made, by the server's clock, to the microsecond."""
+    return datetime.strptime(timers_id[:_ID_MICROSECONDS], "%Y%m%d%H%M%S%f").replace(tzinfo=UTC)

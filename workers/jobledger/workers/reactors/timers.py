@@ -29,7 +29,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.streams import subject_at
-from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
+from jobledger.ledger.nats.timer_stream import DUE_CONSUMER, made_at
 from jobledger.ledger.timers import KnownWaits, Timer, Timers, read_timer, timer_of
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor
 
@@ -48,6 +48,9 @@ _WARN_EVERY_S: Final = 60.0
 _LAG_S: Final = 0.25
 _LAG_S_MAX: Final = 30.0
 _LAGGING_DELIVERIES_MAX: Final = 8
+#: Delay and limit of deliveries that seem to come from a stream of timers that was lost.
+_OTHER_STREAM_S: Final = 1.0
+_OTHER_STREAM_DELIVERIES_MAX: Final = 3
 
 
 class TwoClocks:
@@ -215,6 +218,21 @@ class DueTimers(ConsumerReactor):
 
     async def react(self, delivery: Delivery) -> Later | None:
         """Dispatch the job of one fired timer, once its moment has come by both clocks."""
+        verdict = await self._react(delivery)
+        return Later(_OTHER_STREAM_S) if verdict is None and self._is_of_another_stream(delivery) else verdict
+
+    def _is_of_another_stream(self, delivery: Delivery) -> bool:
+        """Return whether a delivery seems to come from a timers' stream that is gone.
+
+        The server matches an ack by stream sequence alone: this one would remove another timer from the new stream. A
+        nak only has that one delivered again. After a few deliveries it is an ack after all: a server's clock that was
+        set back makes timers look older than their stream.
+        """
+        if not self._setter.timers_id or delivery.delivered > _OTHER_STREAM_DELIVERIES_MAX:
+            return False
+        return delivery.stored_at < made_at(self._setter.timers_id)
+
+    async def _react(self, delivery: Delivery) -> Later | None:
         try:
             timer = read_timer(delivery.data)
         except MalformedEventError as error:
