@@ -265,7 +265,7 @@ class Locks:
             raise held.error("the lease of this process was over before the lock was taken")
         if lost:
             logger.warning(
-                "%r: taken over from %s, whose lease is over", held, view.state.holder if view.state else "?"
+                "%r: taken over from %s, whose lease expired", held, view.state.holder if view.state else "?"
             )
         return held
 

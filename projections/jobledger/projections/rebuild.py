@@ -1,4 +1,4 @@
-"""Make a projection anew beside the old one, and let it take the old one's place."""
+"""Rebuild a projection beside the old file, then put the new file in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a check that is about the archive: what the ledger says of each export, computed anew from its events.
+"""The part of a check that is about the archive: what the ledger says of each export, computed again from its events.
 
 A manifest that fits its files proves only that nobody damaged them by accident. The `archived` events say
 what was moved, so another export in the place of one is found, however sound it is by itself. Source: ADR

@@ -131,7 +131,7 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """A thread for each request, but only so many, each with a deadline.
+    """A thread for each request, up to a limit, each with a deadline.
 
     Not an `HTTPServer`, which asks for the full name of the address and may wait long for it.
     """

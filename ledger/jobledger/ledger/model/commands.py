@@ -69,7 +69,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Take a running job from a worker whose lease is over: obey its cancel, start anew, or give it up."""
+    """Take a running job from a worker whose lease expired: cancel it if asked to, start it again, or give it up."""
 
     worker: str
     lease_s: float

@@ -65,7 +65,7 @@ def evolve(_before: Lock | None, event: LockEvent, stream_sequence: int) -> Lock
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True):
-    """Take the lock, or take it over from a holder whose lease is over."""
+    """Take the lock, or take it over from a holder whose lease expired."""
 
     holder: str
     lease_s: float

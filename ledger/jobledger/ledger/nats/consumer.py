@@ -203,7 +203,7 @@ class ConsumerLoop:
     ) -> None:
         """Take until cancelled, or until a finite loop has all.
 
-        `find` says what to take from, at the beginning, after each loss and every so often: with another answer than
+        `find` says what to take from, at the beginning, after each loss and at intervals: with another answer than
         before the loop moves there. `ready` is called before the first request to what was found.
 
         Raises: ConnectionLostError when the connection is closed for good, what `find` and `ready` raise.

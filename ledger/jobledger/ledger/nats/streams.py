@@ -82,7 +82,7 @@ def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
 
 
 def timers_specification(names: Names, replicas: int) -> StreamSpec:
-    """Return the stream of timers; the reactor makes it anew when it is gone."""
+    """Return the stream of timers; the reactor creates it again when it is gone."""
     return StreamSpec(
         name=names.timers_stream,
         config={

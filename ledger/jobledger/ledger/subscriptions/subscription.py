@@ -195,7 +195,7 @@ class Subscription:
         self._is_closed = True
         with contextlib.suppress(ConnectionLostError, LedgerError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                # What is on its way to us nobody else would get before its ack wait is over: let it come. And being
+                # What is on its way to us nobody else would get before its ack wait ends: let it come. And being
                 # asked about itself the server forgets requests that nobody waits for any more. Otherwise the first
                 # event given back would be offered to ours in vain, and then stand behind all others.
                 if await self._pulling.stop_asking():
