@@ -24,19 +24,17 @@ from tests.support.archiving import (
 )
 
 from jobledger.audit.archive.plan import Unread
-from jobledger.audit.export import read_manifest, write_export
-from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
-from jobledger.ledger.model.codec import Message, encode
-from jobledger.ledger.model.commands import Complete, Fence
-from jobledger.ledger.model.errors import (
+from jobledger.audit.errors import (
     ArchiveIncompleteError,
     ArchiveRefusedError,
     ExportDamagedError,
     ExportExistsError,
-    InvalidInputError,
-    JobNotFoundError,
-    MalformedEventError,
 )
+from jobledger.audit.export import read_manifest, write_export
+from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
+from jobledger.ledger.model.codec import Message, encode
+from jobledger.ledger.model.commands import Complete, Fence
+from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, MalformedEventError
 from jobledger.ledger.model.events import Carried, Started
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.log import Entry

@@ -20,10 +20,10 @@ from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, Connect, ended, until, working
 
 from jobledger.audit.archive import Archiver, Done, archive_deps, open_archive
+from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.verify import leftovers, verify
 from jobledger.ledger import Backoff, Context, JobHandle, JobState, Ledger, Snooze, task
 from jobledger.ledger.model.commands import Claim
-from jobledger.ledger.model.errors import ArchiveRefusedError
 from jobledger.ledger.model.events import Carried, Queued, Started
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.nats.pull import Delivery

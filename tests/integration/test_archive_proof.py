@@ -14,12 +14,12 @@ from tests.support.forgery import Line, relinked, rewritten
 
 from jobledger.audit.archive.chain import read_past, with_past
 from jobledger.audit.archive.witness import ArchiveWitness
+from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import manifest_sha256, previous_of, read_manifest, write_export
 from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.audit.verify import Compared, Report, verify
 from jobledger.ledger.model.codec import decode
 from jobledger.ledger.model.commands import Complete
-from jobledger.ledger.model.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.ledger.model.events import Completed
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import Names

@@ -281,7 +281,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["list", "--dead-reason", "tired"], 2, "--dead-reason"),
     (["list", "--queue", "a.b"], 2, "queue 'a.b' is not valid"),
     (["requeue", "nope"], 3, "no job 'nope'"),
-    (["requeue", "charge-"], 4, "'charge-' fits several jobs"),
+    (["requeue", "charge-"], 4, "'charge-' matches several jobs"),
 ]
 
 

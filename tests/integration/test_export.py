@@ -18,6 +18,7 @@ from tests.integration.conftest import ROOT, SOURCES
 from tests.support.histories import SteppedClock, memory_history, random_history, ref_of
 from tests.support.stories import BEGIN, rich, stored_in
 
+from jobledger.audit.errors import ExportDamagedError, ExportExistsError, NotAnExportError
 from jobledger.audit.export import (
     ExportLog,
     FileFormat,
@@ -36,10 +37,7 @@ from jobledger.audit.verify.unproven import TIMES
 from jobledger.ledger.model.codec import Message, digest
 from jobledger.ledger.model.errors import (
     ConfigurationError,
-    ExportDamagedError,
-    ExportExistsError,
     InvalidInputError,
-    NotAnExportError,
     NotFoundError,
     RefusedError,
     SequenceGapError,

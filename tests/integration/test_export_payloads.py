@@ -16,6 +16,7 @@ import pytest
 from tests.support.jetstream import api
 from tests.support.working import LIMIT_S, ended, working
 
+from jobledger.audit.errors import ExportDamagedError, ExportExistsError
 from jobledger.audit.export import (
     Manifest,
     Selection,
@@ -28,7 +29,6 @@ from jobledger.audit.export.manifest import MANIFEST, ExportedPayloads, manifest
 from jobledger.audit.export.payloads import PAYLOAD_LIST, PAYLOADS, PayloadFiles
 from jobledger.ledger import Context, Ledger, connect, task
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import ExportDamagedError, ExportExistsError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import Names

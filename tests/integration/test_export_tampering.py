@@ -18,6 +18,7 @@ from tests.support.stories import rich
 from tests.support.working import LIMIT_S, working
 
 from jobledger.audit.diff import Side, compare
+from jobledger.audit.errors import NotAnExportError
 from jobledger.audit.export import (
     ExportLog,
     Selection,
@@ -33,7 +34,7 @@ from jobledger.audit.verify import Report, verify
 from jobledger.audit.verify.file import write_report
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Retry, connect, task
-from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, NotAnExportError
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
 from jobledger.ledger.model.log import Entry
 
 if TYPE_CHECKING:

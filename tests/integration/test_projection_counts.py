@@ -15,17 +15,13 @@ from tests.support.histories import STEPS, WEIGHTS, SteppedClock, act, ref_of
 from tests.support.projections import SMALL, finish
 
 from jobledger.audit.counts import append_counts, counted_parts, counts_before
+from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.export import ExportLog, JoinedLog, write_export
 from jobledger.audit.verify import verify as audit
 from jobledger.ledger.model.chain import link, load
 from jobledger.ledger.model.commands import Carry, Stamp
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import (
-    ArchiveRefusedError,
-    JobNotFoundError,
-    RefusedError,
-    WrongSequenceError,
-)
+from jobledger.ledger.model.errors import JobNotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef

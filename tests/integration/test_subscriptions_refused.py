@@ -12,13 +12,8 @@ from tests.support.tables import each_row
 from tests.support.working import until
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.errors import (
-    InvalidError,
-    LedgerError,
-    MalformedEventError,
-    SubscriptionMismatchError,
-    SubscriptionNotFoundError,
-)
+from jobledger.ledger.model.errors import InvalidError, LedgerError, MalformedEventError
+from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
 
 pytestmark = pytest.mark.anyio
 

@@ -17,18 +17,14 @@ from hypothesis import strategies as st
 from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
 from tests.support.tables import each_row
 
+from jobledger.audit.errors import ScratchSpaceError
 from jobledger.audit.verify import Checker, CheckOptions, Expected, Report
 from jobledger.audit.verify import store as audit_store
 from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Fail, Fence
-from jobledger.ledger.model.errors import (
-    CorruptLedgerError,
-    InvalidInputError,
-    LedgerError,
-    ScratchSpaceError,
-)
+from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.model.events import Cancelled, Completed, Started
 
 _TEXTS: Form[str] = Form(

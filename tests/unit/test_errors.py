@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from types import ModuleType
 
 from tests.support.tables import each_row
 
+from jobledger.audit import errors as audit_errors
 from jobledger.ledger.model import errors
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
@@ -22,15 +24,25 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
     WrongSequenceError,
 )
+from jobledger.ledger.subscriptions import errors as subscription_errors
 
-CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, LedgerError)]
+MODULES = (errors, audit_errors, subscription_errors)
 
 
-def _drawn() -> dict[str, str]:
+def _classes(module: ModuleType) -> list[type[LedgerError]]:
+    """The errors that a module defines."""
+    found = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, LedgerError)]
+    return [cls for cls in found if cls.__module__ == module.__name__]
+
+
+CLASSES = [cls for module in MODULES for cls in _classes(module)]
+
+
+def _drawn(module: ModuleType) -> dict[str, str]:
     """Error -> parent, as the module's docstring draws them."""
     parents: dict[str, str] = {}
     path: list[str] = []
-    for line in inspect.cleandoc(errors.__doc__ or "").splitlines():
+    for line in inspect.cleandoc(module.__doc__ or "").splitlines():
         name = re.search(r"\b\w+Error\b", line)
         if name is None:
             continue
@@ -41,8 +53,11 @@ def _drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_drawing_is_the_tree() -> None:
-    assert _drawn() == {cls.__name__: cls.__bases__[0].__name__ for cls in CLASSES if cls is not LedgerError}
+@each_row("module", MODULES, ids=lambda module: module.__name__)
+def test_the_drawing_is_the_tree(module: ModuleType) -> None:
+    classes = [cls for cls in _classes(module) if cls is not LedgerError]
+    assert classes
+    assert _drawn(module) == {cls.__name__: cls.__bases__[0].__name__ for cls in classes}
 
 
 @each_row("cls", CLASSES)
@@ -59,7 +74,7 @@ SENTENCES: list[tuple[LedgerError, str, dict[str, object]]] = [
     (UnknownTaskError("send", ["a", "b"]), "there is no task 'send'; known tasks: a, b (name the module with --app)", {}),
     (PayloadTooLargeError("input", 2_000_000, 1_000), "the input has 2,000,000 bytes and the limit is 1,000: store it elsewhere and pass a reference", {"size_bytes": 2_000_000, "limit_bytes": 1_000}),
     (JobNotFoundError("j"), "no job 'j' is in the ledger; `jobledger jobs list` shows those that are", {"job_id": "j"}),
-    (AmbiguousIdError("a", list("bcdefg")), "'a' fits several jobs (b, c, d, e, f, ...): give more of the id, or --queue", {"prefix": "a"}),
+    (AmbiguousIdError("a", list("bcdefg")), "'a' matches several jobs (b, c, d, e, f, ...): give more of the id, or --queue", {"prefix": "a"}),
     (IllegalTransitionError("j", "queued", "be discarded"), "job j is queued: it cannot be discarded", {"state": "queued"}),
     (JobExistsError("j"), "job j exists already", {"job_id": "j"}),
     (StaleClaimError("j", 3, 5), "job j: claim 3 is stale, the current one is 5", {"held_epoch": 3, "current_epoch": 5}),

@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from jobledger.audit.counts import CountEverything, Counts
-from jobledger.ledger.model.errors import (
-    ArchiveIncompleteError,
-    ArchiveRefusedError,
-    NotAnExportError,
-    NotFoundError,
-)
+from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError, NotAnExportError
+from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionError

@@ -29,6 +29,7 @@ from jobledger.audit.archive.deps import ArchiveDeps, Step
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.durable import sync_folder
+from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.verify import CheckOptions, verify
@@ -37,8 +38,6 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Carry
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
-    ArchiveIncompleteError,
-    ArchiveRefusedError,
     IllegalTransitionError,
     InvalidInputError,
     PayloadTooLargeError,

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jobledger.audit.durable import sync_folder
+from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
-from jobledger.ledger.model.errors import ArchiveIncompleteError, NotAnExportError, NotFoundError
+from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names

@@ -18,11 +18,12 @@ from typing import IO, Final, Protocol
 import msgspec
 
 from jobledger.audit.durable import sync_file
+from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.audit.export.opening import open_file
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import CorruptLedgerError, ExportDamagedError
+from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.times import time_text
 
 #: A file is full when it holds so much.

@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 import anyio.to_thread
 
+from jobledger.audit.errors import NotAnExportError
 from jobledger.audit.export.files import Damage, EventFile, Row, as_message, next_rows
 from jobledger.audit.export.manifest import (
     Manifest,
@@ -23,7 +24,7 @@ from jobledger.audit.export.manifest import (
 )
 from jobledger.audit.export.reader import check_file, event_file
 from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.errors import InvalidInputError, NotAnExportError, RefusedError, SequenceGapError
+from jobledger.ledger.model.errors import InvalidInputError, RefusedError, SequenceGapError
 from jobledger.ledger.model.log import Entry, Head, JobReading, Log, jobs_among, readable
 from jobledger.ledger.model.subjects import Names, filter_pattern
 

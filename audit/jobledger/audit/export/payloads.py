@@ -17,12 +17,13 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.audit.durable import sync_file, sync_folder
+from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
 from jobledger.audit.export.opening import open_file
 from jobledger.audit.export.references import Reference, References
 from jobledger.ledger.model.codec import is_digest
-from jobledger.ledger.model.errors import ExportDamagedError, PayloadMissingError
+from jobledger.ledger.model.errors import PayloadMissingError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.lifecycle import StoreName
 

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.files import EventFile, JsonLinesFile, Totals, as_message
 from jobledger.audit.export.manifest import MANIFEST, ExportedFile, Manifest, export_folder, read_manifest
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import ExportDamagedError
 
 
 def event_file(folder: Path, entry: ExportedFile) -> EventFile:

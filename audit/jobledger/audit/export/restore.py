@@ -16,11 +16,12 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
+from jobledger.audit.errors import NotAnExportError
 from jobledger.audit.export.log import ExportLog
 from jobledger.audit.export.payloads import PayloadSink, import_payloads
 from jobledger.audit.export.reader import read_export
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import MalformedEventError, NotAnExportError, RefusedError
+from jobledger.ledger.model.errors import MalformedEventError, RefusedError
 from jobledger.ledger.model.log import Entry, Log
 
 _BATCH_EVENTS: Final = 500

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.manifest import MANIFEST, ExportedPayloads, Manifest
 from jobledger.audit.export.payloads import PAYLOAD_LIST, Listed, listed, payload_problems
 from jobledger.audit.export.references import Reference, References
-from jobledger.ledger.model.errors import ExportDamagedError
 
 _PROBLEMS_MAX: Final = 1_000
 _WHAT: Final = "large values"

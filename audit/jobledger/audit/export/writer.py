@@ -17,6 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.audit.durable import sync_file, sync_folder
+from jobledger.audit.errors import ExportExistsError, NotAnExportError
 from jobledger.audit.export.files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter, Totals
 from jobledger.audit.export.manifest import (
     FORMAT,
@@ -37,14 +38,7 @@ from jobledger.audit.export.reader import check_files
 from jobledger.audit.export.references import References
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import (
-    ExportExistsError,
-    InvalidInputError,
-    LedgerError,
-    NotAnExportError,
-    NotFoundError,
-    SequenceGapError,
-)
+from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, SequenceGapError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.version import version

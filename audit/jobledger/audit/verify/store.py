@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.errors import ScratchSpaceError
+from jobledger.audit.errors import ScratchSpaceError
 
 R = TypeVar("R")
 

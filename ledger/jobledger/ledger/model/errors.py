@@ -9,8 +9,7 @@ LedgerError
 │   ├── InvalidInputError
 │   └── PayloadTooLargeError
 ├── NotFoundError             there is nothing of that name
-│   ├── JobNotFoundError
-│   └── SubscriptionNotFoundError
+│   └── JobNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
 │   ├── AmbiguousIdError
 │   ├── IllegalTransitionError
@@ -21,18 +20,13 @@ LedgerError
 │   ├── LockLostError
 │   ├── LockReentryError
 │   ├── LockTimeoutError
-│   ├── SubscriptionMismatchError
 │   ├── LedgerFullError
 │   ├── StreamMismatchError
 │   ├── JetStreamDisabledError
 │   ├── PermissionRefusedError
 │   ├── UnsupportedServerError
 │   ├── PortInUseError
-│   ├── StoreInUseError
-│   ├── ExportExistsError
-│   ├── NotAnExportError
-│   ├── ArchiveIncompleteError
-│   └── ArchiveRefusedError
+│   └── StoreInUseError
 ├── UnreachableError          no answer: the same call may succeed later
 │   ├── ServerUnreachableError
 │   ├── ServerStartError
@@ -42,18 +36,18 @@ LedgerError
 │   ├── MalformedEventError
 │   ├── UnknownEventError
 │   ├── PayloadMissingError
-│   ├── SequenceGapError
-│   └── ExportDamagedError
-├── ScratchSpaceError         no room for temporary files: make some, nothing was changed
+│   └── SequenceGapError
 └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
     ├── JobCancelledError
     ├── JobFailedError
     └── ResultTimeoutError
+
+Those of subscriptions are in `jobledger.ledger.subscriptions.errors`, those of exports and archives in
+`jobledger.audit.errors`: below the same root and branches.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 
@@ -129,32 +123,18 @@ class JobNotFoundError(NotFoundError):
         super().__init__(f"no job {job_id!r} is in the ledger; `jobledger jobs list` shows those that are")
 
 
-class SubscriptionNotFoundError(NotFoundError):
-    """There is no durable subscription of that name, or it was deleted while it was read.
-
-    What it had acknowledged is forgotten with it: nothing begins it anew by itself.
-    """
-
-    def __init__(self, name: str, message: str = "") -> None:
-        self.name = name
-        super().__init__(
-            message
-            or f"there is no subscription {name!r}; `jobledger events subscriptions list` shows those that are"
-        )
-
-
 class RefusedError(LedgerError):
     """The request is well-formed and was refused; nothing was changed."""
 
 
 class AmbiguousIdError(RefusedError):
-    """A prefix fits several jobs, or one id exists in several queues."""
+    """A prefix matches several jobs, or one id exists in several queues."""
 
     def __init__(self, prefix: str, matches: list[str]) -> None:
         self.prefix = prefix
         self.matches = matches
         shown = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")  # noqa: PLR2004
-        super().__init__(f"{prefix!r} fits several jobs ({shown}): give more of the id, or --queue")
+        super().__init__(f"{prefix!r} matches several jobs ({shown}): give more of the id, or --queue")
 
 
 class IllegalTransitionError(RefusedError):
@@ -236,20 +216,6 @@ class LockTimeoutError(RefusedError):
         super().__init__(f"lock {scope}/{lock_id} {held}: gave up after {wait_s:g} s")
 
 
-class SubscriptionMismatchError(RefusedError):
-    """A durable subscription was made for other events, or with another ack wait; it was left as it is."""
-
-    def __init__(self, name: str, differences: list[str], acknowledged_sequence: int) -> None:
-        self.name = name
-        self.differences = differences  #: "types is completed, not failed", one each
-        self.acknowledged_sequence = acknowledged_sequence
-        super().__init__(
-            f"subscription {name} was made for something else ({'; '.join(differences)}): use another name, or "
-            f"`jobledger events subscriptions remove {name}` and begin it anew, where it stopped with "
-            f"from_sequence={acknowledged_sequence + 1}",
-        )
-
-
 class LedgerFullError(RefusedError):
     """The stream reached its byte limit; the event was not stored."""
 
@@ -284,22 +250,6 @@ class PortInUseError(RefusedError):
 
 class StoreInUseError(RefusedError):
     """Another embedded server already uses this directory."""
-
-
-class ExportExistsError(RefusedError):
-    """Where an export was to be written lies something else, or another process writes it now; it was left as it is."""
-
-
-class NotAnExportError(RefusedError):
-    """A folder is no export of the ledger, or one that this version cannot read or use for this."""
-
-
-class ArchiveIncompleteError(RefusedError):
-    """The folder of an archive lacks an export that the ledger or a later export names."""
-
-
-class ArchiveRefusedError(RefusedError):
-    """An archive run does not go on, because something would be lost by it; nothing was taken away."""
 
 
 class UnreachableError(LedgerError):
@@ -348,34 +298,6 @@ class PayloadMissingError(CorruptLedgerError):
 
 class SequenceGapError(CorruptLedgerError):
     """The ledger's dense sequence has a hole: an event is missing, or the stream was rewound."""
-
-
-class ScratchSpaceError(LedgerError):
-    """The folder for temporary files takes no more of what a command has to put aside."""
-
-
-class ExportDamagedError(CorruptLedgerError):
-    """A file of an export is missing, or is not what its manifest says; another copy may be whole."""
-
-    def __init__(
-        self,
-        file: Path,
-        problem: str,
-        *,
-        line: int = 0,
-        stream_sequence: int = 0,
-        next_sequence: int = 0,
-    ) -> None:
-        self.file = file
-        self.line = line  #: counted from 1 (a row, in Parquet); 0 for the file as a whole
-        self.problem = problem  #: what is wrong, without where
-        place = f", line {line:,}" if line else ""
-        about = f" (stream sequence {stream_sequence})" if stream_sequence else ""
-        super().__init__(
-            f"{file}{place}{about}: {problem}; use another copy of this export, or make it again",
-            stream_sequence=stream_sequence,
-            next_sequence=next_sequence,
-        )
 
 
 class AttemptStoppedError(BaseException):

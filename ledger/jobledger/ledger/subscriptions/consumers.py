@@ -16,8 +16,6 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     SequenceGapError,
     ServerUnreachableError,
-    SubscriptionMismatchError,
-    SubscriptionNotFoundError,
 )
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
@@ -25,6 +23,7 @@ from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.durables import delete_consumer, find_consumer, list_consumers, make_consumer
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
 from jobledger.ledger.subscriptions.filter import EventFilter, Start
 
 ACK_WAIT_S_DEFAULT: Final = 30.0

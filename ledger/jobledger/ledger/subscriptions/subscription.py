@@ -24,7 +24,6 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     SequenceGapError,
     ServerUnreachableError,
-    SubscriptionNotFoundError,
 )
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.log import Log
@@ -51,6 +50,7 @@ from jobledger.ledger.subscriptions.consumers import (
     find_subscription,
     make_subscription,
 )
+from jobledger.ledger.subscriptions.errors import SubscriptionNotFoundError
 from jobledger.ledger.subscriptions.filter import is_number, shown
 from jobledger.ledger.subscriptions.options import SubscriptionConfig
 

@@ -1,0 +1,62 @@
+"""What can go wrong with exports, archives and checks.
+
+CorruptLedgerError
+└── ExportDamagedError
+LedgerError
+└── ScratchSpaceError         no room for temporary files: make some, nothing was changed
+RefusedError
+├── ArchiveIncompleteError
+├── ArchiveRefusedError
+├── ExportExistsError
+└── NotAnExportError
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, RefusedError
+
+
+class ScratchSpaceError(LedgerError):
+    """The folder for temporary files takes no more of what a command has to put aside."""
+
+
+class ExportExistsError(RefusedError):
+    """Where an export was to be written lies something else, or another process writes it now; it was left as it is."""
+
+
+class NotAnExportError(RefusedError):
+    """A folder is no export of the ledger, or one that this version cannot read or use for this."""
+
+
+class ExportDamagedError(CorruptLedgerError):
+    """A file of an export is missing, or is not what its manifest says; another copy may be whole."""
+
+    def __init__(
+        self,
+        file: Path,
+        problem: str,
+        *,
+        line: int = 0,
+        stream_sequence: int = 0,
+        next_sequence: int = 0,
+    ) -> None:
+        self.file = file
+        self.line = line  #: counted from 1 (a row, in Parquet); 0 for the file as a whole
+        self.problem = problem  #: what is wrong, without where
+        place = f", line {line:,}" if line else ""
+        about = f" (stream sequence {stream_sequence})" if stream_sequence else ""
+        super().__init__(
+            f"{file}{place}{about}: {problem}; use another copy of this export, or make it again",
+            stream_sequence=stream_sequence,
+            next_sequence=next_sequence,
+        )
+
+
+class ArchiveIncompleteError(RefusedError):
+    """The folder of an archive lacks an export that the ledger or a later export names."""
+
+
+class ArchiveRefusedError(RefusedError):
+    """An archive run does not go on, because something would be lost by it; nothing was taken away."""
