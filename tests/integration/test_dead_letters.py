@@ -398,11 +398,11 @@ class _Looks(Reconciler):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger, grace_s=0.1, suspect_s=600.0)
         self.seen: list[JobRef] = []
-        self._settle_stray = self._strays.settle
-        self._strays.settle = self._note  # type: ignore[method-assign]
+        self._rescue = self._stranded.rescue
+        self._stranded.rescue = self._note  # type: ignore[method-assign]
 
     async def _note(self, ref: JobRef, *args: Any, **options: Any) -> Any:
-        settled = await self._settle_stray(ref, *args, **options)
+        settled = await self._rescue(ref, *args, **options)
         self.seen.append(ref)
         return settled
 

@@ -36,7 +36,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     do: Step
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ActResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one dead letter."""
 
     chosen: Chosen
@@ -69,21 +69,21 @@ def discard_act(reason: str, *, by: str) -> Act:
     return Act(verb="discard", past="discarded", plan=plan, do=do)
 
 
-async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> Outcome:
+async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
     """Try it on one job, or do it.
 
     Raises: IllegalTransitionError, NotFoundError, InvalidError, PayloadMissingError, UnreachableError.
     """
     text = await (act.plan if plan else act.do)(ledger, chosen)
-    return Outcome(chosen=chosen, result="planned" if plan else "done", input_text=text)
+    return ActResult(chosen=chosen, result="planned" if plan else "done", input_text=text)
 
 
-async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool) -> list[Outcome]:
+async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool) -> list[ActResult]:
     """Try the act on each, or do it, several at once; a refused one does not stop the others.
 
     Raises: UnreachableError.
     """
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, ActResult] = {}
     left = iter(enumerate(chosen))
 
     async def work() -> None:
@@ -98,10 +98,10 @@ async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool)
     return [outcomes[number] for number in sorted(outcomes)]
 
 
-async def _outcome(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> Outcome:
+async def _outcome(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
     try:
         return await perform_one(ledger, act, chosen, plan=plan)
     except (IllegalTransitionError, NotFoundError) as error:
-        return Outcome(chosen=chosen, result="refused", message=str(error))
+        return ActResult(chosen=chosen, result="refused", message=str(error))
     except (InvalidError, PayloadMissingError) as error:
-        return Outcome(chosen=chosen, result="invalid", message=str(error))
+        return ActResult(chosen=chosen, result="invalid", message=str(error))

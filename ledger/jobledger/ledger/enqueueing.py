@@ -181,10 +181,10 @@ class _Bulk:
     async def add(self, entries: Sequence[Any]) -> None:
         """Submit one job's first event, after making room."""
         if len(self._waiting) >= self._in_flight_max:
-            await self._settle(self._in_flight_max // 2)
+            await self._collect(self._in_flight_max // 2)
         self._waiting.append(self._log.submit(entries))
 
-    async def _settle(self, count: int) -> None:
+    async def _collect(self, count: int) -> None:
         for _ in range(min(count, len(self._waiting))):
             try:
                 sequence = await self._waiting.popleft()
@@ -199,7 +199,7 @@ class _Bulk:
     async def drain(self) -> None:
         """Wait for the rest."""
         try:
-            await self._settle(len(self._waiting))
+            await self._collect(len(self._waiting))
         except BaseException:
             await self.abandon()
             raise

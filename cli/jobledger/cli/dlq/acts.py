@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 import typer
 
-from jobledger.admin.bulk import Act, Outcome, discard_act, perform, perform_one, requeue_act
+from jobledger.admin.bulk import Act, ActResult, discard_act, perform, perform_one, requeue_act
 from jobledger.admin.dead_letters import Choice, find_chosen
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
@@ -201,7 +201,7 @@ async def _ask(output: Output, asked: _Asked, count: int) -> None:
         raise typer.Exit(REFUSED)
 
 
-def _tell(output: Output, asked: _Asked, outcomes: Sequence[Outcome]) -> None:
+def _tell(output: Output, asked: _Asked, outcomes: Sequence[ActResult]) -> None:
     act, detail, plan = asked.act, asked.detail, asked.plan
     if output.as_json:
         for outcome in outcomes:
@@ -228,7 +228,7 @@ def _tell(output: Output, asked: _Asked, outcomes: Sequence[Outcome]) -> None:
             output.say(f"{counts[result]:,} {words}")
 
 
-def _table(output: Output, outcomes: Sequence[Outcome], *, plan: bool) -> None:
+def _table(output: Output, outcomes: Sequence[ActResult], *, plan: bool) -> None:
     """Show what fails before what does not."""
     rows = sorted(outcomes, key=lambda outcome: outcome.result in ("planned", "done"))
     if not plan:
@@ -248,7 +248,7 @@ def _table(output: Output, outcomes: Sequence[Outcome], *, plan: bool) -> None:
         output.note(f"{len(rows) - _SHOWN_MAX:,} more, all with --json")
 
 
-def _about(outcome: Outcome) -> str:
+def _about(outcome: ActResult) -> str:
     if outcome.message:
         return outcome.message
     if outcome.input_text is not None:
@@ -256,7 +256,7 @@ def _about(outcome: Outcome) -> str:
     return outcome.chosen.error
 
 
-def _object(act: Act, outcome: Outcome) -> dict[str, Any]:
+def _object(act: Act, outcome: ActResult) -> dict[str, Any]:
     text = outcome.input_text
     return {
         "id": outcome.chosen.ref.job_id,

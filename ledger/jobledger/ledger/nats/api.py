@@ -19,7 +19,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, settle, status_of
+from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, resolve, status_of
 from jobledger.ledger.nats.infos import AccountInfo, ConsumerInfo, StreamInfo
 
 T = TypeVar("T")
@@ -157,17 +157,17 @@ async def direct_get(
 
     def on_reply(data: bytes | Exception, headers: bytes) -> None:
         if isinstance(data, Exception):
-            settle(done, data)
+            resolve(done, data)
             return
         status = status_of(headers)
         if not status:
             found.append((data, headers))
         if status == "503":
-            settle(done, ConnectionLostError())
+            resolve(done, ConnectionLostError())
         elif status in _ENDINGS or not (status or batch):
-            settle(done, None)
+            resolve(done, None)
         elif status:
-            settle(done, ApiError(f"messages of {stream}", 0, f"status {status}"))
+            resolve(done, ApiError(f"messages of {stream}", 0, f"status {status}"))
 
     subject = f"{_ROOT}DIRECT.GET.{stream}"
     reply = inbox.expect(subject, on_reply)

@@ -17,7 +17,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.model.log import jobs_among
 from jobledger.ledger.nats.api import Found
-from jobledger.ledger.nats.inbox import header, settle
+from jobledger.ledger.nats.inbox import header, resolve
 
 Read = Callable[[dict[str, Any]], Awaitable[list[Found]]]
 
@@ -91,7 +91,7 @@ class ChainReader:
             raws = await self._read(request)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             for answer in itertools.chain.from_iterable(waiting.values()):
-                settle(answer, error)
+                resolve(answer, error)
             return
         if len(waiting) > 1 and sum(len(data) + len(headers) for data, headers in raws) >= _BYTES_AT_ONCE:
             for chain, answers in waiting.items():  # it was cut: one by one they fit
@@ -102,7 +102,7 @@ class ChainReader:
             found.setdefault(_chain_of(header(raw[1], b"Nats-Subject").decode()), []).append(raw)
         for chain, answers in waiting.items():
             for answer in answers:
-                settle(answer, found.get(chain, []))
+                resolve(answer, found.get(chain, []))
 
 
 def _chain_of(subject: str) -> str:

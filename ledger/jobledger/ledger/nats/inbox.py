@@ -82,11 +82,11 @@ class Inbox:
 
         def on_reply(data: bytes | Exception, headers: bytes) -> None:
             if isinstance(data, Exception):
-                settle(answer, data)
+                resolve(answer, data)
             elif status_of(headers) == "503":
-                settle(answer, NoRespondersError(f"nobody answers {subject}"))
+                resolve(answer, NoRespondersError(f"nobody answers {subject}"))
             else:
-                settle(answer, (data, headers))
+                resolve(answer, (data, headers))
 
         reply = self.expect(subject, on_reply)
         try:
@@ -104,7 +104,7 @@ class NoRespondersError(LedgerError):
     """Nobody listens on a request's subject: the stream, consumer or API is not there."""
 
 
-def settle(future: asyncio.Future[T], outcome: T | Exception) -> None:
+def resolve(future: asyncio.Future[T], outcome: T | Exception) -> None:
     """Give a future its result or error, unless its waiter was cancelled meanwhile."""
     if future.done():
         return

@@ -32,7 +32,7 @@ from jobledger.ledger.nats import api
 from jobledger.ledger.nats.append_stats import AppendMeter
 from jobledger.ledger.nats.chain_reader import ChainReader
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, settle
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.nats.publisher import (
     REPLY_TIMEOUT_S,
@@ -149,9 +149,9 @@ class JetStreamLog(JobReading):
 
         async def find_out() -> None:
             try:
-                settle(outcome, await self._find_out(entries, error))
+                resolve(outcome, await self._find_out(entries, error))
             except Exception as final:  # noqa: BLE001 - handed to whoever awaits the append
-                settle(outcome, final)
+                resolve(outcome, final)
 
         task = self._loop.create_task(find_out())
         self._looking.add(task)
@@ -160,7 +160,7 @@ class JetStreamLog(JobReading):
     async def _send(self, entries: Sequence[Entry]) -> int:
         """Send once more and wait for the plain answer."""
         answer: asyncio.Future[int] = self._loop.create_future()
-        self.writer.append(entries, functools.partial(settle, answer))
+        self.writer.append(entries, functools.partial(resolve, answer))
         return await answer
 
     async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:

@@ -19,7 +19,7 @@ from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, settle
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.nats.streams import find_stream
 
@@ -113,7 +113,7 @@ class JetStreamLeases:
 
     async def _put(self, entry: Entry) -> int:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._publisher.send((entry,), functools.partial(settle, answer))
+        self._publisher.send((entry,), functools.partial(resolve, answer))
         try:
             return await answer
         except (ConnectionLostError, ReplyTimeoutError) as error:

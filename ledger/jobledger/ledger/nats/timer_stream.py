@@ -18,7 +18,7 @@ from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.durables import delete_consumer, find_consumer
-from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, settle
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.streams import ensure_streams, find_stream, timers_specification
@@ -71,7 +71,7 @@ class TimerStream:
         Raises: ServerUnreachableError when there is no answer or no stream, AppendRefusedError.
         """
         answer: asyncio.Future[int] = self._connection.loop.create_future()
-        self._writer.append((entry,), functools.partial(settle, answer))
+        self._writer.append((entry,), functools.partial(resolve, answer))
         try:
             await answer
         except (ConnectionLostError, ReplyTimeoutError) as error:

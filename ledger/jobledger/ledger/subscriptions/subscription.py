@@ -40,7 +40,7 @@ from jobledger.ledger.nats.consumer import (
     nak,
     tell,
 )
-from jobledger.ledger.nats.inbox import Inbox, settle
+from jobledger.ledger.nats.inbox import Inbox, resolve
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.subscriptions.consumers import (
     ACK_WAIT_S_DEFAULT,
@@ -291,7 +291,7 @@ class Subscription:
         answer: asyncio.Future[None] = self._loop.create_future()
 
         def on_reply(data: bytes | Exception, _headers: bytes) -> None:
-            settle(answer, data if isinstance(data, Exception) else None)
+            resolve(answer, data if isinstance(data, Exception) else None)
 
         inbox = self._inbox.expect(delivery.reply, on_reply)
         try:

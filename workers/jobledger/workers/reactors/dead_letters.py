@@ -44,7 +44,7 @@ class DeadLetterReactor(ConsumerReactor):
 
     def __init__(self, ledger: Ledger, *, on_dead_letter: OnDeadLetter | None = None) -> None:
         super().__init__(ledger, "dead_letters")
-        self._strays = StrandedJobs(ledger, on_dead_letter)
+        self._stranded = StrandedJobs(ledger, on_dead_letter)
         self._lease_s = 0.0
 
     async def find(self) -> Source:
@@ -72,8 +72,8 @@ class DeadLetterReactor(ConsumerReactor):
         if advisory.consumer != self.ledger.names.consumer(event.queue, event.priority):
             return None  # somebody else's: workers do not get their work from it
         ref = JobRef(queue=event.queue, job_id=event.job)
-        settled = await self._strays.settle(ref, advisory.stream_seq, deliveries=advisory.deliveries)
-        if settled.verdict != "wait":
+        rescued = await self._stranded.rescue(ref, advisory.stream_seq, deliveries=advisory.deliveries)
+        if rescued.verdict != "wait":
             return None
         # It runs. Should its worker die, nobody is offered the job: look again when the lease could be over.
         return Later(min(self._lease_s * delivery.delivered, _LOOK_AGAIN_S_MAX))

@@ -137,7 +137,7 @@ class ConsumerReactor(abc.ABC):
             tell(self.ledger.connection, delivery, ACK)
             return
         self._held.hold(kept.reply, kept)
-        task = self._loop.create_task(self._carry(kept, problem))
+        task = self._loop.create_task(self._handle(kept, problem))
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
@@ -145,7 +145,7 @@ class ConsumerReactor(abc.ABC):
         self._tasks.discard(task)
         self._taking.wake()
 
-    async def _carry(self, delivery: Delivery, problem: LedgerError | None) -> None:
+    async def _handle(self, delivery: Delivery, problem: LedgerError | None) -> None:
         """Settle one delivery by what `react` makes of it; never raises but for cancellation."""
         try:
             if problem is not None:

@@ -116,7 +116,7 @@ class Reconciler:
         self._ledger = ledger
         self._grace_s = grace_s
         self._suspect_s = suspect_s
-        self._strays = StrandedJobs(ledger, on_dead_letter)
+        self._stranded = StrandedJobs(ledger, on_dead_letter)
         self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
         self._warned = False
 
@@ -203,15 +203,15 @@ class Reconciler:
         for each in beyond:
             self._again(each, self._grace_s / _LOOKS_A_GRACE)
         chosen = {each.stream_sequence for each in young}
-        await self._settle(lane, [each for each in handed_out if each.stream_sequence not in chosen], ages)
+        await self._examine(lane, [each for each in handed_out if each.stream_sequence not in chosen], ages)
         return not (young or beyond)
 
-    async def _settle(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
+    async def _examine(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
         rest = old
         for ending in _ENDINGS:  # most are completed, and asking costs more than anything else here
             rest = await self._ack_ended(rest, ending)
         await asyncio.gather(
-            *(self._settle_one(lane.work, each, ages[each.stream_sequence]) for each in rest)
+            *(self._examine_one(lane.work, each, ages[each.stream_sequence]) for each in rest)
         )
 
     async def _ack_ended(self, deliveries: Sequence[Delivery], ending: str) -> list[Delivery]:
@@ -228,7 +228,7 @@ class Reconciler:
                 rest.append(each)
         return rest
 
-    async def _settle_one(self, work: Position, delivery: Delivery, age_s: float) -> None:
+    async def _examine_one(self, work: Position, delivery: Delivery, age_s: float) -> None:
         sequence = delivery.stream_sequence
         try:
             parsed = self._ledger.names.parse(delivery.subject.decode())
@@ -240,12 +240,12 @@ class Reconciler:
         certain = is_given_up(work, sequence, age_s, self._suspect_s)
         try:
             async with self._turns:
-                settled = await self._strays.settle(ref, sequence, certain=certain)
+                rescued = await self._stranded.rescue(ref, sequence, certain=certain)
         except (LedgerFullError, CorruptLedgerError) as error:
             logger.error("reconciler: job %s: %s", ref.job_id, error)  # noqa: TRY400 - a sentence
             self._again(delivery, self._grace_s)
             return
-        if settled.verdict is None or (certain and settled.verdict != "wait"):
+        if rescued.verdict is None or (certain and rescued.verdict != "wait"):
             self._ack(delivery)
         else:
             self._again(delivery, self._grace_s)

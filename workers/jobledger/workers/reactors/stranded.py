@@ -77,7 +77,7 @@ def _last(deliveries: int) -> str:
     return f" (the last one was delivered {deliveries} times)" if deliveries else ""
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Rescued(msgspec.Struct, frozen=True):
     """What was found and done about one stray."""
 
     verdict: Verdict
@@ -94,23 +94,23 @@ class StrandedJobs:
         self._ledger = ledger
         self._on_dead_letter = on_dead_letter
 
-    async def settle(
+    async def rescue(
         self, ref: JobRef, dispatch_sequence: int, *, deliveries: int = 0, certain: bool = True
-    ) -> Settled:
+    ) -> Rescued:
         """Do what `judge` says; when it is not `certain` that the dispatch is given up, only say it.
 
         Raises: WrongSequenceError after too many lost races, UnreachableError, LedgerFullError, CorruptLedgerError.
         """
         log = self._ledger.log
 
-        async def attempt() -> Settled:
+        async def attempt() -> Rescued:
             chain = await load(log, ref)
             verdict = await self._judge(chain.job, dispatch_sequence, deliveries)
             if verdict is None or verdict == "wait" or not certain:
-                return Settled(verdict, chain.job)
+                return Rescued(verdict, chain.job)
             assert chain.job is not None, "a verdict is about a job"
             after = await commit(log, chain, decide(chain.job, verdict, self._ledger.stamp()))
-            return Settled(verdict, self._tell(ref, after))
+            return Rescued(verdict, self._tell(ref, after))
 
         return await retry_raced(attempt)
 

@@ -70,12 +70,12 @@ class SourceWatch:
         """
         while True:
             await anyio.sleep(self._poll_s)
-            before, self._seen = self._seen, await self._settled()
+            before, self._seen = self._seen, await self._unchanged()
             changed = difference(before, self._seen)
             if changed:
                 on_change(changed)
 
-    async def _settled(self) -> Seen:
+    async def _unchanged(self) -> Seen:
         before = self._seen
         for _ in range(_SETTLE_LOOKS_MAX):
             now = await anyio.to_thread.run_sync(self.look)
