@@ -175,6 +175,10 @@ def test_an_earlier_report_from_the_beginning_still_holds_the_event_at_its_end()
     assert found(rest(story.messages, forged)) == [(before.head_sequence, "", "history")]
     old = check(story.messages[: through - 1])
     report = rest(story.messages, old)
-    assert (report.sound, report.compared[0].what) == (True, "earlier report")
+    assert (report.sound, report.compared[0].what, report.compared[0].agrees) == (
+        True,
+        "earlier report",
+        None,
+    )
     with pytest.raises(InvalidInputError, match="begins at 1"):
         Checker(NAMES, from_sequence=through + 1, before=before)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from jobledger.audit.verify import Checker
+from jobledger.audit.verify import Checker, Compared
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
@@ -64,24 +64,25 @@ class PositionWitness:
                 "so it was rewound, re-created or damaged since"
             )
             checker.note("", "projection", sentence, stream_sequence=first)
-            checker.compared(
-                WHAT, f"{self._path} has read beyond the ledger's end, up to {at:,}", agrees=False
-            )
+            self._say(checker, f"{self._path} has read beyond the ledger's end, up to {at:,}", agrees=False)
             return
         if self._found is None and at >= head.first_sequence:
             with contextlib.suppress(CorruptLedgerError):  # which the check tells where it is asked to
                 stored = await self._log.get(at)
                 self._found = None if stored is None else stored.hash
         if self._found is None:
-            checker.compared(WHAT, f"{self._path} was not compared: no event is held at {at:,}", agrees=True)
+            self._say(checker, f"{self._path} was not compared: no event is held at {at:,}", agrees=None)
         elif self._found != self._hash:
             sentence = f"{self._path} has read another event there than the ledger holds"
             checker.note("", "projection", sentence, stream_sequence=at)
-            checker.compared(WHAT, f"{self._path} has read another event at {at:,}", agrees=False)
+            self._say(checker, f"{self._path} has read another event at {at:,}", agrees=False)
         else:
-            checker.compared(
-                WHAT, f"the event at {at:,}, the last one that {self._path} has read, is there", agrees=True
-            )
+            sentence = f"the event at {at:,}, the last one that {self._path} has read, is there"
+            self._say(checker, sentence, agrees=True)
+
+    def _say(self, checker: Checker, sentence: str, *, agrees: bool | None) -> None:
+        through = 0 if agrees is None else self.stream_sequence
+        checker.compared(Compared(what=WHAT, sentence=sentence, agrees=agrees, through=through))
 
 
 class RowsWitness:
@@ -100,9 +101,13 @@ class RowsWitness:
             position, found = await verify(self._log, self._path)
         except DamagedProjectionError as error:
             checker.note("", "projection", str(error))
-            checker.compared(WHAT, f"{self._path} was not compared: {error}", agrees=False)
+            checker.compared(
+                Compared(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=False)
+            )
         except (ProjectionError, CorruptLedgerError) as error:  # of the ledger's own faults the check tells
-            checker.compared(WHAT, f"{self._path} was not compared: {error}", agrees=True)
+            checker.compared(
+                Compared(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=None)
+            )
         else:
             at = position.stream_sequence
             if found is None:
@@ -110,4 +115,4 @@ class RowsWitness:
             else:
                 sentence = f"{self._path} differs: {found.sentence}"
                 checker.note("", "projection", sentence, stream_sequence=at)
-            checker.compared(WHAT, sentence, agrees=found is None)
+            checker.compared(Compared(what=WHAT, sentence=sentence, agrees=found is None))

@@ -18,6 +18,7 @@ from jobledger.audit.export import ExportLog
 from jobledger.audit.export.files import Totals
 from jobledger.audit.export.payloads import payload_problems
 from jobledger.audit.verify.checker import Checker
+from jobledger.audit.verify.report import Compared
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
@@ -109,7 +110,9 @@ class ArchiveWitness:
         for sequence, sentence in sorted(self._problems, reverse=True):
             # Before what follows from it: events that are other ones break many rules.
             checker.note("", "archive", sentence, stream_sequence=sequence, in_front=True)
-        checker.compared("archive", self._sentence(), agrees=not self._problems)
+        is_compared = self._agreeing or self._problems
+        agrees = not self._problems if is_compared else None
+        checker.compared(Compared(what="archive", sentence=self._sentence(), agrees=agrees))
 
     async def _compare_unnamed(self, last: int, found: _Found) -> None:
         """Hold an export that no `archived` event names to the ledger, as long as that has the event at its end."""

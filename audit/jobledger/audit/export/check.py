@@ -22,12 +22,12 @@ from jobledger.audit.export.manifest import (
 )
 from jobledger.audit.export.reader import event_file
 from jobledger.audit.export.references import References
-from jobledger.audit.export.values import check_values
+from jobledger.audit.export.values import WHAT, check_values
 from jobledger.audit.verify import Witness
 from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions
-from jobledger.audit.verify.report import Report
-from jobledger.audit.verify.unproven import NOT_PROVEN, TIMES
+from jobledger.audit.verify.report import Compared, Report
+from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
 from jobledger.ledger.model.subjects import Names
@@ -39,15 +39,13 @@ async def verify_export(
     options: CheckOptions = DEFAULT_OPTIONS,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
-    is_anchored: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check an export; `before` is an earlier report, of the ledger or an export, which this one must continue.
 
     An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that
     begins later or holds a selection proves what the report does not name under "not proven". `witnesses` are
-    as `audit.verify` takes them; `is_anchored` when one of them was kept elsewhere, and not in the export
-    itself. `on_progress` gets events done and all.
+    as `audit.verify` takes them. `on_progress` gets events done and all.
 
     Raises: as `read_manifest`; InvalidInputError for an earlier report that such an export cannot be compared with;
         ConfigurationError for Parquet without pyarrow; ScratchSpaceError.
@@ -69,11 +67,12 @@ async def verify_export(
         for file in files:
             await reading.read(file)
         reading.note_end()
-        await reading.check_payloads(folder)
+        unread = await reading.check_payloads(folder)
         for witness in witnesses:
             await witness.finish(checker)
-        _say_what_is_not_proven(checker, manifest, is_anchored=is_anchored or before is not None)
-        return msgspec.structs.replace(checker.finish(), what="export")
+        report = msgspec.structs.replace(checker.finish(), what="export")
+        limits = unproven(report, is_part=True, is_selection=not manifest.complete)
+        return msgspec.structs.replace(report, not_proven=(*unread, *limits))
 
 
 def _note_strangers(checker: Checker, folder: Path, manifest: Manifest) -> None:
@@ -151,13 +150,15 @@ class _Reading:
         checker.feed(message)
         return message
 
-    async def check_payloads(self, folder: Path) -> None:
-        """Check the large values, and that those that the events refer to are those that the export lists."""
+    async def check_payloads(self, folder: Path) -> tuple[str, ...]:
+        """Check the large values, and that the export lists those that the events refer to; return what is not proven."""
         values = await anyio.to_thread.run_sync(check_values, folder, self._manifest, self._references)
         for sequence, sentence in values.problems:
             self._checker.note("", "export", sentence, stream_sequence=sequence)
         if values.sentence:
-            self._checker.compared(values.what, values.sentence, agrees=not values.problems)
+            agrees = not values.problems
+            self._checker.compared(Compared(what=WHAT, sentence=values.sentence, agrees=agrees))
+        return (values.unread,) if values.unread else ()
 
     def note_end(self) -> None:
         """Tell what is missing at the end of the range, and whether the events are those of the manifest."""
@@ -173,23 +174,3 @@ class _Reading:
         ):
             if found != wanted:
                 checker.note("", "export", f"{MANIFEST} says {name} {wanted!r}, its events have {found!r}")
-
-
-def _say_what_is_not_proven(checker: Checker, manifest: Manifest, *, is_anchored: bool) -> None:
-    def say(sentence: str) -> None:
-        checker.compared(NOT_PROVEN, sentence, agrees=True)
-
-    if not manifest.complete:
-        say("that no event is missing at the end of a chain, for the export holds a selection of the events")
-    if manifest.first_sequence > 1:
-        say(
-            f"what needs the events before {manifest.first_sequence}: of jobs begun before it, "
-            "the links between their events were checked"
-        )
-    if not is_anchored:
-        say(
-            "that the export is of this very ledger and was not cut off or written anew: "
-            "only an earlier report, a seal that was kept elsewhere or the ledger itself tells"
-        )
-    if manifest.count:
-        say(TIMES)

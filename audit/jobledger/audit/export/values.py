@@ -15,16 +15,15 @@ from jobledger.audit.export.payloads import PAYLOAD_LIST, Listed, listed, payloa
 from jobledger.audit.export.references import Reference, References
 
 _PROBLEMS_MAX: Final = 1_000
-_WHAT: Final = "large values"
-_NOT_PROVEN: Final = "not proven"
+WHAT: Final = "large values"
 
 
 class Values(NamedTuple):
     """What a check of the large values found."""
 
     problems: list[tuple[int, str]]  #: stream sequence, 0 for none, and sentence
-    what: str
-    sentence: str  #: "" where there is nothing to say
+    sentence: str  #: what was compared; "" where nothing was
+    unread: str = ""  #: what was not, and so is not proven
 
 
 def check_values(folder: Path, manifest: Manifest, wanted: References) -> Values:
@@ -35,9 +34,9 @@ def check_values(folder: Path, manifest: Manifest, wanted: References) -> Values
     payloads, count = manifest.payloads, len(wanted)
     if isinstance(payloads, msgspec.UnsetType):
         if not count:
-            return Values([], _WHAT, "")
+            return Values([], "")
         return Values(
-            [], _NOT_PROVEN, f"{_values(count)}, which exports of this older format leave in the object store"
+            [], "", f"{_values(count)}, which exports of this older format leave in the object store"
         )
     problems: list[tuple[int, str]] = []
     for number, (sequence, sentence) in enumerate(_problems(folder, manifest, payloads, wanted)):
@@ -46,13 +45,13 @@ def check_values(folder: Path, manifest: Manifest, wanted: References) -> Values
             break
         problems.append((sequence, sentence))
     if not count:
-        return Values(problems, _WHAT, "")
+        return Values(problems, "")
     if not payloads.included:
-        return Values(problems, _NOT_PROVEN, f"{_values(count)}, which were left out of the export")
+        return Values(problems, "", f"{_values(count)}, which were left out of the export")
     gone = f"; {payloads.missing:,} were gone when it was written" if payloads.missing else ""
     held = payloads.count - payloads.missing
     return Values(
-        problems, _WHAT, f"{held:,} of {payloads.count:,} are in the export, {payloads.bytes:,} bytes{gone}"
+        problems, f"{held:,} of {payloads.count:,} are in the export, {payloads.bytes:,} bytes{gone}"
     )
 
 

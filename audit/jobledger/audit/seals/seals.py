@@ -205,8 +205,22 @@ class SealCheck:
         self.before = sum(each.seal.from_sequence < from_sequence for each in seals)  #: seals not compared
         self._current = next(self._waiting, None)
         self._tree = MerkleTree()
-        self.agreeing = 0  #: seals that the events agree with
-        self.sealed_through = 0  #: the newest stream sequence under such a seal
+        self.agreed: list[Seal] = []  #: seals that the events agree with, in the order of their ranges
+
+    @property
+    def agreeing(self) -> int:
+        """How many seals the events agree with."""
+        return len(self.agreed)
+
+    @property
+    def sealed_through(self) -> int:
+        """The newest stream sequence under such a seal; 0 without any."""
+        return self.agreed[-1].seal.to_sequence if self.agreed else 0
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the seals that the events agree with."""
+        for each in self.agreed:
+            yield each.seal.from_sequence, each.seal.to_sequence
 
     def problems(self) -> Sequence[tuple[int, str]]:
         """Return what is wrong with the seals themselves, whatever the events are: stream sequence and sentence."""
@@ -246,8 +260,7 @@ class SealCheck:
                 return
             # Beyond its end when the events there are missing; then the root differs too.
             if self._tree.root().hex() == seal.merkle_root and digest.hex() == seal.head_hash:
-                self.agreeing += 1
-                self.sealed_through = seal.to_sequence
+                self.agreed.append(self._current)
             else:
                 yield seal.from_sequence, _changed(self._current)
             self._current, self._tree = next(self._waiting, None), MerkleTree()

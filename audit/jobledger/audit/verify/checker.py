@@ -25,7 +25,7 @@ from jobledger.audit.verify.records import (
     pack,
     unpack,
 )
-from jobledger.audit.verify.report import Compared, Report, Violation
+from jobledger.audit.verify.report import Compared, Intact, Report, Violation
 from jobledger.audit.verify.rules import broken_rule, early, overdue
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
@@ -81,13 +81,14 @@ class Checker:
         self._prefix_archived = prefix_archived and from_sequence > 1
         self._options = options
         self._tolerance = timedelta(seconds=options.timer_tolerance_s)
-        if before is not None and before.head_sequence < before.from_sequence:
-            before = None  # there was nothing yet: whatever is there now continues it
-        self._before = before
-        self._before_ends = before.head_sequence if before is not None else 0
         self._violations: list[Violation] = []
         self._broken: Counter[str] = Counter()
         self._compared: list[Compared] = []
+        if before is not None and before.head_sequence < before.from_sequence:
+            before = None  # there was nothing yet: whatever is there now continues it
+            self._say_of_before("it was not compared: it was made when there were no events", agrees=None)
+        self._before = before
+        self._before_ends = before.head_sequence if before is not None else 0
         memory = options.memory_bytes_max
         self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
         self._others = {
@@ -196,9 +197,9 @@ class Checker:
         elif len(self._violations) < self._options.violations_max:
             self._violations.append(found)
 
-    def compared(self, what: str, sentence: str, *, agrees: bool) -> None:
+    def compared(self, found: Compared) -> None:
         """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
-        self._compared.append(Compared(what=what, sentence=sentence, agrees=agrees))
+        self._compared.append(found)
 
     def _note(self, stored: StoredEvent, rule: Rule, sentence: str) -> None:
         event = stored.event
@@ -229,12 +230,34 @@ class Checker:
                 before.head_hash,
             )
             what, began = "hash", before.head_sequence
-        if not same:
+        if same:
+            self._agrees_with(before)
+        else:
             sentence = (
                 f"stream sequence {began} to {before.head_sequence} is not what it was "
                 f"when the earlier report was made: {what} {now}, then {then}"
             )
             self.note("", "history", sentence, stream_sequence=before.head_sequence)
+            self._say_of_before(
+                f"{what} {then} is not that of these events", agrees=False, through=self._before_ends
+            )
+
+    def _agrees_with(self, before: Report) -> None:
+        first, last = self._from_sequence, before.head_sequence
+        intact: Intact = ()
+        if before.from_sequence == first:
+            sentence, intact = f"stream sequence {first:,} to {last:,} is what it was then", ((first, last),)
+        else:
+            sentence = f"the event at {last:,}, where it ends, is what it was then"
+            sentence += f"; it begins at {before.from_sequence:,}, so the others were not compared"
+        self._say_of_before(sentence, agrees=True, through=last, intact=intact)
+
+    def _say_of_before(
+        self, sentence: str, *, agrees: bool | None, through: int = 0, intact: Intact = ()
+    ) -> None:
+        self.compared(
+            Compared(what="earlier report", sentence=sentence, agrees=agrees, through=through, intact=intact)
+        )
 
     def _check_batch(self, name: str) -> None:
         assert self._half is not None
@@ -365,12 +388,15 @@ class Checker:
         """Say why the event at the earlier report's end was not met."""
         ends = self._before_ends
         if ends < self._from_sequence:
-            sentence = (
-                f"the report up to {ends} was not compared: the ledger begins at {self._from_sequence} by now"
+            self._say_of_before(
+                f"the report up to {ends:,} was not compared: the ledger begins at {self._from_sequence:,} by now",
+                agrees=None,
             )
-            self.compared("earlier report", sentence, agrees=True)
             return
         first = self.next_sequence
+        self._say_of_before(
+            f"the event at {ends:,}, where it ends, was not found", agrees=False, through=ends
+        )
         if first > ends:
             sentence = f"stream sequence {ends} cannot be read, where the earlier report ended"
             self.note("", "history", sentence, stream_sequence=ends)

@@ -12,10 +12,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, Protocol
 
+import msgspec
+
 from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, Leftover
 from jobledger.audit.verify.report import Report
-from jobledger.audit.verify.unproven import NOT_PROVEN, unproven
+from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
 from jobledger.ledger.model.log import Head, Log
@@ -81,17 +83,9 @@ async def verify(
             checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
         for witness in witnesses:
             await witness.finish(checker)
-        limits = unproven(
-            begin=begin,
-            head=checker.next_sequence - 1,
-            is_part=is_part or not is_whole,
-            has_end=to_sequence is None,
-            options=options,
-            before=before,
-        )
-        for sentence in limits:
-            checker.compared(NOT_PROVEN, sentence, agrees=True)
-        return checker.finish(expected)
+        report = checker.finish(expected)
+        limits = unproven(report, is_part=is_part or not is_whole, has_end=to_sequence is None)
+        return msgspec.structs.replace(report, not_proven=tuple(limits))
     finally:
         checker.close()
 

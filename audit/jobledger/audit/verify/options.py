@@ -49,9 +49,6 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     overdue_grace_s: float = OVERDUE_GRACE_S  #: how late one may be
     violations_max: int = VIOLATIONS_MAX  #: kept; all are counted
     memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: for what is kept of jobs; None: as much as they need
-    # What the check's witnesses hold the ledger's end to; the report says how far that goes.
-    seals_through: int = 0  #: stream sequence that published seals go up to; 0 without any
-    projection_at: int = 0  #: stream sequence that a projection has read up to; 0 without one
 
     def __post_init__(self) -> None:
         """Check each option."""

@@ -21,12 +21,21 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
+Intact = tuple[tuple[int, int], ...]
+
+
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Something else that the ledger was compared with."""
 
-    what: str  #: "projection", "seals", "archive"
+    what: str  #: "projection", "seals", "published seals", "earlier report", "archive", "large values"
     sentence: str
-    agrees: bool
+    agrees: bool | None  #: None when it was not compared at all
+    through: int = (
+        0  #: stream sequence up to which this shows that nothing was cut off; 0 when it shows nothing
+    )
+    #: first and last stream sequence of each range whose bytes this shows to be what they were
+    intact: Intact = ()
+    signed: bool | None = None  #: whether its signatures were checked; None when it has none
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timers_pending: int  #: jobs that wait for a moment
     times: Times = Times()  #: how the server's times of storing fit the events
     compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
+    not_proven: tuple[str, ...] = ()  #: what this check does not prove, a sentence each
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found
     violations_count: int  #: all of them
     broken: dict[str, int]  #: all of them by rule
@@ -68,6 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"  and {hidden:,} more")
         lines.extend(f"notice: {notice}" for notice in self.times.notices())
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
+        lines.extend(f"not proven: {sentence}" for sentence in self.not_proven)
         return "\n".join(lines)
 
     def _verdict(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from jobledger.audit.seals.keys import TrustedKeys
 from jobledger.audit.seals.seals import Seal, SealCheck, each_seal
 from jobledger.audit.verify.checker import Checker
+from jobledger.audit.verify.report import Compared
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
@@ -28,10 +29,21 @@ class SealWitness:
         from_sequence: int = 1,
         trusted: TrustedKeys | None = None,
         published: bool = False,
+        own: SealWitness | None = None,
+        later: int = 0,
         problem: CorruptLedgerError | None = None,
         is_missing: bool = False,
     ) -> None:
-        """`problem` is what kept the seals from being read to the end; `is_missing`: there should be some."""
+        """Begin; `own` is the witness of the ledger's own seals, which published ones name.
+
+        `own` has to finish before this one. `later` seals end after what is read. `problem` is what kept the seals
+        from being read to the end; `is_missing`: there should be some.
+        """
+        reached = (each.seal.to_sequence for each in seals if each.seal.from_sequence >= from_sequence)
+        self._through = max(reached, default=0) if published else 0
+        self._own = own
+        self._later = later
+        self._published = published
         self._check = SealCheck(
             seals, names, from_sequence=from_sequence, trusted=trusted, whole=not published
         )
@@ -55,7 +67,39 @@ class SealWitness:
         self._found.extend(self._check.finish(checker.next_sequence - 1))
         for stream_sequence, sentence in self._found:
             checker.note("", "seal", sentence, stream_sequence=stream_sequence)
-        checker.compared(self._what, self._sentence(), agrees=not self._found)
+        agrees = not self._found if self._found or self._check.agreeing else None
+        checker.compared(
+            Compared(
+                what=self._what,
+                sentence=self._sentence(),
+                agrees=agrees,
+                through=self._through,
+                intact=tuple(self._intact()) if agrees else (),
+                signed=self._signed if self._count else None,
+            )
+        )
+
+    def _intact(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges that cannot have been rewritten: those of published seals, and of the seals that they name.
+
+        The ledger's own seals alone prove it by their signatures: without them, who rewrites the one can rewrite
+        the other.
+        """
+        if not self._published:
+            yield from self._check.spans() if self._signed else ()
+            return
+        own = {} if self._own is None else self._own.agreeing
+        for each in self._check.agreed:
+            seal = each.seal
+            yield seal.from_sequence, seal.to_sequence
+            while (before := own.pop((seal.from_sequence - 1, seal.previous_root), None)) is not None:
+                seal = before.seal
+                yield seal.from_sequence, seal.to_sequence
+
+    @property
+    def agreeing(self) -> dict[tuple[int, str], Seal]:
+        """The seals that the events agree with, by where they end and their Merkle root: so the next one names them."""
+        return {(each.seal.to_sequence, each.seal.merkle_root): each for each in self._check.agreed}
 
     def _sentence(self) -> str:
         check = self._check
@@ -63,7 +107,8 @@ class SealWitness:
         through = f", up to stream sequence {check.sealed_through:,}" if check.agreeing else ""
         signed = "" if self._signed else "; no signature was checked, name the public key with --seal-key"
         before = f"; {check.before:,} begin before what was read" if check.before else ""
-        return agreeing + through + before + signed
+        later = f"; {self._later:,} end after what was read" if self._later else ""
+        return agreeing + through + before + later + signed
 
 
 async def seals_as_witness(

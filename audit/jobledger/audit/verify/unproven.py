@@ -1,53 +1,94 @@
 """What a check does not prove, said with every verdict: nobody should take a word for more than it is.
 
-An end that was cut off leaves a sound ledger, only shorter. It shows only by what lies elsewhere: a published seal, an
-earlier report, a projection that has read further.
+A ledger whose end was cut off is sound, only shorter; one that somebody rewrote with new hashes is sound, too. Both
+show only by what lies elsewhere: a published seal, an earlier report, a projection that has read further. So the
+report says how far each of these was compared, and `unproven` says what is left. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from jobledger.audit.verify.options import CheckOptions
 from jobledger.audit.verify.report import Report
 
-NOT_PROVEN: Final = "not proven"
 TIMES: Final = (
     "when the server stored an event: its time (`stored_at`) is in no hash and no seal, and was only held to the "
     "event's own time and to its neighbours"
 )
+ORIGIN: Final = (
+    "that the export is of this very ledger and was not cut off or rewritten: only an earlier report, a seal that "
+    "was kept elsewhere or the ledger itself tells"
+)
+SIGNATURES: Final = "who signed the seals: no signature was checked; name the public key (--seal-key)"
 _ANCHORS: Final = "name a published seal (--seal) or an earlier report (--against)"
+_GAPS_SHOWN: Final = 3
 
 
 def unproven(
-    *, begin: int, head: int, is_part: bool, has_end: bool, options: CheckOptions, before: Report | None
+    report: Report,
+    *,
+    is_part: bool = False,
+    is_selection: bool = False,
+    has_end: bool = True,
 ) -> Iterator[str]:
-    """Yield what was not proven of a ledger that was checked from `begin` to `head`.
+    """Yield what was not proven of what `report` is about, a sentence each; its own `not_proven` is not looked at.
 
-    `is_part`: by intent, with events before it; `has_end`: the check went up to the ledger's end.
+    `is_part`: events before it are left out by intent; `is_selection`: so are events in between; `has_end`: the
+    check went up to the end of the ledger or the export.
     """
-    if begin > 1 and is_part:
-        yield (
-            f"what needs the events before {begin:,}: of jobs begun before it, the links between their events were checked"
-        )
-    elif begin > 1:
-        yield f"what was archived before {begin:,}: name it with --archive"
-    if has_end:
-        yield _end(options, before)
-    if head >= begin:
+    begin, head = report.from_sequence, report.head_sequence
+    if is_selection:
+        yield "that no event is missing at the end of a chain, for the export holds a selection of the events"
+    if begin > 1:
+        yield _before(begin, is_part=is_part)
+    anchored = any(each.through or each.intact for each in report.compared)
+    if report.what == "export" and not anchored:
+        yield ORIGIN
+    else:
+        if has_end:
+            yield _end(max((each.through for each in report.compared), default=0))
+        gaps = list(_gaps(begin, head, (span for each in report.compared for span in each.intact)))
+        if gaps:
+            yield f"that {_named(gaps)} not rewritten with new hashes: {_ANCHORS} that covers this range"
+    if any(each.signed is False for each in report.compared):
+        yield SIGNATURES
+    if report.events:
         yield TIMES
 
 
-def _end(options: CheckOptions, before: Report | None) -> str:
-    kept = max(options.seals_through, before.head_sequence if before is not None else 0)
-    through = max(kept, options.projection_at)
-    if not through:
+def _before(begin: int, *, is_part: bool) -> str:
+    if is_part:
         return (
-            "that nothing was cut off at the end, or written anew with hashes that fit: "
-            f"{_ANCHORS}; a projection tells of the end, too"
+            f"what needs the events before {begin:,}: of jobs begun before it, "
+            "the links between their events were checked"
         )
-    cut = f"that nothing was cut off beyond {through:,}, as far as what lies elsewhere goes"
-    if not kept:
-        return f"{cut}, or written anew with hashes that fit: {_ANCHORS}"
-    return cut
+    return f"what was archived before {begin:,}: name it with --archive"
+
+
+def _end(through: int) -> str:
+    if through:
+        return f"that nothing was cut off beyond {through:,}, which is as far as what lies elsewhere goes"
+    return f"that nothing was cut off at the end: {_ANCHORS}, or compare with a projection"
+
+
+def _gaps(begin: int, head: int, intact: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of `begin` to `head` that lie in none of the ranges, in order."""
+    at = begin
+    for first, last in sorted(intact):
+        if first > at and at <= head:
+            yield at, min(first - 1, head)
+        at = max(at, last + 1)
+    if at <= head:
+        yield at, head
+
+
+def _named(gaps: list[tuple[int, int]]) -> str:
+    shown = [
+        f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in gaps[:_GAPS_SHOWN]
+    ]
+    if len(gaps) > _GAPS_SHOWN:
+        shown.append(f"{len(gaps) - _GAPS_SHOWN:,} more ranges")
+    listed = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    first, last = gaps[0]
+    return f"stream sequence {listed} {'was' if len(gaps) == 1 and first == last else 'were'}"

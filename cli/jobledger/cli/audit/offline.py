@@ -31,7 +31,6 @@ async def verify_offline(
                 options=options,
                 before=before,
                 witnesses=witnesses,
-                is_anchored=bool(seals.kept),
                 on_progress=progress,
             )
     except CorruptLedgerError as error:

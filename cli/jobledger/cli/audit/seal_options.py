@@ -88,9 +88,18 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         )
         if own is not None:
             yield own
-        kept = [each for each in self._kept_of(log) if last is None or each.seal.to_sequence <= last]
+        kept = self._kept_of(log)
         if kept:
-            yield SealWitness(kept, log.names, from_sequence=begin, trusted=self.trusted, published=True)
+            read = [each for each in kept if last is None or each.seal.to_sequence <= last]
+            yield SealWitness(
+                read,
+                log.names,
+                from_sequence=begin,
+                trusted=self.trusted,
+                published=True,
+                own=own,
+                later=len(kept) - len(read),
+            )
 
     def _kept_of(self, log: Log) -> list[Seal]:
         """Return the kept seals of this ledger: several environments may be published to one file.

@@ -137,12 +137,8 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
         # Before the ledger's end is looked at, which may go on meanwhile.
         path, position = await _projection(cli, ledger, log, asked)
-        checked = msgspec.structs.replace(
-            asked.options,
-            seals_through=asked.seals.kept_through(log),
-            projection_at=position.stream_sequence if position is not None else 0,
-        )
-        await _refuse_beyond_the_end(log, asked, max(checked.seals_through, checked.projection_at))
+        reached = position.stream_sequence if position is not None else 0
+        await _refuse_beyond_the_end(log, asked, max(asked.seals.kept_through(log), reached))
         witnesses: list[Witness] = []
         if past is not None:
             is_whole = is_archive(asked.archives)
@@ -159,7 +155,7 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
                 log,
                 from_sequence=begin,
                 to_sequence=asked.last,
-                options=checked,
+                options=asked.options,
                 expected=expected,
                 before=asked.before,
                 witnesses=witnesses,
