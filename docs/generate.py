@@ -1,18 +1,19 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
 docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
-declarations of events. What people wrote stays: only what lies between the markers is replaced.
+declarations of events, docs/projections.md from those of tables. What people wrote stays: only what lies between the markers is replaced.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -25,6 +26,8 @@ from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, P
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import address_of, asyncapi_document
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
+from jobledger.projections.table import Column, View
+from jobledger.projections.tables.registry import all_tables, all_views
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
@@ -268,6 +271,40 @@ def _lifecycle_page(text: str) -> str:
     return _between_markers(text, "limits", _paragraph(sentence))
 
 
+# The tables of a projection.
+
+
+_SQL_TYPES: Final = {str: "text", int: "integer", float: "real", bytes: "blob"}
+_NAMES_SHOWN_MAX: Final = 20
+
+
+def _column_rows(columns: Mapping[str, Column]) -> Lines:
+    """One row a column; columns that follow each other and mean the same share one."""
+    yield "| Column | Type | Meaning |\n|---|---|---|\n"
+    for column, group in itertools.groupby(columns.items(), key=lambda item: item[1]):
+        names = [name for name, _ in group]
+        few = names if len(names) <= _NAMES_SHOWN_MAX else [names[0], "...", names[-1]]
+        words = _codes(few).replace("`...`", "...")
+        internal = " *(internal)*" if column.is_internal else ""
+        yield f"| {words} | {_SQL_TYPES[column.type]} | {column.meaning}{internal} |\n"
+    yield "\n"
+
+
+def _view(view: View) -> str:
+    renamed = "".join(f" `{name}` is `{kept}` there." for kept, name in view.renamed.items())
+    return _paragraph(f"Columns of `{view.of.name}`: {_codes(view.columns)}.{renamed}")
+
+
+def _projection_page(text: str) -> str:
+    text = _between_markers(
+        text, "views", "\n".join(f"#### {each.name}\n\n{_view(each)}" for each in all_views())
+    )
+    tables = (
+        part for table in all_tables() for part in (f"#### {table.name}\n\n", *_column_rows(table.columns))
+    )
+    return _between_markers(text, "columns", "".join(tables).rstrip("\n") + "\n")
+
+
 def _asyncapi(_text: str) -> str:
     return json.dumps(asyncapi_document(), indent=2) + "\n"
 
@@ -277,6 +314,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "events.md": _event_page,
     "lifecycle.md": _lifecycle_page,
     "locks.md": _lock_page,
+    "projections.md": _projection_page,
     "asyncapi.json": _asyncapi,
 }
 

@@ -37,8 +37,9 @@ def _table(page: Path, heading: str) -> list[list[str]]:
     text = page.read_text(encoding="utf-8")
     section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
     assert section is not None, f"{_name(page)} has no section {heading!r}"
-    lines = [line for line in section[1].splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    table = re.search(r"(?:^\|.*\n)+", section[1], flags=re.MULTILINE)
+    assert table is not None, f"{_name(page)} has no table in its section {heading!r}"
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()[2:]]
 
 
 def test_every_state_is_described() -> None:
@@ -58,6 +59,7 @@ _WRITTEN_BY_THE_GENERATOR = {
     "events.md": "| `lease_s` | number |",
     "lifecycle.md": "| `dead_lettered` | `held` `queued` `discarded`",
     "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
+    "projections.md": "| `id` | text | the job's id, unique within its queue |",
     "asyncapi.json": '"title": "job: started"',
 }
 

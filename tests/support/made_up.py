@@ -12,7 +12,7 @@ import msgspec
 from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.projections.table import AggregateTables, CacheLimits, Index, Rows, Table
+from jobledger.projections.table import AggregateTables, CacheLimits, Index, Rows, Table, integer, text
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -75,7 +75,13 @@ def dropped(name: str, *, by: str = "test") -> Dropped:
 #: Its table, to be listed in `tables.registry.TABLES`.
 THINGS: Final = Table(
     name="things",
-    columns={"kind": str, "name": str, "size": int, "times": int, "last_sequence": int},
+    columns={
+        "kind": text("what kind of thing"),
+        "name": text("its name"),
+        "size": integer("how large it was made"),
+        "times": integer("how often it was made"),
+        "last_sequence": integer("of its newest event"),
+    },
     key=("kind", "name"),
     indexes=(Index(("size",)),),
     sequence="last_sequence",

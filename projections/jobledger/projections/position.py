@@ -7,20 +7,22 @@ from typing import Final
 
 import msgspec
 
-from jobledger.projections.table import Table, marks
+from jobledger.projections.table import Table, integer, marks, text
 
 POSITION_TABLE: Final = Table(
     name="position",
     columns={
-        "id": int,  # always 1
-        "stream_sequence": int,
-        "event_hash": str,
-        "begins_at": int,
-        "counts_begin_at": int,
-        "counted_through": int,
-        "environment": str,
-        "schema_version": int,
-        "updated_at": str,
+        "id": integer("always 1"),
+        "stream_sequence": integer("of the newest event in the rows; 0 before the first"),
+        "event_hash": text("hex sha256 of that event as stored"),
+        "begins_at": integer("the first stream sequence in the rows: 1, unless the beginning was archived"),
+        "counts_begin_at": integer("the first stream sequence that `totals` and `failures` count"),
+        "counted_through": integer("where an archive run's count ends, until the rows are beyond; else 0"),
+        "environment": text('the environment of the ledger; "" is the usual one'),
+        "schema_version": integer("of the tables"),
+        "updated_at": text(
+            "when the rows were committed, by the projector's clock; NULL before the first event"
+        ),
     },
     key=("id",),
     own="updated_at",

@@ -20,6 +20,30 @@ Value = str | int | float | bytes | bytearray | None
 Row = tuple[Value, ...]
 
 
+class Column(NamedTuple):
+    """One column: what SQLite is told of it, and what a reader is."""
+
+    type: type  #: str, int, float or bytes
+    meaning: str  #: for the table of columns in docs/projections.md
+    #: Part of no promise: how the projector continues from a row. Views leave it out.
+    is_internal: bool = False
+
+
+def text(meaning: str) -> Column:
+    """Declare a column of text."""
+    return Column(str, meaning)
+
+
+def integer(meaning: str, *, is_internal: bool = False) -> Column:
+    """Declare a column of whole numbers; yes and no are 1 and 0."""
+    return Column(int, meaning, is_internal)
+
+
+def real(meaning: str) -> Column:
+    """Declare a column of numbers."""
+    return Column(float, meaning)
+
+
 class Index(NamedTuple):
     """An index of a table, named after its columns."""
 
@@ -31,7 +55,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """One table."""
 
     name: str
-    columns: Mapping[str, type]  #: str, int, float or bytes by name
+    columns: Mapping[str, Column]  #: by name, in the order of the file
     key: tuple[str, ...]  #: the columns of its primary key
     indexes: tuple[Index, ...] = ()
     #: The column with the stream sequence of the event that wrote a row last; "" where rows add up many events.
@@ -39,6 +63,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     own: str = (
         ""  #: the column whose value does not come from the ledger, so that it is never compared; "": none
     )
+
+    @property
+    def types(self) -> dict[str, type]:
+        """The columns as sqlite-utils takes them."""
+        return {name: column.type for name, column in self.columns.items()}
 
     def create_indexes(self, connection: sqlite3.Connection) -> None:
         """Make its indexes."""
@@ -68,9 +97,37 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def marks(columns: Sequence[str] | Mapping[str, type]) -> str:
+def marks(columns: Sequence[str] | Mapping[str, Column]) -> str:
     """Return one question mark per column, as `VALUES` wants them."""
     return ", ".join("?" * len(columns))
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What readers outside jobledger may rely on of a table: every column that is not internal, under lasting names."""
+
+    name: str
+    of: Table
+    renamed: Mapping[str, str] = msgspec.field(
+        default_factory=dict[str, str]
+    )  #: the view's name by the table's
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Its columns by the names that a reader writes."""
+        return {
+            self.renamed.get(name, name): column
+            for name, column in self.of.columns.items()
+            if not column.is_internal
+        }
+
+    def create(self, connection: sqlite3.Connection) -> None:
+        """Make the view."""
+        shown = (
+            f"{name} AS {self.renamed.get(name, name)}"
+            for name, column in self.of.columns.items()
+            if not column.is_internal
+        )
+        connection.execute(f"CREATE VIEW {self.name} AS SELECT {', '.join(shown)} FROM {self.of.name}")  # noqa: S608
 
 
 class CacheLimits(NamedTuple):
@@ -108,4 +165,5 @@ class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
     #: From 1; raise it with every change of a table, an index or the meaning of a column. Older files are then rebuilt.
     version: int
     tables: tuple[Table, ...]
+    views: tuple[View, ...] = ()
     rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages

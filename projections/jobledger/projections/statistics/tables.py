@@ -23,46 +23,71 @@ from jobledger.projections.statistics.tally import (
     cell_values,
     moment,
 )
-from jobledger.projections.table import Index, Row, Table
+from jobledger.projections.table import Index, Row, Table, integer, text
 
 _STATES: Final = tuple(JobState)
-_STATISTICS: Final = dict.fromkeys(STATISTICS, int)
+_STATISTICS: Final = dict.fromkeys(STATISTICS, integer("as in [Statistics](#statistics)"))
+_COUNTED_QUEUE: Final = text("the queue")
+_COUNTED_TASK: Final = text("the task's name")
 
 QUEUES: Final = Table(
     name="queues",
-    columns={"queue": str, "priority": str, **dict.fromkeys(QUEUE_COUNTS, int)},
+    columns={
+        "queue": _COUNTED_QUEUE,
+        "priority": text("`high`, `normal` or `low`"),
+        **dict.fromkeys(QUEUE_COUNTS, integer("jobs that are in this state")),
+    },
     key=("queue", "priority"),
 )
 TOTALS: Final = Table(
-    name="totals", columns={"queue": str, "task": str, **_STATISTICS}, key=("queue", "task")
+    name="totals",
+    columns={"queue": _COUNTED_QUEUE, "task": _COUNTED_TASK, **_STATISTICS},
+    key=("queue", "task"),
 )
 #: The same of all tasks of a queue, and in the row "" of all queues, so that an exporter need not read every row.
-SUMS: Final = Table(name="sums", columns={"queue": str, **_STATISTICS}, key=("queue",))
+SUMS: Final = Table(
+    name="sums", columns={"queue": text('the queue; "": all of them'), **_STATISTICS}, key=("queue",)
+)
 BUCKETS: Final = Table(
     name="buckets",
     columns={
-        "minute": int,  # since 1970, by the server's time
-        "queue": str,
-        "task": str,
+        "minute": integer("since 1970, by the server's time"),
+        "queue": _COUNTED_QUEUE,
+        "task": _COUNTED_TASK,
         **_STATISTICS,
     },
     key=("minute", "queue", "task"),
 )
 FAILURES: Final = Table(
     name="failures",
-    columns={"queue": str, "task": str, "error_type": str, **dict.fromkeys(FAILURE_COUNTERS, int)},
+    columns={
+        "queue": _COUNTED_QUEUE,
+        "task": _COUNTED_TASK,
+        "error_type": text("the exception's class name, or `(other)`"),
+        **dict.fromkeys(FAILURE_COUNTERS, integer("attempts that failed, dead letters")),
+    },
     key=("queue", "task", "error_type"),
 )
 WORKERS: Final = Table(
     name="workers",
-    columns={"worker": str, "first_at": str, "last_at": str, **dict.fromkeys(WORKER_COUNTERS, int)},
+    columns={
+        "worker": text("`<host>-<pid>-<random>`"),
+        "first_at": text("the server's time of its first event"),
+        "last_at": text("the server's time of its newest event"),
+        **dict.fromkeys(WORKER_COUNTERS, integer("attempts that it began, and how they ended")),
+    },
     key=("worker",),
     indexes=(Index(("last_at",)),),
 )
 #: When carried jobs began, as an archive run says; empty once the rows are beyond the position's `counted_through`.
 ORIGINS: Final = Table(
     name="origins",
-    columns={"job_id": str, "queue": str, "first_us": int, "since_us": int},
+    columns={
+        "job_id": text("the job's id"),
+        "queue": text("the job's queue"),
+        "first_us": integer("as in `jobs`", is_internal=True),
+        "since_us": integer("as in `jobs`", is_internal=True),
+    },
     key=("job_id", "queue"),
 )
 STATISTICS_TABLES: Final = (QUEUES, TOTALS, SUMS, BUCKETS, FAILURES, WORKERS, ORIGINS)

@@ -25,23 +25,25 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.times import time_text
-from jobledger.projections.table import Index, Row, Table
+from jobledger.projections.table import Index, Row, Table, integer, text
 
 ActName = Literal["cancel", "retry", "requeue", "discard"]
 
 ACTS: Final = Table(
     name="acts",
     columns={
-        "stream_sequence": int,
-        "at": str,
-        "by": str,
-        "act": str,
-        "queue": str,
-        "job": str,
-        "task": str,
-        "reason": str,
-        "new_input": int,
-        "unsure": int,  # 1: a `cancelled` of a job whose beginning was archived, until `carried` tells more of it
+        "stream_sequence": integer("of the event"),
+        "at": text("the server's time of the event"),
+        "by": text("who, as the caller named himself"),
+        "act": text("`cancel`, `retry`, `requeue` or `discard`"),
+        "queue": text("the job's queue"),
+        "job": text("the job's id"),
+        "task": text("the job's task"),
+        "reason": text("why, if somebody said so"),
+        "new_input": integer("1: the job was given another input"),
+        "unsure": integer(
+            "1: a cancel of a job whose beginning was archived, until the ledger tells more of it"
+        ),
     },
     key=("stream_sequence",),
     indexes=(Index(("by",)), Index(("job", "queue"))),

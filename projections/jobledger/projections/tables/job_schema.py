@@ -8,57 +8,67 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.projections.statistics.answers import OF_INTEREST
-from jobledger.projections.table import Index, Table
+from jobledger.projections.table import Column, Index, Table, View, integer, real, text
 
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
-_JOB_KEY: Final = ("id", "queue")
+_JOB_KEY: Final = {
+    "id": text("the job's id, unique within its queue"),
+    "queue": text("the queue"),
+}
 #: Written once, when a job is first seen.
-_FIXED: Final[dict[str, type]] = {
-    "task": str,
-    "created_at": str,
-    "tenant": str,
-    "batch": str,
-    "tick": str,
-    "correlation": str,
-    "data": str,
-    "first_us": int,  # the server's time of its first event, in microseconds since 1970
+_FIXED: Final = {
+    "task": text("the name of the function the job runs"),
+    "created_at": text("when it was enqueued"),
+    "tenant": text("whom the job belongs to, or empty"),
+    "batch": text("the batch the job is part of, or empty"),
+    "tick": text("the tick of the schedule that made the job, or empty"),
+    "correlation": text("the first cause the job belongs to, or empty"),
+    "data": text("the input, as JSON; NULL without any"),
+    "first_us": integer("the server's time of its first event, in microseconds since 1970", is_internal=True),
 }
 #: Written again whenever the job changes.
-_CHANGING: Final[dict[str, type]] = {
-    "status": str,
-    "priority": str,
-    "result": str,
-    "error": str,
-    "error_type": str,
-    "updated_at": str,
-    "due_at": str,
-    "started_at": str,
-    "completed_at": str,
-    "attempt_count": int,
-    "max_attempts": int,
-    "retry_count": int,
-    "max_retries": int,
-    "dead_reason": str,
-    "cancel_requested": int,
-    "worker": str,
-    "progress_done": float,
-    "progress_total": float,
-    "progress_note": str,
-    "timeout_s": float,
-    "last_sequence": int,
-    "fold": bytes,
-    "since_us": int,  # the server's time of the event that began its present state, or its present attempt
+_CHANGING: Final = {
+    "status": text("the state, one of those in [lifecycle](lifecycle.md#states)"),
+    "priority": text("`high`, `normal` or `low`"),
+    "result": text("what the task returned, as JSON; NULL before"),
+    "error": text("the message of the newest failure or of the dead letter; NULL without any"),
+    "error_type": text("the class name of that exception; NULL without any"),
+    "updated_at": text("when its newest event was appended"),
+    "due_at": text("when a waiting job moves on by itself; NULL where it does not wait for a time"),
+    "started_at": text("when its first attempt began; NULL before"),
+    "completed_at": text("when the present final state was entered, whichever it is; NULL before"),
+    "attempt_count": integer("attempts begun"),
+    "max_attempts": integer("attempts it may have, beyond those given back"),
+    "retry_count": integer("attempts after the first, without those given back"),
+    "max_retries": integer("`max_attempts` less one"),
+    "dead_reason": text(
+        "why it is or was a dead letter: `exhausted`, `rejected`, `invalid`, `max_deliver`; NULL if never"
+    ),
+    "cancel_requested": integer("1: somebody asked a running job to end"),
+    "worker": text("who runs it; NULL unless it runs"),
+    "progress_done": real("how much the running task said is done; NULL without a word"),
+    "progress_total": real("of how much; NULL where not known"),
+    "progress_note": text("a word of the task about it; NULL without one"),
+    "timeout_s": real("seconds that an attempt may take; NULL: no limit"),
+    "last_sequence": integer("the stream sequence of its newest event"),
+    "fold": Column(bytes, "the folded job, from which the projector continues", is_internal=True),
+    "since_us": integer(
+        "the server's time of the event that began its state or its attempt, in microseconds since 1970",
+        is_internal=True,
+    ),
 }
 JOBS: Final = Table(
     name="jobs",
-    columns={**dict.fromkeys(_JOB_KEY, str), **_FIXED, **_CHANGING},
-    key=_JOB_KEY,
+    columns={**_JOB_KEY, **_FIXED, **_CHANGING},
+    key=tuple(_JOB_KEY),
     # Every list is newest first, of all jobs or of one status, queue or task.
     indexes=(
         Index(("created_at",)),
         Index(("status", "created_at")),
         Index(("queue", "status", "created_at")),
         Index(("task", "created_at")),
+        Index(("task", "status", "created_at")),
+        Index(("completed_at",), where="completed_at IS NOT NULL"),
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
     ),
     sequence="last_sequence",
@@ -66,42 +76,47 @@ JOBS: Final = Table(
 ATTEMPTS: Final = Table(
     name="attempts",
     columns={
-        "id": str,
-        "queue": str,
-        "job_id": str,
-        "attempt_number": int,
-        "worker": str,
-        "epoch": int,
-        "started_at": str,
-        "status": str,  # from here on what changes when the attempt ends
-        "finished_at": str,
-        "duration_ms": float,
-        "error": str,
-        "error_type": str,
+        "id": text("`<queue>/<job id>/<n>`"),
+        "queue": text("the job's queue"),
+        "job_id": text("the job's id"),
+        "attempt_number": integer("from 1"),
+        "worker": text("who ran it: `<host>-<pid>-<random>`"),
+        "epoch": integer("the stream sequence of its `started`"),
+        "started_at": text("when it began"),
+        # from here on what changes when the attempt ends
+        "status": text("`running`, or how it ended"),
+        "finished_at": text("when it ended; NULL while it runs"),
+        "duration_ms": real(
+            "milliseconds from its begin to its end, by the events' own times; NULL while it runs"
+        ),
+        "error": text("the message of its failure; NULL without one"),
+        "error_type": text("the class name of that exception; NULL without one"),
     },
     key=("id",),
-    indexes=(Index(("duration_ms",)),),
+    indexes=(Index(("duration_ms",)), Index(("job_id",))),
     sequence="epoch",
 )
 DEAD_LETTERS: Final = Table(
     name="dead_letters",
     columns={
-        "queue": str,
-        "job_id": str,
-        "task": str,
-        "reason": str,
-        "error_type": str,
-        "error": str,
-        "traceback": str,
-        "fingerprint": str,
-        "attempts": int,
-        "dead_at": str,
-        "last_sequence": int,
+        "queue": text("the job's queue"),
+        "job_id": text("the job's id"),
+        "task": text("the job's task"),
+        "reason": text("`exhausted`, `rejected`, `invalid` or `max_deliver`"),
+        "error_type": text("the class name of the last exception; NULL without one"),
+        "error": text("its message; NULL without one"),
+        "traceback": text("its traceback; NULL without one"),
+        "fingerprint": text("equal for what is most likely one cause"),
+        "attempts": integer("attempts it had"),
+        "dead_at": text("when it became a dead letter"),
+        "last_sequence": integer("the stream sequence of its newest event"),
     },
     key=("job_id", "queue"),
     indexes=(Index(("dead_at",)), Index(("fingerprint", "dead_at"))),
     sequence="last_sequence",
 )
+V_JOBS: Final = View(name="v_jobs", of=JOBS, renamed={"started_at": "processed_at", "error": "last_error"})
+V_ATTEMPTS: Final = View(name="v_attempts", of=ATTEMPTS)
 
 #: What rows of `jobs` and `attempts` hold for NULL. Python's sqlite3 looks in vain for an adapter of every None and every
 #: bytes it is given, for about a microsecond each; str, int, float and bytearray are spared that (`need_adapt` in

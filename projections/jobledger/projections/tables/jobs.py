@@ -224,7 +224,8 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=5,
+    version=6,
     tables=(schema.JOBS, schema.ATTEMPTS, schema.DEAD_LETTERS, ACTS, *STATISTICS_TABLES),
+    views=(schema.V_JOBS, schema.V_ATTEMPTS),
     rows=JobRows,
 )

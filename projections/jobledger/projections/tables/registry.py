@@ -15,7 +15,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.log import jobs_among
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.projections.position import POSITION_TABLE
-from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table
+from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, View
 from jobledger.projections.tables.jobs import JOB_TABLES
 
 #: By aggregate, the second word of a ledger subject.
@@ -25,6 +25,11 @@ TABLES: Final[dict[str, AggregateTables]] = {each.aggregate: each for each in (J
 def all_tables() -> tuple[Table, ...]:
     """Return every table of a projection's file."""
     return (*(table for each in TABLES.values() for table in each.tables), POSITION_TABLE)
+
+
+def all_views() -> tuple[View, ...]:
+    """Return every view of a projection's file."""
+    return tuple(view for each in TABLES.values() for view in each.views)
 
 
 def schema_version() -> int:
