@@ -123,6 +123,7 @@ class Ledger:
 
         Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger.
         """
+        self.connection.require_here()
         return await self._enqueuer.many(task, inputs, ids=ids, on_progress=on_progress)
 
     async def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
@@ -144,6 +145,10 @@ class Ledger:
         return JobHandle(
             self._sources, JobRef(queue=queues[0], job_id=job_id), sequence=events[0].stream_sequence
         )
+
+    def handle_of(self, ref: JobRef, *, created: bool = False, sequence: int = 0) -> JobHandle[Any]:
+        """Return a handle of a job without a look at it."""
+        return JobHandle(self._sources, ref, created=created, sequence=sequence)
 
     async def cancel(self, job: JobRef, *, reason: str = "", by: str = "") -> Job:
         """End a waiting job at once; ask a running one to end, and return the job as it is after that.
@@ -220,10 +225,12 @@ class Ledger:
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
         """Return every durable subscription with its lag. Raises: LedgerError, UnreachableError."""
+        self.connection.require_here()
         return await list_subscriptions(self.inbox, self.names)
 
     async def delete_subscription(self, name: str) -> SubscriptionInfo:
         """Forget a subscription and its position; return it as it was. Raises: SubscriptionNotFoundError."""
+        self.connection.require_here()
         return await delete_subscription(self.inbox, self.names, name)
 
 
@@ -233,7 +240,9 @@ async def connect(
 ) -> AsyncGenerator[Ledger, None]:
     """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
 
-    Streams that are missing are made; those that exist are checked and never changed.
+    Streams that are missing are made; those that exist are checked and never changed. The ledger belongs to the event
+    loop that runs here: its verbs raise `ForeignLoopError` in another one or in a forked child, and
+    `LedgerClosedError` after the block.
 
     Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
     UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError.
@@ -270,6 +279,7 @@ async def connect(
         finally:
             await ledger.locks.close()
     finally:
+        connection.is_retired = True
         if publisher is not None:
             publisher.close()
         with contextlib.suppress(Exception):  # the block's own error is the one that counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from types import TracebackType
 
@@ -51,6 +52,7 @@ class HeldLock:
         self.when_lost: Callable[[], None] | None = None
         self._keeper = keeper
         self._why = ""
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         """Show scope, id and fencing number."""
@@ -59,7 +61,12 @@ class HeldLock:
     @property
     def is_held(self) -> bool:
         """Whether nobody else can have the lock yet, by this process's monotonic clock. Safe in any thread."""
-        return not self._why and self.has_lease
+        return not self._why and self.is_here and self.has_lease
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process took it, and is no forked child of the one that did."""
+        return self._pid == os.getpid()
 
     @property
     def has_lease(self) -> bool:
@@ -71,6 +78,8 @@ class HeldLock:
 
         Raises: LockLostError.
         """
+        if not self.is_here:
+            raise self.error(f"it belongs to process {self._pid}, from which this one was forked")
         if not self.is_held:
             raise self.error(self._why or "the lease of this process was not renewed in time")
 

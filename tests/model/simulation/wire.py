@@ -68,6 +68,9 @@ class SimConnection:
         message = Sent(self, self.generation, subject, reply, headers, data)
         world.push(arrives, Handle(self._server.receive, (message,)))
 
+    def require_here(self) -> None:
+        pass  # there is one loop, and the world ends with it
+
     async def listen(self, subject: str, handler: Handler) -> str:
         key = subject.rpartition(".")[0] if subject[-1] in "*>" else subject
         self.handlers[key] = handler

@@ -21,6 +21,8 @@ LedgerError
 │   ├── LockReentryError
 │   ├── LockTimeoutError
 │   ├── LedgerFullError
+│   ├── LedgerClosedError
+│   ├── ForeignLoopError
 │   ├── StreamMismatchError
 │   ├── JetStreamDisabledError
 │   ├── PermissionRefusedError
@@ -218,6 +220,18 @@ class LockTimeoutError(RefusedError):
 
 class LedgerFullError(RefusedError):
     """The stream reached its byte limit; the event was not stored."""
+
+
+class LedgerClosedError(RefusedError):
+    """This client was closed, by `close` or at the end of its block: connect again. The jobs are not touched."""
+
+
+class ForeignLoopError(RefusedError):
+    """A client, or what was opened with it, is used where it does not live; nothing was sent.
+
+    An asynchronous `Ledger` lives in the event loop that connected it. A reading of events lives in its process, and
+    so does a lock: a forked child does not have them. Raised at once, for waiting there would never end.
+    """
 
 
 class StreamMismatchError(RefusedError):

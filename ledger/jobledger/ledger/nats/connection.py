@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,7 +20,9 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from jobledger.ledger.model.errors import (
+    ForeignLoopError,
     JetStreamDisabledError,
+    LedgerClosedError,
     ServerUnreachableError,
     UnsupportedServerError,
 )
@@ -55,6 +58,8 @@ class Connection(Client):
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         self.refused_listeners: list[Callable[[str, str], None]] = []  #: called with verb and subject
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
+        self.is_retired = False  #: its owner is done with it, and says so before closing it
+        self._pid = os.getpid()
 
     def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
         """Hand one message to the flusher; it is on its way, not yet sent.
@@ -76,6 +81,34 @@ class Connection(Client):
         queue = self._flush_queue
         if queue is not None and queue.empty():
             queue.put_nowait(self.loop.create_future())
+
+    def require_here(self) -> None:
+        """Return if this can be used by whoever asks: for the verbs of an application, not for the ways of every job.
+
+        Raises: LedgerClosedError; ForeignLoopError outside of the event loop that it belongs to.
+        """
+        if self.is_retired:
+            raise LedgerClosedError("this ledger was closed: connect again")
+        try:
+            is_here = asyncio.get_running_loop() is self.loop
+        except RuntimeError:  # none runs in this thread, or the one that seems to is that of a parent process
+            is_here = False
+        if not is_here:
+            raise ForeignLoopError(self._where())
+
+    def _where(self) -> str:
+        """Say where this could be used."""
+        if self._pid != os.getpid():
+            return (
+                f"this ledger was connected in process {self._pid}, from which this one was forked: "
+                "connect in this process"
+            )
+        if self.loop.is_closed():
+            return "the event loop that connected this ledger has ended: connect in the loop that uses the ledger"
+        return (
+            "this ledger was connected in another event loop: connect in this one, "
+            "or use jobledger.ledger.sync, which works in every thread"
+        )
 
     @property
     def has_jetstream(self) -> bool:

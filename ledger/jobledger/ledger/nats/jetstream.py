@@ -124,6 +124,7 @@ class JetStreamLog(JobReading):
         Resending meanwhile is safe, since the condition lets only one copy in.
         """
         assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"
+        self._connection.require_here()
         return await self.submit(entries)
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
@@ -220,6 +221,7 @@ class JetStreamLog(JobReading):
 
     async def read_chain(self, chain: str) -> list[StoredEvent]:
         """Return the events of a chain; see `Log.read_chain`."""
+        self._connection.require_here()
         return await self._chains.read(chain)
 
     async def last(self, chain: str) -> Message | None:
@@ -278,6 +280,7 @@ class JetStreamLog(JobReading):
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
+        self._connection.require_here()
         try:
             state = (await api.stream_info(self._inbox, self._stream)).state
         except ReplyTimeoutError as error:

@@ -54,6 +54,7 @@ class NatsLockHints:
     @contextlib.asynccontextmanager
     async def watch(self, ref: LockRef) -> AsyncGenerator[LockWatch, None]:
         """Subscribe; see `LockHints.watch`. Without a subscription the watcher only looks by itself."""
+        self._connection.require_here()
         watch = LockWatch()
 
         def on_hint(_subject: bytes, _reply: bytes, data: bytes, _headers: bytes) -> None:

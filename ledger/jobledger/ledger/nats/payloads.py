@@ -176,6 +176,7 @@ class Payloads:
         return ServerUnreachableError(f"payload {reference.sha256[:12]}... could not be read: {said}")
 
     async def _open(self) -> ObjectStore:
+        self._connection.require_here()
         if self._store is None:
             self._store = await self._connection.jetstream().object_store(self._bucket)
         return self._store

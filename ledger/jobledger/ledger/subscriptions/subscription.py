@@ -180,6 +180,7 @@ class Subscription:
         """Begin; see `__aenter__`."""
         if self._is_closed or self._tasks:
             raise InvalidInputError(f"subscription {self.name} was opened before: make another one")
+        self._connection.require_here()
         await self._look()
         self._is_found = True
         keeping = self._held.keep_alive(held_s_max=self.config.held_s_max, on_overdue=self._give_up)
