@@ -286,7 +286,8 @@ def _column_rows(columns: Mapping[str, Column]) -> Lines:
         few = names if len(names) <= _NAMES_SHOWN_MAX else [names[0], "...", names[-1]]
         words = _codes(few).replace("`...`", "...")
         internal = " *(internal)*" if column.is_internal else ""
-        yield f"| {words} | {_SQL_TYPES[column.type]} | {column.meaning}{internal} |\n"
+        kind = "time" if column.is_time else _SQL_TYPES[column.type]
+        yield f"| {words} | {kind} | {column.meaning}{internal} |\n"
     yield "\n"
 
 

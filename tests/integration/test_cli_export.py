@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from datetime import timedelta
@@ -82,3 +83,32 @@ def test_the_documented_outputs_are_printed(
         shown = capsys.readouterr()
         assert code == 0, shown.err
         assert normal(shown.out + shown.err) == shown_in_docs(words), shown.out + shown.err
+
+
+def test_tables_are_written_as_of_a_moment(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = f"t_{secrets.token_hex(6)}"
+    anyio.run(stored, nats_server.url, environment)
+
+    def answer(*words: str) -> tuple[int, str]:
+        at = ("--url", nats_server.url, "--environment", environment, "--projection", "rows.db")
+        code = run(["audit", "export", *words, "--tables", *at])
+        shown = capsys.readouterr()
+        return code, shown.out or shown.err
+
+    code, said = answer("now")
+    assert code == 0, said
+    assert "tables in now, as of stream sequence 10" in said
+    code, said = answer("then", "--to", "3", "--json")
+    assert (code, json.loads(said)["rows"]) == (0, {"jobs": 2, "attempts": 1})
+    assert sorted(file.name for file in Path("then").iterdir()) == ["attempts.parquet", "jobs.parquet"]
+    for words in (("--from", "2"), ("--job", "welcome-1"), ("--without-payloads",)):
+        code, said = answer("never", *words)
+        assert (code, words[0] in said, Path("never").exists()) == (2, True, False), said
+    code, said = answer("then")
+    assert (code, "exists: name a folder" in said) == (2, True), said

@@ -28,6 +28,7 @@ from jobledger.projections.errors import (
     ReadModelFailedError,
 )
 from jobledger.projections.layout import SCHEMA_VERSION
+from jobledger.projections.parquet import write_tables
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries import (
     AttemptRow,
@@ -105,4 +106,5 @@ __all__ = [
     "rebuild",
     "refuse_archived",
     "verify",
+    "write_tables",
 ]

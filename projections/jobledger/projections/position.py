@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.projections.table import Table, integer, marks, text
+from jobledger.projections.table import Table, integer, marks, text, timestamp
 
 POSITION_TABLE: Final = Table(
     name="position",
@@ -20,7 +20,7 @@ POSITION_TABLE: Final = Table(
         "counted_through": integer("where an archive run's count ends, until the rows are beyond; else 0"),
         "environment": text('the environment of the ledger; "" is the usual one'),
         "schema_version": integer("of the tables"),
-        "updated_at": text(
+        "updated_at": timestamp(
             "when the rows were committed, by the projector's clock; NULL before the first event"
         ),
     },

@@ -432,6 +432,13 @@ class Store:
         """Return the rows of a SELECT over the tables of docs/projections.md, which may change with the schema."""
         return self._query(sql, values)
 
+    def batches(self, sql: str, rows_max: int) -> Generator[list[tuple[Any, ...]], None, None]:
+        """Yield the rows of a SELECT, at most so many at once; see `select`."""
+        with files.translated(self.path, self._busy_timeout_s):
+            cursor = self._connection.execute(sql)
+            while rows := cursor.fetchmany(rows_max):
+                yield rows
+
     def _query(self, sql: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
         with files.translated(self.path, self._busy_timeout_s):
             return self._connection.execute(sql, values).fetchall()

@@ -27,11 +27,17 @@ class Column(NamedTuple):
     meaning: str  #: for the table of columns in docs/projections.md
     #: Part of no promise: how the projector continues from a row. Views leave it out.
     is_internal: bool = False
+    is_time: bool = False  #: text in ISO-8601, UTC, six digits of microseconds
 
 
 def text(meaning: str) -> Column:
     """Declare a column of text."""
     return Column(str, meaning)
+
+
+def timestamp(meaning: str) -> Column:
+    """Declare a column of times: text in UTC with six digits of microseconds, so that text order is time order."""
+    return Column(str, meaning, is_time=True)
 
 
 def integer(meaning: str, *, is_internal: bool = False) -> Column:

@@ -1,4 +1,4 @@
-"""The files of an export as Parquet, for tools that read tables: the same columns, the stored bytes as binary.
+"""The files of an export as Parquet, for tools that read tables: the stored bytes as binary, and typed columns beside.
 
 The only module that knows pyarrow, which is an extra. Row groups are bounded, so is what a writer or reader holds.
 """
@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from jobledger.audit.export.columns import Columns, columns_of
 from jobledger.audit.export.files import Damage, Row, altered, unreadable
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.audit.export.opening import open_file
@@ -22,6 +23,7 @@ from jobledger.ledger.model.errors import ConfigurationError
 _ROW_GROUP_ROWS: Final = 4_096
 _ROW_GROUP_BYTES: Final = 8 << 20
 _READ_ROWS: Final = 512
+_STORED: Final = 4  # columns for what the ledger holds; the others follow from the last of these
 _CHUNK_BYTES: Final = 1 << 20
 _DRAFT_SUFFIX: Final = ".part"
 
@@ -42,14 +44,23 @@ def need_pyarrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
+    time = pa.timestamp("us", tz="UTC")
+    of_columns = {"attempt": pa.int64(), "at": time}
     return pa.schema(
         [
             pa.field("stream_sequence", pa.int64(), nullable=False),
-            pa.field("stored_at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("stored_at", time, nullable=False),
             pa.field("subject", pa.string(), nullable=False),
             pa.field("data", pa.binary(), nullable=False),
+            *(pa.field(name, of_columns.get(name, pa.string())) for name in Columns._fields),
         ]
     )
+
+
+def _is_known(pa: Any, found: Any) -> bool:
+    """Whether a file has the columns of an export, or of one that was written before it had more than the bytes."""
+    known = _schema(pa)
+    return bool(found.equals(known) or found.equals(pa.schema(list(known)[:_STORED])))
 
 
 class ParquetWriter:
@@ -88,6 +99,7 @@ class ParquetWriter:
             [row.stored_at for row in rows],
             [row.subject for row in rows],
             [row.data for row in rows],
+            *zip(*(columns_of(row.data) for row in rows), strict=True),
         ]
         arrays = [
             self._pa.array(column, type=field.type)
@@ -102,7 +114,7 @@ class ParquetWriter:
         self._writer.close()
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
-        digest, size = _hash_file(self._path)
+        digest, size = hash_file(self._path)
         name = file_name(self._first, self._last, self.file_format)
         self._path.rename(self._folder / name)
         return ExportedFile(
@@ -120,7 +132,8 @@ class ParquetWriter:
             self._writer.close()
 
 
-def _hash_file(path: Path) -> tuple[str, int]:
+def hash_file(path: Path) -> tuple[str, int]:
+    """Return the sha256 (hex) and the size of a file, read in pieces. Raises: OSError."""
     total, size = hashlib.sha256(), 0
     with open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -140,7 +153,7 @@ class ParquetFile:
     def check(self) -> str | None:
         """Compare the file with its manifest; see `EventFile.check`."""
         try:
-            found, size = _hash_file(self.path)
+            found, size = hash_file(self.path)
         except OSError as error:
             return unreadable(error)
         return None if found == self.entry.sha256 else altered(size, self.entry)
@@ -153,7 +166,7 @@ class ParquetFile:
         number = 0
         try:
             with self._pq.ParquetFile(self.path) as file:
-                if not file.schema_arrow.equals(_schema(self._pa)):
+                if not _is_known(self._pa, file.schema_arrow):
                     yield Damage(0, "its columns are not those of an export")
                     return
                 for group in range(file.metadata.num_row_groups):
@@ -188,7 +201,7 @@ def _rows_of(batch: Any, before: int) -> Iterator[Row | Damage]:
 
 
 def _row(number: int, values: tuple[Any, ...]) -> Row | Damage:
-    sequence, stored_at, subject, data = values
+    sequence, stored_at, subject, data = values[:_STORED]
     if not (
         isinstance(sequence, int)
         and sequence > 0
@@ -197,4 +210,6 @@ def _row(number: int, values: tuple[Any, ...]) -> Row | Damage:
         and isinstance(data, bytes)
     ):
         return Damage(number, "a value is missing in the row")
+    if len(values) > _STORED and values[_STORED:] != columns_of(data):
+        return Damage(number, "its columns do not say what its stored bytes say")
     return Row(number, sequence, stored_at, subject, data)

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import anyio.to_thread
 import msgspec
 import typer
 
 from jobledger.admin.amounts import size
+from jobledger.admin.past import AsOf
 from jobledger.audit.export import FileFormat, Manifest, Selection, write_export
+from jobledger.audit.export.parquet import need_pyarrow
 from jobledger.cli import options
 from jobledger.cli.audit import options as audit
-from jobledger.cli.command import Cli, command
+from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
+from jobledger.cli.past import viewed
 from jobledger.cli.times import time_of
 from jobledger.ledger.model.errors import JobNotFoundError, NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.payloads import Stores
 from jobledger.projections.as_of import moment_of
+from jobledger.projections.parquet import write_tables
+
+_Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Only what was stored since this time (UTC).")
+]
+_Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Only what was stored up to this time (UTC).")
+]
+_Tables = Annotated[
+    bool,
+    typer.Option(
+        "--tables",
+        metavar="",
+        help="Write the tables of jobs and attempts instead, as Parquet, at the moment of --to or --until.",
+    ),
+]
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +57,7 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     selection: Selection
 
 
-@command(AUDIT, "export")
+@command(AUDIT, "export", takes=ROWS)
 async def export(
     cli: Cli,
     *,
@@ -48,21 +69,28 @@ async def export(
     ] = "jsonl",
     first: audit.First = None,
     last: audit.Last = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only what was stored since this time (UTC)."),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="TIME", help="Only what was stored up to this time (UTC)."),
-    ] = None,
+    since: _Since = None,
+    until: _Until = None,
     queue: options.Queue = None,
     job: Annotated[
         str | None, typer.Option("--job", metavar="ID", help="Only the job with exactly this id.")
     ] = None,
     without_payloads: audit.WithoutPayloads = False,
+    tables: _Tables = False,
 ) -> None:
     """Write events and a manifest of them to FOLDER; `jobledger audit verify FOLDER` proves them without a server."""
+    if tables:
+        only_for_events = {
+            "--from": first is not None,
+            "--since": since is not None,
+            "--queue": queue is not None,
+            "--job": job is not None,
+            "--without-payloads": without_payloads,
+        }
+        await _export_tables(
+            cli, folder, [name for name, given in only_for_events.items() if given], last, until
+        )
+        return
     if first is not None and since is not None:
         raise UsageError("--from and --since both say where to begin: give one of them")
     if last is not None and until is not None:
@@ -81,6 +109,32 @@ async def export(
         cli.output.raw(msgspec.json.encode(manifest).decode())
     else:
         _show(cli.output, folder, manifest)
+
+
+async def _export_tables(
+    cli: Cli, folder: Path, refused: list[str], last: int | None, until: str | None
+) -> None:
+    if refused:
+        raise UsageError(
+            f"{refused[0]} is for events, and --tables writes every row of a moment: leave one out"
+        )
+    if last is not None and until is not None:
+        raise UsageError("--to and --until both say where to end: give one of them")
+    need_pyarrow()
+    past = (
+        None if last is None and until is None else AsOf(at=time_of("--until", until), stream_sequence=last)
+    )
+    async with viewed(cli, past) as view:
+        with cli.output.progress("writing the tables") as progress:
+            rows = await anyio.to_thread.run_sync(
+                functools.partial(write_tables, view.store, folder, on_progress=progress)
+            )
+        position = view.store.position().stream_sequence
+    if cli.output.as_json:
+        cli.output.object({"folder": str(folder), "position": position, "rows": rows})
+        return
+    cli.output.say(f"tables in {folder}, as of stream sequence {position:,}", style="bold green")
+    cli.output.facts([(f"{name}.parquet", f"{number:,} rows") for name, number in rows.items()])
 
 
 async def _export(

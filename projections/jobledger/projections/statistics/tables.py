@@ -23,7 +23,7 @@ from jobledger.projections.statistics.tally import (
     cell_values,
     moment,
 )
-from jobledger.projections.table import Index, Row, Table, integer, text
+from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
 
 _STATES: Final = tuple(JobState)
 _STATISTICS: Final = dict.fromkeys(STATISTICS, integer("as in [Statistics](#statistics)"))
@@ -72,8 +72,8 @@ WORKERS: Final = Table(
     name="workers",
     columns={
         "worker": text("`<host>-<pid>-<random>`"),
-        "first_at": text("the server's time of its first event"),
-        "last_at": text("the server's time of its newest event"),
+        "first_at": timestamp("the server's time of its first event"),
+        "last_at": timestamp("the server's time of its newest event"),
         **dict.fromkeys(WORKER_COUNTERS, integer("attempts that it began, and how they ended")),
     },
     key=("worker",),

@@ -25,7 +25,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.times import time_text
-from jobledger.projections.table import Index, Row, Table, integer, text
+from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
 
 ActName = Literal["cancel", "retry", "requeue", "discard"]
 
@@ -33,7 +33,7 @@ ACTS: Final = Table(
     name="acts",
     columns={
         "stream_sequence": integer("of the event"),
-        "at": text("the server's time of the event"),
+        "at": timestamp("the server's time of the event"),
         "by": text("who, as the caller named himself"),
         "act": text("`cancel`, `retry`, `requeue` or `discard`"),
         "queue": text("the job's queue"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.projections.statistics.answers import OF_INTEREST
-from jobledger.projections.table import Column, Index, Table, View, integer, real, text
+from jobledger.projections.table import Column, Index, Table, View, integer, real, text, timestamp
 
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
@@ -18,7 +18,7 @@ _JOB_KEY: Final = {
 #: Written once, when a job is first seen.
 _FIXED: Final = {
     "task": text("the name of the function the job runs"),
-    "created_at": text("when it was enqueued"),
+    "created_at": timestamp("when it was enqueued"),
     "tenant": text("whom the job belongs to, or empty"),
     "batch": text("the batch the job is part of, or empty"),
     "tick": text("the tick of the schedule that made the job, or empty"),
@@ -33,10 +33,10 @@ _CHANGING: Final = {
     "result": text("what the task returned, as JSON; NULL before"),
     "error": text("the message of the newest failure or of the dead letter; NULL without any"),
     "error_type": text("the class name of that exception; NULL without any"),
-    "updated_at": text("when its newest event was appended"),
-    "due_at": text("when a waiting job moves on by itself; NULL where it does not wait for a time"),
-    "started_at": text("when its first attempt began; NULL before"),
-    "completed_at": text("when the present final state was entered, whichever it is; NULL before"),
+    "updated_at": timestamp("when its newest event was appended"),
+    "due_at": timestamp("when a waiting job moves on by itself; NULL where it does not wait for a time"),
+    "started_at": timestamp("when its first attempt began; NULL before"),
+    "completed_at": timestamp("when the present final state was entered, whichever it is; NULL before"),
     "attempt_count": integer("attempts begun"),
     "max_attempts": integer("attempts it may have, beyond those given back"),
     "retry_count": integer("attempts after the first, without those given back"),
@@ -82,10 +82,10 @@ ATTEMPTS: Final = Table(
         "attempt_number": integer("from 1"),
         "worker": text("who ran it: `<host>-<pid>-<random>`"),
         "epoch": integer("the stream sequence of its `started`"),
-        "started_at": text("when it began"),
+        "started_at": timestamp("when it began"),
         # from here on what changes when the attempt ends
         "status": text("`running`, or how it ended"),
-        "finished_at": text("when it ended; NULL while it runs"),
+        "finished_at": timestamp("when it ended; NULL while it runs"),
         "duration_ms": real(
             "milliseconds from its begin to its end, by the events' own times; NULL while it runs"
         ),
@@ -108,7 +108,7 @@ DEAD_LETTERS: Final = Table(
         "traceback": text("its traceback; NULL without one"),
         "fingerprint": text("equal for what is most likely one cause"),
         "attempts": integer("attempts it had"),
-        "dead_at": text("when it became a dead letter"),
+        "dead_at": timestamp("when it became a dead letter"),
         "last_sequence": integer("the stream sequence of its newest event"),
     },
     key=("job_id", "queue"),

@@ -1,0 +1,65 @@
+"""What the rows of an export in Parquet say beside the stored bytes, for tools that read tables.
+
+The columns follow from the bytes alone: whoever checks an export computes them again. An event of a newer version has
+them too, as far as it has the fields.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class Columns(NamedTuple):
+    """An event's own fields; None where it has none, and everywhere for bytes that are no event."""
+
+    type: str | None = None
+    job: str | None = None
+    queue: str | None = None
+    task: str | None = None
+    attempt: int | None = None
+    worker: str | None = None
+    at: datetime | None = None
+    error_type: str | None = None
+
+
+class _Error(msgspec.Struct, gc=False):
+    type: str
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: str | None = None
+    job: str | None = None
+    queue: str | None = None
+    task: str | None = None
+    attempt: _Number | None = None
+    worker: str | None = None
+    at: _Time | None = None
+    error: _Error | None = None
+
+
+_NOTHING: Final = Columns()
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
+def columns_of(data: bytes) -> Columns:
+    """Return the columns of a stored event."""
+    try:
+        event = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _NOTHING
+    return Columns(
+        type=event.type,
+        job=event.job,
+        queue=event.queue,
+        task=event.task,
+        attempt=event.attempt,
+        worker=event.worker,
+        at=event.at,
+        error_type=None if event.error is None else event.error.type,
+    )
