@@ -82,7 +82,7 @@ COUNT = 7
 
 async def test_an_export_holds_each_large_value_once_by_its_digest(ledger: Ledger, whole: Path) -> None:
     found = payloads(read_manifest(whole))
-    assert (found.included, found.count, found.missing) == (True, COUNT, 0)
+    assert (found.included, found.count, found.stored) == (True, COUNT, COUNT)
     files = {each.name: each.stat().st_size for each in (whole / PAYLOADS).iterdir()}
     assert (len(files), sum(files.values())) == (COUNT, found.bytes)
     job = await (await ledger.job("job-b")).snapshot()
@@ -95,7 +95,7 @@ async def test_an_export_holds_each_large_value_once_by_its_digest(ledger: Ledge
         )
     report = await verify_export(whole)
     assert report.sound, report.text()
-    assert f"large values: {COUNT} of {COUNT} are in the export" in report.text()
+    assert f"large values: {COUNT} of {COUNT} are stored" in report.text()
     again = await write_export(ledger.log, whole, payloads=stores(ledger))
     assert again == read_manifest(whole)
 
@@ -103,11 +103,13 @@ async def test_an_export_holds_each_large_value_once_by_its_digest(ledger: Ledge
 async def test_left_out_they_are_counted_and_said_to_be_unproven(ledger: Ledger, tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     manifest = await write_export(ledger.log, folder)
-    assert payloads(manifest) == ExportedPayloads(included=False, count=COUNT, missing=0, bytes=0, sha256="")
+    assert payloads(manifest) == ExportedPayloads(
+        included=False, count=COUNT, gone=0, differs=0, bytes=0, sha256=""
+    )
     assert not (folder / PAYLOADS).exists()
     report = await verify_export(folder)
     assert report.sound, report.text()
-    assert f"not proven: the {COUNT} large values that events refer to, which were left out" in report.text()
+    assert f"not proven: the {COUNT} large inputs and results that events refer to: left out" in report.text()
     with pytest.raises(ExportExistsError, match="without large values"):
         await write_export(ledger.log, folder, payloads=stores(ledger))
     one = await write_export(
@@ -117,7 +119,7 @@ async def test_left_out_they_are_counted_and_said_to_be_unproven(ledger: Ledger,
     none = await write_export(
         ledger.log, tmp_path / "none", selection=Selection(job="job-e"), payloads=stores(ledger)
     )
-    assert payloads(none) == ExportedPayloads(included=True, count=0, missing=0, bytes=0, sha256="")
+    assert payloads(none) == ExportedPayloads(included=True, count=0, gone=0, differs=0, bytes=0, sha256="")
     assert (await verify_export(tmp_path / "none")).sound
 
 
@@ -195,7 +197,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
         "not one that was written",
     ),
     "said to be gone": (
-        lambda at: _lines(at, lambda lines: [lines[0].replace(b"true", b"false"), *lines[1:]], missing=1),
+        lambda at: _lines(at, lambda lines: [lines[0].replace(b'"stored"', b'"gone"'), *lines[1:]], gone=1),
         "and the manifest says",
     ),
 }
@@ -249,7 +251,7 @@ async def test_a_manifest_that_contradicts_itself_is_refused(whole: Path, tmp_pa
     folder = tmp_path / "copy"
     shutil.copytree(whole, folder)
     manifest = read_manifest(folder)
-    for said in ({"missing": COUNT + 1}, {"sha256": ""}, {"included": False}, {"bytes": -1}):
+    for said in ({"gone": COUNT + 1}, {"differs": -1}, {"sha256": ""}, {"included": False}, {"bytes": -1}):
         changed(manifest, folder, **said)
         with pytest.raises(ExportDamagedError, match="contradicts itself"):
             read_manifest(folder)
@@ -266,7 +268,7 @@ async def test_an_export_of_the_first_format_is_still_read(ledger: Ledger, tmp_p
     assert b"payloads" not in (tmp_path / "old" / MANIFEST).read_bytes()
     report = await verify_export(tmp_path / "old")
     assert report.sound, report.text()
-    assert "which exports of this older format leave in the object store" in report.text()
+    assert "that events refer to: left out of the export" in report.text()
 
 
 async def test_what_is_gone_from_the_store_is_told_and_the_rest_is_exported(
@@ -284,13 +286,13 @@ async def test_what_is_gone_from_the_store_is_told_and_the_rest_is_exported(
         store: Any = await made.connection.jetstream().object_store(made.names.payloads_bucket)
         await store.put(damaged.sha256, b"{}")
         found = payloads(await write_export(made.log, tmp_path / "export", payloads=stores(made)))
-        assert (found.count, found.missing) == (4, 3)
+        assert (found.count, found.stored, found.gone, found.differs) == (4, 1, 2, 1)
         report = await verify_export(tmp_path / "export")
-        assert report.sound, report.text()
-        assert "1 of 4 are in the export" in report.text()
-        assert "3 were gone when it was written" in report.text()
+        assert (report.broken, report.violations[0].job) == ({"payload": 1}, "large/a")
+        assert "1 of 4 are stored, 2 gone (results expire after a week), 1 differ" in report.text()
         lines = (tmp_path / "export" / PAYLOAD_LIST).read_bytes().splitlines()
-        assert [json.loads(line)["held"] for line in lines].count(True) == 1
+        states = sorted(json.loads(line)["state"] for line in lines)
+        assert states == ["differs", "gone", "gone", "stored"]
 
 
 async def test_a_ledger_brought_back_runs_the_jobs_that_wait_and_reads_the_results(

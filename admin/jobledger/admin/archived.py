@@ -10,7 +10,10 @@ from jobledger.admin.errors import ArchiveGapError, Missing
 from jobledger.audit.archive.chain import newest_archived, with_past
 from jobledger.audit.export import JoinedLog
 from jobledger.audit.export.payloads import PayloadFiles
+from jobledger.audit.verify.payloads import PayloadStates
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.nats.payloads import Stores
 
 
 async def with_archive(log: Log, places: Sequence[Path]) -> Log:
@@ -38,6 +41,11 @@ async def refuse_hole(joined: Log, live: Log, places: Sequence[Path]) -> None:
 def archived_payloads(log: Log) -> PayloadFiles:
     """Return the large values of the exports in front of a ledger."""
     return PayloadFiles(*(log.folders if isinstance(log, JoinedLog) else ()))
+
+
+def payload_places(ledger: Ledger, log: Log) -> list[PayloadStates]:
+    """Return where large values are looked for: the ledger's object stores, then the exports in front of `log`."""
+    return [Stores(ledger.inputs, ledger.results), archived_payloads(log)]
 
 
 async def missing(log: Log, places: Sequence[Path] = (), *, since: datetime | None = None) -> Missing | None:

@@ -13,7 +13,7 @@ from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import PayloadMissingError
+from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import Attempt, Job, Progress
 from jobledger.ledger.model.lifecycle import VALUE_FIELDS
@@ -31,6 +31,19 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None
 
 
+class Absent(msgspec.Struct, frozen=True, kw_only=True):
+    """A large input or result that is not to be had as it was when the event was stored."""
+
+    sha256: str  #: of its JSON text, as the event says
+    size_bytes: int
+    state: PayloadState  #: `gone` or `differs`
+
+    def text(self) -> str:
+        """Return it for a person."""
+        is_what = "differs from what was stored" if self.state == "differs" else "gone"
+        return f"{is_what}: {self.size_bytes:,} bytes, sha256 {self.sha256[:12]}..."
+
+
 class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     """A job with everything that its events tell; times are UTC."""
 
@@ -39,7 +52,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     status: str
     priority: str
-    input: Any  #: decoded; one that is gone from everywhere is `{"sha256", "size_bytes", "missing"}`
+    input: Any  #: decoded; one that is gone or differs is an `Absent`
     result: Any
     error: ErrorInfo | None
     created_at: datetime
@@ -96,17 +109,18 @@ async def job_details(
 async def _value(
     store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None
 ) -> Any:
-    """Return a value; one that the object store no longer holds is shown as its reference."""
+    """Return a value; one that the object store no longer has as it was is shown as its reference."""
     if value is NO_VALUE and ref is None:
         return None
     try:
         return msgspec.json.decode(await store.get(value, ref))
-    except PayloadMissingError:
+    except PayloadMissingError as error:
         assert ref is not None, "only a referenced value can be missing"
+        state = error.state
     with contextlib.suppress(PayloadMissingError):
         if archived is not None:
             return msgspec.json.decode(await archived.get(value, ref))
-    return {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "missing": True}
+    return Absent(sha256=ref.sha256, size_bytes=ref.size_bytes, state=state)
 
 
 def _event(stored: StoredEvent) -> dict[str, Any]:

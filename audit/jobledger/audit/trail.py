@@ -12,8 +12,10 @@ from datetime import datetime
 import msgspec
 
 from jobledger.audit.trail_words import count, happened, span, waits_for
+from jobledger.audit.verify.payloads import NO_STATES, States
 from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import PayloadState
 from jobledger.ledger.model.events import (
     CancelRequested,
     Carried,
@@ -27,6 +29,7 @@ from jobledger.ledger.model.events import (
     event_type,
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.subjects import aggregate_of
 
 
@@ -36,6 +39,19 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     worker: str
     silent_s: float  #: since the worker's last event of this job; its lease was renewed outside the ledger
+
+
+class LargeValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A large input, checkpoint or result that an event refers to."""
+
+    sha256: str
+    size_bytes: int
+    state: PayloadState | None  #: None when it was not read
+
+    def text(self) -> str:
+        """Return what became of it, for a person."""
+        is_what = {None: "was not read", "stored": "is stored", "gone": "is gone", "differs": "differs"}
+        return f"its large value ({self.size_bytes:,} bytes) {is_what[self.state]}"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +70,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: str | None = None  #: what the job waits for from here on; None when it runs or is over
     waited_s: float | None = None  #: how long the wait took that this event ended
     waited_for: str | None = None  #: what that wait was for
+    large_values: tuple[LargeValue, ...] = ()
 
     def text(self) -> str:
         """Return the event in words, without its time."""
@@ -65,7 +82,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
                 f"had recorded nothing for {span(self.lost.silent_s)}"
             )
         waits = f"; waits for {self.waits_for}" if self.waits_for else ""
-        return f"{self.what}{by}{lost}{waits}"
+        values = "".join(f"; {each.text()}" for each in self.large_values)
+        return f"{self.what}{by}{lost}{values}{waits}"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,12 +115,15 @@ class Trail(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
 
 
-def trail_of(events: Iterable[StoredEvent], *, now: datetime | None = None) -> Trail:
+def trail_of(
+    events: Iterable[StoredEvent], *, now: datetime | None = None, states: States = NO_STATES
+) -> Trail:
     """Return the trail of one job's events, all of them in stream order; at least one.
 
     With `now` the summary of a job that waits or runs counts up to then; without, up to its newest event.
+    `states` says what became of the large values that the events refer to.
     """
-    teller = _Teller()
+    teller = _Teller(states)
     for stored in events:
         teller.tell(stored)
     return teller.end(now)
@@ -134,7 +155,8 @@ def lines_of_chain(messages: Iterable[Message]) -> tuple[Line, ...]:
 class _Teller:
     """Goes through the events and keeps what the next line needs of those before."""
 
-    def __init__(self) -> None:
+    def __init__(self, states: States) -> None:
+        self._states = states
         self._job: Job | None = None
         self._lines: list[Line] = []
         self._heard_at: datetime | None = None  # the newest event of the worker that holds the claim
@@ -166,6 +188,12 @@ class _Teller:
                 waits_for=waits,
                 waited_s=None if waited is None else waited[0],
                 waited_for=None if waited is None else waited[1],
+                large_values=tuple(
+                    LargeValue(
+                        sha256=each.sha256, size_bytes=each.size_bytes, state=self._states.get(each.sha256)
+                    )
+                    for _, each in references_of(event)
+                ),
             )
         )
         if waits is not None:

@@ -148,10 +148,13 @@ async def _large_values(ledger: Ledger, job: Job, exports: Sequence[Path]) -> di
 async def _large_value(ledger: Ledger, reference: PayloadRef, exports: Sequence[Path]) -> bytes:
     try:
         return await ledger.inputs.get(NO_VALUE, reference)
-    except PayloadMissingError:
+    except PayloadMissingError as error:
         if not exports:
             raise
-    return await PayloadFiles(*exports).get(NO_VALUE, reference)
+        try:
+            return await PayloadFiles(*exports).get(NO_VALUE, reference)
+        except PayloadMissingError as archived:
+            raise (error if error.state == "differs" else archived) from None
 
 
 async def run(
@@ -296,4 +299,5 @@ class _Values:
         try:
             return self._values[reference.sha256]
         except KeyError as error:
-            raise PayloadMissingError(f"payload {reference.sha256[:12]}... was not fetched") from error
+            sentence = f"payload {reference.sha256[:12]}... is gone: it was not fetched for this run"
+            raise PayloadMissingError(sentence, state="gone") from error

@@ -21,11 +21,12 @@ from jobledger.audit.export.manifest import (
     read_manifest,
 )
 from jobledger.audit.export.reader import event_file
-from jobledger.audit.export.references import References
-from jobledger.audit.export.values import WHAT, check_values
+from jobledger.audit.export.values import check_values
 from jobledger.audit.verify import Witness
 from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions
+from jobledger.audit.verify.payloads import WHAT
+from jobledger.audit.verify.references import References
 from jobledger.audit.verify.report import Compared, Report
 from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
@@ -67,12 +68,12 @@ async def verify_export(
         for file in files:
             await reading.read(file)
         reading.note_end()
-        unread = await reading.check_payloads(folder)
+        await reading.check_payloads(folder)
         for witness in witnesses:
             await witness.finish(checker)
         report = msgspec.structs.replace(checker.finish(), what="export")
         limits = unproven(report, is_part=True, is_selection=not manifest.complete)
-        return msgspec.structs.replace(report, not_proven=(*unread, *limits))
+        return msgspec.structs.replace(report, not_proven=tuple(limits))
 
 
 def _note_strangers(checker: Checker, folder: Path, manifest: Manifest) -> None:
@@ -150,15 +151,15 @@ class _Reading:
         checker.feed(message)
         return message
 
-    async def check_payloads(self, folder: Path) -> tuple[str, ...]:
-        """Check the large values, and that the export lists those that the events refer to; return what is not proven."""
+    async def check_payloads(self, folder: Path) -> None:
+        """Check the large values, and that the export lists those that the events refer to."""
         values = await anyio.to_thread.run_sync(check_values, folder, self._manifest, self._references)
-        for sequence, sentence in values.problems:
-            self._checker.note("", "export", sentence, stream_sequence=sequence)
+        self._checker.large_values = values.found
+        for each in values.problems:
+            self._checker.note(each.job, each.rule, each.sentence, stream_sequence=each.stream_sequence)
         if values.sentence:
             agrees = not values.problems
             self._checker.compared(Compared(what=WHAT, sentence=values.sentence, agrees=agrees))
-        return (values.unread,) if values.unread else ()
 
     def note_end(self) -> None:
         """Tell what is missing at the end of the range, and whether the events are those of the manifest."""

@@ -75,11 +75,15 @@ class ExportedPayloads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     included: bool  #: whether they are in the export
     count: int  #: what events refer to, in the export or not
-    missing: (
-        int  #: of them, what was gone from the object store, or damaged there, when the export was written
-    )
+    gone: int  #: of them, what the object store no longer had when the export was written
+    differs: int  #: of them, what it then had with another sha256
     bytes: int  #: of the files
     sha256: str  #: hex; of `payloads.jsonl`, "" without one
+
+    @property
+    def stored(self) -> int:
+        """How many are in the export."""
+        return self.count - self.gone - self.differs if self.included else 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,8 +256,9 @@ def _wrong_payloads(manifest: Manifest) -> str | None:
     if isinstance(payloads, msgspec.UnsetType):
         return None
     listed = payloads.included and payloads.count > 0
-    if not 0 <= payloads.missing <= payloads.count or payloads.bytes < 0:
-        return f"{payloads.missing:,} large values missing of {payloads.count:,}"
+    lacking = payloads.gone + payloads.differs
+    if min(payloads.gone, payloads.differs, payloads.bytes) < 0 or lacking > payloads.count:
+        return f"{lacking:,} large values gone or different of {payloads.count:,}"
     if (_HASH.fullmatch(payloads.sha256) is not None) != listed or (payloads.bytes and not listed):
         return "it lists large values exactly when there are some in it"
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -21,9 +22,9 @@ from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
 from jobledger.audit.export.opening import open_file
-from jobledger.audit.export.references import Reference, References
+from jobledger.audit.verify.references import Reference, References
 from jobledger.ledger.model.codec import is_digest
-from jobledger.ledger.model.errors import PayloadMissingError
+from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.lifecycle import StoreName
 
@@ -43,7 +44,9 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sha256: str
     bytes: int  #: as the first event that refers to it says
     store: StoreName
-    held: bool  #: whether it is in the export; else it was gone, or damaged, when the export was written
+    state: (
+        PayloadState  #: what became of it by the time the export was written; only what was stored is in it
+    )
 
 
 class PayloadSource(Protocol):
@@ -78,17 +81,19 @@ async def write_payloads(
     """
     total = len(wanted)
     if source is None or not total:
-        return ExportedPayloads(included=source is not None, count=total, missing=0, bytes=0, sha256="")
+        return ExportedPayloads(
+            included=source is not None, count=total, gone=0, differs=0, bytes=0, sha256=""
+        )
     folder = draft / PAYLOADS
     folder.mkdir()
-    listing, missing, size = hashlib.sha256(), 0, 0
+    listing, states, size = hashlib.sha256(), Counter[PayloadState](), 0
     with (draft / PAYLOAD_LIST).open("xb") as file:
         for done, reference in enumerate(wanted, start=1):
-            held = await _copy(folder, reference, source)
-            missing += not held
-            size += (folder / reference.sha256).stat().st_size if held else 0
+            state = await _copy(folder, reference, source)
+            states[state] += 1
+            size += (folder / reference.sha256).stat().st_size if state == "stored" else 0
             line = _encode(
-                Listed(sha256=reference.sha256, bytes=reference.bytes, store=reference.store, held=held)
+                Listed(sha256=reference.sha256, bytes=reference.bytes, store=reference.store, state=state)
             )
             file.write(line + b"\n")
             listing.update(line + b"\n")
@@ -97,12 +102,18 @@ async def write_payloads(
         sync_file(file)
     await anyio.to_thread.run_sync(sync_folder, folder)
     return ExportedPayloads(
-        included=True, count=total, missing=missing, bytes=size, sha256=listing.hexdigest()
+        included=True,
+        count=total,
+        gone=states["gone"],
+        differs=states["differs"],
+        bytes=size,
+        sha256=listing.hexdigest(),
     )
 
 
-async def _copy(folder: Path, reference: Reference, source: PayloadSource) -> bool:
-    """Copy one value; return whether it was there."""
+async def _copy(folder: Path, reference: Reference, source: PayloadSource) -> PayloadState:
+    """Copy one value, if it is stored; return what became of it."""
+    found: PayloadState = "gone"
     draft = folder / f"{reference.sha256}{_DRAFT_SUFFIX}"
     others: tuple[StoreName, ...] = ("inputs", "results")
     for store in sorted(others, key=lambda each: each != reference.store):
@@ -112,12 +123,13 @@ async def _copy(folder: Path, reference: Reference, source: PayloadSource) -> bo
                     store, PayloadRef(sha256=reference.sha256, size_bytes=reference.bytes), file
                 )
                 await anyio.to_thread.run_sync(sync_file, file)
-        except PayloadMissingError:
+        except PayloadMissingError as error:
             draft.unlink()
+            found = "differs" if error.state == "differs" else found
             continue
         draft.rename(folder / reference.sha256)
-        return True
-    return False
+        return "stored"
+    return found
 
 
 def clear_payloads(draft: Path) -> bool:
@@ -143,19 +155,19 @@ def listed(folder: Path, manifest: Manifest) -> Generator[Listed, None, None]:
     if isinstance(payloads, msgspec.UnsetType) or not payloads.sha256:
         return
     path, total, before = folder / PAYLOAD_LIST, hashlib.sha256(), ""
-    count = missing = 0
+    states = Counter[PayloadState]()
     try:
         with open_file(path) as file:
             while line := file.readline(_LINE_BYTES_MAX):
                 total.update(line)
-                count += 1
-                each = _line(path, line, count, before)
-                missing += not each.held
+                each = _line(path, line, states.total() + 1, before)
+                states[each.state] += 1
                 before = each.sha256
                 yield each
     except OSError as error:
         raise ExportDamagedError(path, unreadable(error)) from error
-    if (total.hexdigest(), count, missing) != (payloads.sha256, payloads.count, payloads.missing):
+    found = (total.hexdigest(), states["stored"], states["gone"], states["differs"])
+    if found != (payloads.sha256, payloads.stored, payloads.gone, payloads.differs):
         raise ExportDamagedError(path, "it was altered: it is not the list that the manifest says")
 
 
@@ -177,7 +189,7 @@ def payload_problems(folder: Path, manifest: Manifest) -> Iterator[ExportDamaged
     held = size = 0
     try:
         for each in listed(folder, manifest):
-            if not each.held:
+            if each.state != "stored":
                 continue
             held += 1
             problem, found = _wrong_file(folder / PAYLOADS / each.sha256, each.sha256)
@@ -236,8 +248,17 @@ class PayloadFiles:
         text = await anyio.to_thread.run_sync(self._read, reference)
         await anyio.to_thread.run_sync(file.write, text)
 
+    async def state_of(self, _store: StoreName, reference: PayloadRef) -> PayloadState:
+        """Return what became of a value in these exports; see `PayloadStates.state_of`."""
+        try:
+            await anyio.to_thread.run_sync(self._read, reference)
+        except PayloadMissingError as error:
+            return error.state
+        return "stored"
+
     def _read(self, reference: PayloadRef) -> bytes:
         name = reference.sha256
+        state: PayloadState = "gone"
         for folder in self._folders if is_digest(name) else ():
             try:
                 text = _text(folder / PAYLOADS / name)
@@ -245,8 +266,10 @@ class PayloadFiles:
                 continue
             if hashlib.sha256(text).hexdigest() == name:
                 return text
+            state = "differs"
         places = ", ".join(str(folder) for folder in self._folders)
-        raise PayloadMissingError(f"payload {name[:12]}... is not in {places}, or damaged there")
+        is_what = "differs from what was stored, in" if state == "differs" else "is gone: it is not in"
+        raise PayloadMissingError(f"payload {name[:12]}... {is_what} {places}", state=state)
 
 
 async def import_payloads(
@@ -257,10 +280,10 @@ async def import_payloads(
     Raises: ExportDamagedError, UnreachableError, LedgerFullError, OSError.
     """
     payloads = manifest.payloads
-    total = 0 if isinstance(payloads, msgspec.UnsetType) else payloads.count - payloads.missing
+    total = 0 if isinstance(payloads, msgspec.UnsetType) else payloads.stored
     count = 0
     for each in listed(folder, manifest):
-        if not each.held:
+        if each.state != "stored":
             continue
         path = folder / PAYLOADS / each.sha256
         problem, size = await anyio.to_thread.run_sync(_wrong_file, path, each.sha256)

@@ -35,7 +35,7 @@ from jobledger.audit.export.manifest import (
 )
 from jobledger.audit.export.payloads import PayloadSource, check_payloads, clear_payloads, write_payloads
 from jobledger.audit.export.reader import check_files
-from jobledger.audit.export.references import References
+from jobledger.audit.verify.references import References
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, SequenceGapError

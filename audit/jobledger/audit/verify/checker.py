@@ -25,7 +25,7 @@ from jobledger.audit.verify.records import (
     pack,
     unpack,
 )
-from jobledger.audit.verify.report import Compared, Intact, Report, Violation
+from jobledger.audit.verify.report import Compared, Intact, LargeValues, Report, Violation
 from jobledger.audit.verify.rules import broken_rule, early, overdue
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
@@ -109,6 +109,7 @@ class Checker:
         self._newest: datetime | None = None  # when the newest event was stored
         self._times = StoredTimes()
         self._tally = Tally()
+        self.large_values = LargeValues()  #: set by whoever counted or read them
         self.next_sequence = from_sequence  #: the one that must come next
 
     def feed(self, message: Message) -> None:
@@ -476,6 +477,7 @@ class Checker:
             archived_through=archived.through_sequence if archived is not None else 0,
             timers_pending=timers_pending,
             times=self._times.found,
+            large_values=self.large_values,
             compared=tuple(self._compared),
             violations=tuple(self._violations),
             violations_count=count,

@@ -16,6 +16,8 @@ import msgspec
 
 from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, Leftover
+from jobledger.audit.verify.payloads import PayloadStates, PayloadWitness
+from jobledger.audit.verify.references import References
 from jobledger.audit.verify.report import Report
 from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
@@ -51,6 +53,7 @@ async def verify(
     expected: Expected | None = None,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
+    payloads: Sequence[PayloadStates] = (),
     is_part: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -58,7 +61,8 @@ async def verify(
 
     What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
     checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
-    nothing is missing before it. `on_progress` gets the sequence reached and the last one, after each batch.
+    nothing is missing before it. `payloads` are read for the large values that events refer to; without any these are
+    only counted. `on_progress` gets the sequence reached and the last one, after each batch.
 
     Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
         middle of the check, and what a witness raises.
@@ -72,6 +76,8 @@ async def verify(
         log.names, from_sequence=begin, prefix_archived=prefix_archived, options=options, before=before
     )
     last = head.last_sequence if to_sequence is None else to_sequence
+    references = References()
+    witnesses = [*witnesses, PayloadWitness(references, payloads)]
     try:
         await _feed(checker, log, head, last, witnesses=witnesses, on_progress=on_progress)
         if begin > head.last_sequence + 1:
@@ -87,6 +93,7 @@ async def verify(
         limits = unproven(report, is_part=is_part or not is_whole, has_end=to_sequence is None)
         return msgspec.structs.replace(report, not_proven=tuple(limits))
     finally:
+        references.close()
         checker.close()
 
 

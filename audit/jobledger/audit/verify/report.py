@@ -38,6 +38,16 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     signed: bool | None = None  #: whether its signatures were checked; None when it has none
 
 
+class LargeValues(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the large inputs and results that events refer to, each counted once."""
+
+    count: int = 0
+    stored: int = 0  #: as they were when the event was stored
+    gone: int = 0
+    differs: int = 0  #: there, with another sha256 than the event names
+    unread: int = 0  #: not looked at
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The proof, or what stands against it."""
 
@@ -62,6 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     )
     timers_pending: int  #: jobs that wait for a moment
     times: Times = Times()  #: how the server's times of storing fit the events
+    large_values: LargeValues = LargeValues()
     compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
     not_proven: tuple[str, ...] = ()  #: what this check does not prove, a sentence each
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found

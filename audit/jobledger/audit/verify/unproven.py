@@ -51,6 +51,8 @@ def unproven(
         gaps = list(_gaps(begin, head, (span for each in report.compared for span in each.intact)))
         if gaps:
             yield f"that {_named(gaps)} not rewritten with new hashes: {_ANCHORS} that covers this range"
+    if report.large_values.unread:
+        yield _unread(report)
     if any(each.signed is False for each in report.compared):
         yield SIGNATURES
     if report.events:
@@ -64,6 +66,16 @@ def _before(begin: int, *, is_part: bool) -> str:
             "the links between their events were checked"
         )
     return f"what was archived before {begin:,}: name it with --archive"
+
+
+def _unread(report: Report) -> str:
+    count = report.large_values.unread
+    values = "the large input or result that an event refers to"
+    if count > 1:
+        values = f"the {count:,} large inputs and results that events refer to"
+    if report.what == "export":
+        return f"{values}: left out of the export, so only the events' hashes of them are there"
+    return f"{values}: not read, so they may be gone or differ; --with-payloads reads them"
 
 
 def _end(through: int) -> str:

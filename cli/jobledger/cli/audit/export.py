@@ -227,8 +227,9 @@ def payloads_text(manifest: Manifest) -> str | None:
         return None
     if not payloads.included:
         return f"{payloads.count:,}, left out"
-    gone = f"; {payloads.missing:,} were gone already" if payloads.missing else ""
-    return f"{payloads.count - payloads.missing:,}, {size(payloads.bytes)}{gone}"
+    gone = f", {payloads.gone:,} gone" if payloads.gone else ""
+    differs = f", {payloads.differs:,} differ from what was stored" if payloads.differs else ""
+    return f"{payloads.stored:,} stored, {size(payloads.bytes)}{gone}{differs}"
 
 
 def _selected(manifest: Manifest) -> str:

@@ -36,6 +36,14 @@ WithProjection = Annotated[
     bool,
     typer.Option("--with-projection", metavar="", help="Compare the projection with the events as well."),
 ]
+WithPayloads = Annotated[
+    bool,
+    typer.Option(
+        "--with-payloads",
+        metavar="",
+        help="Read every large input and result, and compare each with the hash in its event.",
+    ),
+]
 TimerGrace = Annotated[
     float,
     typer.Option(

@@ -46,7 +46,7 @@ def _tell_payloads(output: Output, manifest: Manifest) -> None:
     payloads = manifest.payloads
     if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
         return
-    lacking = payloads.missing if payloads.included else payloads.count
+    lacking = payloads.count - payloads.stored
     if lacking:
         output.note(
             f"{lacking:,} large inputs or results are not in the export: their jobs cannot be run again"

@@ -10,9 +10,11 @@ import msgspec
 import typer
 from rich.text import Text
 
+from jobledger.admin.archived import payload_places
 from jobledger.admin.find import Chain, find_chain
 from jobledger.audit.trail import Line, Trail, lines_of_chain, trail_of
 from jobledger.audit.trail_words import span
+from jobledger.audit.verify.payloads import NO_STATES, States, states_of
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import AUDIT
@@ -41,8 +43,9 @@ async def trail(
         _show_chain(cli.output, found_chain)
         return
     async with found_history(cli, job_id, queue, archives, "jobledger audit trail") as found:
-        now = found.ledger.clock.now()
-    show_trail(cli.output, newest(found.history, cli.output), now)
+        now, events = found.ledger.clock.now(), newest(found.history, cli.output)
+        states = await states_of(payload_places(found.ledger, found.log), events)
+    show_trail(cli.output, events, now, states)
     if found.missing:
         cli.output.note(found.missing)
 
@@ -58,9 +61,11 @@ def _show_chain(output: Output, chain: Chain) -> None:
     _show_lines(output, lines)
 
 
-def show_trail(output: Output, history: Sequence[StoredEvent], now: datetime) -> None:
+def show_trail(
+    output: Output, history: Sequence[StoredEvent], now: datetime, states: States = NO_STATES
+) -> None:
     """Print the trail of a job's events."""
-    told, event = trail_of(history, now=now), history[0].event
+    told, event = trail_of(history, now=now, states=states), history[0].event
     if output.as_json:
         output.object(_trail_object({"id": event.job, "queue": event.queue, "task": event.task}, told))
         return

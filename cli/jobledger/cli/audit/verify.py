@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.admin.archived import payload_places
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.verify import CheckOptions, Expected, Report, Witness
@@ -40,6 +41,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     options: CheckOptions
     archives: tuple[Path, ...]
     with_projection: bool
+    with_payloads: bool
     seals: SealsAsked
 
 
@@ -54,6 +56,7 @@ async def verify(
     kept: audit.KeptReport = None,
     archives: options.Archives = None,
     with_projection: audit.WithProjection = False,
+    with_payloads: audit.WithPayloads = False,
     seal_keys: TrustedKeyFiles = None,
     seals: KeptSeals = None,
     since_seal: SinceSeal = False,
@@ -70,6 +73,7 @@ async def verify(
         options=CheckOptions(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
         archives=tuple(archives or ()),
         with_projection=with_projection,
+        with_payloads=with_payloads,
         seals=seals_asked(
             seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
         ),
@@ -159,6 +163,7 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
                 expected=expected,
                 before=asked.before,
                 witnesses=witnesses,
+                payloads=payload_places(ledger, log) if asked.with_payloads else (),
                 on_progress=progress,
             )
 

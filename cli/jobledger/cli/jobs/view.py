@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 
 from jobledger.admin.amounts import duration
-from jobledger.admin.views import JobDetails
+from jobledger.admin.views import Absent, JobDetails
 from jobledger.cli.events.lines import show_event
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, moment, plain_lines, shortened
@@ -119,6 +119,8 @@ def _checkpoint(job: Job) -> str | None:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Absent):
+        return value.text()
     text = msgspec.json.encode(value).decode()
     return shortened(text, _VALUE_SHOWN_MAX) + (
         f" ({len(text):,} characters)" if len(text) > _VALUE_SHOWN_MAX else ""

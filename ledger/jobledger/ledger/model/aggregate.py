@@ -38,6 +38,7 @@ Rule = Literal[
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over
     "projection",  # the tables say what the events add up to
     "export",  # an export's files are as its manifest says
+    "payload",  # a large input that an event refers to is stored as it was, and no large result differs
     "seal",  # the ledger is what it was when it was sealed
     "enqueue",  # the jobs are those whose enqueue was acknowledged
     "final",  # every job has a final state

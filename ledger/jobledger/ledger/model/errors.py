@@ -50,7 +50,10 @@ Those of subscriptions are in `jobledger.ledger.subscriptions.errors`, those of 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+#: What became of a large value: stored as the event says, gone, or there with another sha256.
+PayloadState = Literal["stored", "gone", "differs"]
 
 
 class LedgerError(Exception):
@@ -308,6 +311,10 @@ class UnknownEventError(CorruptLedgerError):
 
 class PayloadMissingError(CorruptLedgerError):
     """An event refers to a payload that the object store no longer holds, or holds with another hash."""
+
+    def __init__(self, message: str, *, state: PayloadState) -> None:
+        self.state: PayloadState = state  #: `gone` or `differs`
+        super().__init__(message)
 
 
 class SequenceGapError(CorruptLedgerError):

@@ -17,6 +17,7 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     LedgerFullError,
     PayloadMissingError,
+    PayloadState,
     PayloadTooLargeError,
     ServerUnreachableError,
 )
@@ -49,6 +50,13 @@ class _Hashing:
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
+
+
+class _Nowhere:
+    """A file that forgets what is written to it."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
 
 
 class Payloads:
@@ -152,6 +160,17 @@ class Payloads:
         if hashing.hexdigest() != reference.sha256:
             raise self._damaged(reference)
 
+    async def state_of(self, reference: PayloadRef) -> PayloadState:
+        """Read a value, chunk by chunk, and return what became of it.
+
+        Raises: ServerUnreachableError.
+        """
+        try:
+            await self.copy(reference, cast("IO[bytes]", _Nowhere()))
+        except PayloadMissingError as error:
+            return error.state
+        return "stored"
+
     async def keep(self, reference: PayloadRef, text: bytes) -> None:
         """Store what an event refers to under its digest, whatever the limits are by now.
 
@@ -163,12 +182,14 @@ class Payloads:
     def _gone(self, reference: PayloadRef) -> PayloadMissingError:
         why = "somebody deleted it" if self._life_s is None else "results expire after a week"
         return PayloadMissingError(
-            f"payload {reference.sha256[:12]}... is no longer in {self._bucket}: {why}"
+            f"payload {reference.sha256[:12]}... is gone from {self._bucket}: {why}", state="gone"
         )
 
     def _damaged(self, reference: PayloadRef) -> PayloadMissingError:
         return PayloadMissingError(
-            f"payload {reference.sha256[:12]}... in {self._bucket} is damaged: its hash differs"
+            f"payload {reference.sha256[:12]}... in {self._bucket} differs from what was stored: its sha256 "
+            "is another one",
+            state="differs",
         )
 
     def _unreadable(self, reference: PayloadRef, error: Exception) -> ServerUnreachableError:
@@ -203,6 +224,10 @@ class Stores:
     async def copy(self, store: StoreName, reference: PayloadRef, file: IO[bytes]) -> None:
         """Write a value to a file; see `Payloads.copy`."""
         await self._stores[store].copy(reference, file)
+
+    async def state_of(self, store: StoreName, reference: PayloadRef) -> PayloadState:
+        """Return what became of a value; see `Payloads.state_of`."""
+        return await self._stores[store].state_of(reference)
 
     async def keep(self, store: StoreName, reference: PayloadRef, text: bytes) -> None:
         """Store a value again; see `Payloads.keep`."""

@@ -14,8 +14,13 @@ from jobledger.ledger.model.lifecycle import StoreName, references_of
 _CACHE_BYTES: Final = 2 << 20
 _BYTES_MAX: Final = 2**63 - 1  # what SQLite can hold: the event may be anybody's
 _ROWS_AT_ONCE: Final = 1_000
-_INSERT: Final = "INSERT OR IGNORE INTO wanted VALUES (?, ?, ?, ?)"
-_SELECT: Final = "SELECT sha256, bytes, store, stream_sequence FROM wanted ORDER BY sha256"
+# A value that is an input of one event and a result of another has to last as an input does.
+_INSERT: Final = (
+    "INSERT INTO wanted VALUES (?, ?, ?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET store = excluded.store, "
+    "stream_sequence = excluded.stream_sequence, job = excluded.job "
+    "WHERE excluded.store = 'inputs' AND store <> 'inputs'"
+)
+_SELECT: Final = "SELECT sha256, bytes, store, stream_sequence, job FROM wanted ORDER BY sha256"
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False):
@@ -23,8 +28,9 @@ class Reference(msgspec.Struct, frozen=True, gc=False):
 
     sha256: str  #: of its JSON text; 64 hex digits
     bytes: int  #: as the event says
-    store: StoreName
-    stream_sequence: int  #: of the first event that refers to it
+    store: StoreName  #: `inputs` where any event refers to it as one
+    stream_sequence: int  #: of the first event that refers to it there
+    job: str  #: `<queue>/<job id>` of that event
 
 
 class References:
@@ -35,7 +41,7 @@ class References:
         with translated():
             self._connection.execute(
                 "CREATE TEMP TABLE wanted (sha256 TEXT PRIMARY KEY, bytes INTEGER NOT NULL, store TEXT NOT NULL, "
-                "stream_sequence INTEGER NOT NULL) WITHOUT ROWID"
+                "stream_sequence INTEGER NOT NULL, job TEXT NOT NULL) WITHOUT ROWID"
             )
 
     def add(self, messages: Iterable[Message]) -> None:
@@ -44,7 +50,13 @@ class References:
         Raises: ScratchSpaceError.
         """
         rows = [
-            (reference.sha256, min(max(0, reference.size_bytes), _BYTES_MAX), store, message.stream_sequence)
+            (
+                reference.sha256,
+                min(max(0, reference.size_bytes), _BYTES_MAX),
+                store,
+                message.stream_sequence,
+                f"{message.event.queue}/{message.event.job}",
+            )
             for message in messages
             if isinstance(message, StoredEvent)
             for store, reference in references_of(message.event)
