@@ -148,7 +148,7 @@ def test_a_value_that_is_both_a_result_and_an_input_lasts_as_an_input(cli: Cli) 
                 _as_input(each, reference.sha256) for each in batch if getattr(each.event, "result_ref", None)
             ]
             references.add(each for each in as_input if each is not None)
-        found = [each.store for each in references if each.sha256 == reference.sha256]
+        found: list[str] = [each.store for each in references if each.sha256 == reference.sha256]
         references.close()
         assert len(text) == 2 * SIZE
         return found
