@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from tests.support.limits import LIMIT_S
-from tests.support.log_entries import fill
+from tests.support.log_entries import entry, event, fill
+from tests.support.working import until
 
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import UnreachableError
@@ -22,9 +23,10 @@ from jobledger.ledger.nats.consumer import (
     growing_s,
     keep_serving,
     nak,
+    tell,
 )
 from jobledger.ledger.nats.durables import delete_consumer, ensure_consumer, find_consumer, reactor_consumer
-from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.nats.pull import REQUESTS_MAX, Delivery, Ended, PullConsumer
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +88,25 @@ class Taker:
             await asyncio.gather(task, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def pulling(ledger: Ledger, seen: list[int], ended: list[Ended]) -> AsyncGenerator[PullConsumer, None]:
+    """Take from the consumer by requests of the test's own."""
+    source = await source_of(ledger)
+
+    def on_delivery(delivery: Delivery) -> None:
+        seen.append(delivery.stream_sequence)
+        tell(ledger.connection, delivery, ACK)
+
+    consumer = PullConsumer(
+        ledger.connection, source.stream, source.consumer, on_delivery=on_delivery, on_ended=ended.append
+    )
+    await consumer.open()
+    try:
+        yield consumer
+    finally:
+        await consumer.close()
+
+
 async def unsettled(ledger: Ledger, count: int) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
@@ -108,6 +129,58 @@ async def test_a_delivery_is_settled_once_whoever_says_what_afterwards(ledger: L
         taker.loop.wake()
         assert await taker.until(3) == [1, 2, 2]  # the dropped one, after its ack wait
         assert taker.seen[-1].delivered == 2
+
+
+async def standing(ledger: Ledger) -> int:
+    """Return how many requests the server knows of."""
+    info = await find_consumer(ledger.inbox, ledger.names.ledger_stream, "kit")
+    assert info is not None
+    return info.waiting
+
+
+@pytest.mark.parametrize(
+    ("probes", "stands", "there"), [((40, 3), 1, 38), ((8, 2), 0, 8), ((5,), 8, 10), ((7, 9), 2, 0)]
+)
+async def test_what_requests_that_overlap_are_still_owed_is_known_exactly(
+    ledger: Ledger, probes: tuple[int, ...], stands: int, there: int
+) -> None:
+    """The server serves them in turns: a client that thinks of another order waits for what will never come."""
+    await fill(ledger.log, there)
+    seen, ended = list[int](), list[Ended]()
+    async with pulling(ledger, seen, ended) as consumer:
+        for batch in probes:
+            consumer.request(batch)
+        if stands:
+            consumer.wait_for(stands)
+        assert (consumer.probed, consumer.asked) == (sum(probes), sum(probes) + stands)
+        await until(lambda: len(seen) == there and not consumer.probed)
+        assert await standing(ledger) == REQUESTS_MAX - len(consumer.free) == bool(consumer.asked)
+        # What is believed to be owed is what comes, and after it nothing is owed.
+        more = consumer.asked
+        for number in range(more):
+            await ledger.log.append([entry(ledger.log, 0, event(f"more-{number}"))])
+        await until(lambda: len(seen) == there + more)
+        assert (consumer.asked, len(consumer.free)) == (0, REQUESTS_MAX)
+        assert await standing(ledger) == 0
+        assert sorted(seen) == list(range(1, there + more + 1))
+        assert set(ended) <= {"empty"}
+
+
+async def test_what_comes_of_a_void_request_is_handed_on_and_hides_no_other(ledger: Ledger) -> None:
+    seen, ended = list[int](), list[Ended]()
+    async with pulling(ledger, seen, ended) as consumer:
+        for _ in range(REQUESTS_MAX):
+            consumer.wait_for(2)
+        assert not consumer.free
+        consumer.forget()
+        assert (consumer.asked, len(consumer.free)) == (0, REQUESTS_MAX)
+        consumer.wait_for(3)  # the server owes the old ones all the same
+        await fill(ledger.log, 2 * REQUESTS_MAX + 3)
+        await until(lambda: len(seen) == 2 * REQUESTS_MAX + 3)
+        assert (consumer.asked, len(consumer.free)) == (0, REQUESTS_MAX)
+        consumer.request(5)
+        await until(lambda: ended == ["empty"])
+        assert (consumer.asked, len(consumer.free)) == (0, REQUESTS_MAX)
 
 
 async def test_what_is_on_hand_is_kept_from_others_and_given_back_in_order(ledger: Ledger) -> None:

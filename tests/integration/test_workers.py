@@ -387,11 +387,11 @@ async def test_no_more_run_at_once_than_allowed(ledger: Ledger, each: Task[[], i
 async def test_a_busy_worker_keeps_nothing_from_an_idle_one(connected: Connect) -> None:
     GATE.clear()
     async with connected() as one, connected() as two, working(one, holds, note, concurrency=1) as first:
-        await until(lambda: all(lane.waiting for lane in first._intake._lanes))
+        await until(lambda: all(lane.consumer.standing for lane in first._intake._lanes))
         long = await one.enqueue(holds)
         await until(lambda: first.running == 1)
         async with working(two, holds, note, concurrency=1) as second:
-            await until(lambda: all(lane.waiting for lane in second._intake._lanes))
+            await until(lambda: all(lane.consumer.standing for lane in second._intake._lanes))
             urgent = [await one.enqueue(note.options(priority=each), each) for each in ("high", "low")]
             for job in urgent:
                 await ended(job)

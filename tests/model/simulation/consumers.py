@@ -183,11 +183,12 @@ class Consumer:
             if message is None:  # removed meanwhile
                 self.pending.pop(sequence, None)
                 continue
-            request = self._waiting[0]
+            request = self._waiting.popleft()
             request.left -= 1
-            if not request.left:
+            if request.left:
+                self._waiting.append(request)  # all who wait are served in turns
+            else:
                 request.ended = True
-                self._waiting.popleft()
             self._deliver(request, sequence, message)
 
     def _next(self) -> int | None:

@@ -267,7 +267,9 @@ class ConsumerLoop:
     def _ask(self, consumer: PullConsumer) -> None:
         """Ask for what there is room for, in portions worth a message."""
         room = self._in_flight_max - len(self._held) - consumer.asked
-        if self._is_stopped or room <= 0 or (consumer.asked and room < self._in_flight_max // 4):
+        if self._is_stopped or room <= 0 or not consumer.free:
+            return
+        if consumer.asked and room < self._in_flight_max // 4:
             return
         if not self._is_finite:
             consumer.wait_for(room)
@@ -328,7 +330,7 @@ class Batches:
             self._moved.clear()
             await woken(self._moved, deadline - asyncio.get_running_loop().time())
             if asyncio.get_running_loop().time() >= deadline:
-                break
+                self._consumer.forget()
         if self._is_lost():
             raise ConnectionLostError
         return self._got

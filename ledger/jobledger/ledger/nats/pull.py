@@ -24,6 +24,8 @@ _NANOSECONDS: Final = 1_000_000_000
 EXPIRES_S: Final = 30.0
 HEARTBEAT_S: Final = 2.0
 _SILENCE_MAX_S: Final = 3 * HEARTBEAT_S
+#: Of one client to one consumer at a time: one is served while the next is on its way, and one stands.
+REQUESTS_MAX: Final = 3
 #: Of `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`.
 _OLD_ACK_TOKENS: Final = 9
 _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-server 2.16 on
@@ -80,11 +82,59 @@ def parse_delivery(reply: bytes, data: bytes, subject: bytes = b"") -> Delivery:
     )
 
 
+class _Channel:
+    """An inbox of its own for one request at a time: what comes there came for that request.
+
+    The server serves requests that stand side by side in turns, and says of a delivery only to which inbox it goes. So
+    with two requests for one inbox nobody could tell which of them is still owed what.
+    """
+
+    __slots__ = ("_consumer", "_prefix", "heard_at", "owed", "reply", "stands", "subscription")
+
+    def __init__(self, consumer: PullConsumer, prefix: str) -> None:
+        self._consumer = consumer
+        self._prefix = prefix
+        self.subscription: Subscription | None = None
+        self.reply = ""  #: where the newest request wants its answers
+        self.owed = 0  #: messages that the request asked for and has not got
+        self.stands = False  #: it waits for them
+        self.heard_at = 0.0  #: loop time of the last sign of life
+
+    async def open(self, connection: Connection) -> None:
+        self.subscription = await connection.listen(f"{self._prefix}*", self._on_message)
+
+    def name_next(self, number: int) -> str:
+        """Return the reply subject of the next request, by which its end is told from that of an older one."""
+        self.reply = f"{self._prefix}{number}"
+        return self.reply
+
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        consumer = self._consumer
+        self.heard_at = consumer.loop.time()
+        if reply.startswith(b"$JS.ACK."):
+            if (
+                self.owed
+            ):  # written out, as it is done for every job; else it is left of a request that is void
+                self.owed -= 1
+                if self.stands:
+                    consumer.standing -= 1
+                else:
+                    consumer.probed -= 1
+                if not self.owed:
+                    consumer.free.append(self)
+            consumer.on_delivery(parse_delivery(reply, data, subject))
+            return
+        status = status_of(headers)
+        # 100 is the idle heartbeat. A request that is void may end late, and says nothing of the one that is not.
+        if status and status != "100" and subject == self.reply.encode():
+            consumer.end_request(self, status, headers)
+
+
 class PullConsumer:
     """Asks one consumer for messages and hands on what comes, in the order of the wire.
 
-    `on_delivery` and `on_ended` are called from the connection's reader and must be quick. `asked` counts what
-    is asked for and not yet delivered or refused.
+    `on_delivery` and `on_ended` are called from the connection's reader and must be quick. No more than `REQUESTS_MAX`
+    requests are outstanding. What each is still owed is known exactly; only after `forget` may more come than is asked.
     """
 
     def __init__(
@@ -97,90 +147,92 @@ class PullConsumer:
         on_ended: Callable[[Ended], None],
     ) -> None:
         self._connection = connection
-        self._loop = connection.loop
+        self.loop = connection.loop
         self._subject = pull_subject(stream, consumer)
-        self._prefix = f"{connection.new_inbox()}."
-        self._on_delivery = on_delivery
+        self.on_delivery = on_delivery
         self._on_ended = on_ended
-        self._requests: dict[bytes, int] = {}  # token -> messages still owed, oldest first
+        self._channels = [_Channel(self, f"{connection.new_inbox()}.") for _ in range(REQUESTS_MAX)]
         self._count = 0
-        self._subscription: Subscription | None = None
-        self.heard_at = 0.0  #: loop time of the last sign of life
-        self.asked = 0
+        self.free = list(self._channels)  #: without a request; none may be made while this is empty
+        self.probed = 0  #: messages asked for by `request`, and neither delivered nor refused yet
+        self.standing = 0  #: the same for `wait_for`
+
+    @property
+    def asked(self) -> int:
+        """How many messages are asked for and neither delivered nor refused yet."""
+        return self.probed + self.standing
 
     async def open(self) -> None:
-        """Subscribe to the inbox of this consumer."""
-        self._subscription = await self._connection.listen(f"{self._prefix}*", self._on_message)
+        """Subscribe to the inboxes of this consumer."""
+        for channel in self._channels:
+            await channel.open(self._connection)
         self._connection.lost_listeners.append(self._on_lost)
 
     async def end(self) -> None:
         """Let the server send nothing more; what is on its way is still handed on, until `close`."""
-        if self._subscription is not None:
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._subscription.unsubscribe()
+        for channel in self._channels:
+            if channel.subscription is not None:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await channel.subscription.unsubscribe()
 
     async def close(self) -> None:
         """Unsubscribe; what is on its way is dropped and will be delivered again."""
         if self._on_lost in self._connection.lost_listeners:
             self._connection.lost_listeners.remove(self._on_lost)
-        if self._subscription is not None:
-            await self._connection.unlisten(self._subscription)
-            self._subscription = None
+        for channel in self._channels:
+            if channel.subscription is not None:
+                await self._connection.unlisten(channel.subscription)
+                channel.subscription = None
         self.forget()
 
     def forget(self) -> None:
-        """Owe nothing any more: whatever was asked for is void."""
-        self._requests.clear()
-        self.asked = 0
+        """Owe nothing any more: whatever was asked for is void. What it still brings is handed on."""
+        for channel in self._channels:
+            channel.owed = 0
+        self.free = list(self._channels)
+        self.probed = self.standing = 0
 
     @property
     def is_silent(self) -> bool:
         """Whether an answer is owed for too long: the consumer, or its server, is not there any more."""
-        return self.asked > 0 and self._loop.time() - self.heard_at > _SILENCE_MAX_S
+        since = self.loop.time() - _SILENCE_MAX_S
+        return any(channel.owed and channel.heard_at < since for channel in self._channels)
 
     def request(self, batch: int) -> None:
-        """Ask for up to `batch` messages, now or not at all.
+        """Ask for up to `batch` messages, now or not at all; only while something is `free`.
 
         Raises: ConnectionLostError.
         """
-        self._ask(batch, {"batch": batch, "no_wait": True})
+        self._ask(batch, {"batch": batch, "no_wait": True}, stands=False)
+        self.probed += batch
 
     def wait_for(self, batch: int) -> None:
-        """Ask for up to `batch` messages as they come, for half a minute.
+        """Ask for up to `batch` messages as they come, for half a minute; only while something is `free`.
 
         Raises: ConnectionLostError.
         """
         expires, heartbeat = int(EXPIRES_S * _NANOSECONDS), int(HEARTBEAT_S * _NANOSECONDS)
-        self._ask(batch, {"batch": batch, "expires": expires, "idle_heartbeat": heartbeat})
+        self._ask(batch, {"batch": batch, "expires": expires, "idle_heartbeat": heartbeat}, stands=True)
+        self.standing += batch
 
-    def _ask(self, batch: int, body: dict[str, int | bool]) -> None:
+    def _ask(self, batch: int, body: dict[str, int | bool], *, stands: bool) -> None:
+        channel = self.free[-1]
         self._count += 1
-        token = str(self._count)
-        self._connection.send(self._subject, self._prefix + token, b"", msgspec.json.encode(body))
-        self._requests[token.encode()] = batch
-        self.asked += batch
-        self.heard_at = self._loop.time()
+        self._connection.send(self._subject, channel.name_next(self._count), b"", msgspec.json.encode(body))
+        self.free.pop()
+        channel.owed = batch
+        channel.stands = stands
+        channel.heard_at = self.loop.time()
 
-    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        self.heard_at = self._loop.time()
-        if reply.startswith(b"$JS.ACK."):
-            # The server serves requests in order: the oldest one owes a message less.
-            for token, owed in self._requests.items():
-                self.asked -= 1
-                if owed == 1:
-                    del self._requests[token]
-                else:
-                    self._requests[token] = owed - 1
-                break
-            self._on_delivery(parse_delivery(reply, data, subject))
-            return
-        status = status_of(headers)
-        if status and status != "100":  # 100 is the idle heartbeat
-            self._end_request(subject, status, headers)
-
-    def _end_request(self, subject: bytes, status: str, headers: bytes) -> None:
-        owed = self._requests.pop(subject[len(self._prefix) :], 0)
-        self.asked -= owed
+    def end_request(self, channel: _Channel, status: str, headers: bytes) -> None:
+        """Take what a status says of the newest request of a channel: nothing more will come of it."""
+        if channel.owed:
+            if channel.stands:
+                self.standing -= channel.owed
+            else:
+                self.probed -= channel.owed
+            channel.owed = 0
+            self.free.append(channel)
         text = header_text(headers)
         gone = status == "503" or (status == "409" and "batch completed" not in text)
         self._on_ended("lost" if gone else "empty")

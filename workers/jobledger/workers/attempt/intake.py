@@ -42,7 +42,6 @@ class Lane:
         self.credit = 0.0  #: slots it is owed by the other lanes of its priority
         self.consumer = consumer
         self.empty = False  # it had nothing when it was last asked
-        self.waiting = False  # a request stands that the server answers when something comes
         self.lost = True  # the consumer has to be looked for
         self.ack_wait_s = math.inf  # of the consumer, once it is known
 
@@ -102,7 +101,7 @@ class Intake:
         names = self._ledger.names
 
         def on_delivery(delivery: Delivery) -> None:
-            lane.waiting = bool(lane.consumer.asked) and lane.waiting
+            lane.empty = False
             self._held.hold(delivery.reply, delivery)
             self.deliveries += 1
             if delivery.delivered > 1:
@@ -111,7 +110,6 @@ class Intake:
             self._wake.set()
 
         def on_ended(ended: Ended) -> None:
-            lane.waiting = False
             lane.empty = ended == "empty"
             if ended == "lost":
                 lane.lost = self._has_lost = True
@@ -180,7 +178,7 @@ class Intake:
         for lane in self._lanes:
             if lane.lost:
                 lane.consumer.forget()
-                lane.waiting = lane.empty = False
+                lane.empty = False
                 await self._find(lane)
         self._has_lost = any(lane.lost for lane in self._lanes)  # perhaps while another was looked for
         while not self._has_lost:
@@ -197,17 +195,21 @@ class Intake:
         portions worth a message. A lane that had nothing is left waiting at the server, so it need not be asked
         again to know that it comes first.
         """
-        on_the_way = sum(lane.consumer.asked for lane in self._lanes if not lane.waiting)
+        on_the_way = sum(lane.consumer.probed for lane in self._lanes)
         wanted = self._free() - on_the_way
         if wanted <= 0 or (on_the_way and wanted < self._portion):
             return False
-        candidates = [lane for lane in self._lanes if not lane.waiting and not lane.lost]
+        candidates = [
+            lane
+            for lane in self._lanes
+            if not lane.consumer.standing and lane.consumer.free and not lane.lost
+        ]
         if not candidates:
             return False
         tier = [lane for lane in candidates if lane.priority == candidates[0].priority]
         empty = next((lane for lane in tier if lane.empty), None)
         if empty is not None:
-            empty.empty, empty.waiting = False, True
+            empty.empty = False
             empty.consumer.wait_for(1)
             return True
         self._round += 1
