@@ -49,12 +49,12 @@ async def main() -> None:
                 for each in (export, export_in_thread):
                     job = await ledger.enqueue(each, rows=1_000)
                     await running(job)
-                    asked = await ledger.cancel(job.ref, reason="the customer left", by="ada")
+                    asked = await job.cancel(reason="the customer left", by="ada")
                     print(f"asked while it was {asked.state}")
                     after = await job.wait(timeout_s=10)
                     print(f"{after.task} is {after.state}: {after.cancel_reason}")
                 waiting = await ledger.enqueue(export.options(delay_s=3_600), rows=1)
-                print(f"a waiting job is {(await ledger.cancel(waiting.ref)).state} at once")
+                print(f"a waiting job is {(await waiting.cancel()).state} at once")
                 worker.stop()
 
 

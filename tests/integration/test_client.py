@@ -280,7 +280,7 @@ async def test_a_false_hint_ends_nothing(connected: Connect) -> None:
 async def test_results_come_back_as_they_were(ledger: Ledger, value: object) -> None:
     job = await ledger.enqueue(add, 1)
     await finish(ledger, job.ref, value)
-    assert await job.result(timeout_s=LIMIT_S) == value
+    assert await (await ledger.job(job)).result(timeout_s=LIMIT_S) == value
 
 
 async def test_a_dead_letter_has_no_result_but_an_error(ledger: Ledger) -> None:

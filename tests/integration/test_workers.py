@@ -271,7 +271,8 @@ async def _order(ledger: Ledger, name: str, text: str, **more: Any) -> JobHandle
     """Enqueue as a client with another version of the code would."""
     ref = JobRef(queue="default", job_id=secrets.token_hex(8))
     command = enqueue_of(ref, task=name, input=msgspec.Raw(text.encode()), **more)
-    return await ledger._enqueuer.begin(command)
+    await ledger._enqueuer.begin(command)
+    return await ledger.job(ref)
 
 
 @pytest.mark.parametrize("text", ['{"n": "one"}', "{}", '{"n": 1, "m": 2}', "[]", "null", '{"n": 1e400}'])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
-from jobledger.ledger import Context, JobHandle, Ledger, task
+from jobledger.ledger import Cancel, Context, Job, JobHandle, JobState, Ledger, Retry, Snooze, sync, task
 
 
 @task
@@ -27,6 +27,16 @@ def with_context_in_thread(context: Context, a: int) -> dict[str, int]:
     return {context.job_id: a}
 
 
+@task
+async def fetch(context: Context, page: int) -> list[str] | Retry | Snooze | Cancel:
+    return [str(page)]
+
+
+@task
+def poll() -> Snooze:
+    return Snooze(60)
+
+
 async def use(ledger: Ledger) -> None:
     assert_type(await ledger.enqueue(add, 1), JobHandle[int])
     assert_type(await ledger.enqueue(add, 1, b=2), JobHandle[int])
@@ -37,3 +47,39 @@ async def use(ledger: Ledger) -> None:
     assert_type(await (await ledger.enqueue(shout, "x")).result(timeout_s=1), str)
     assert_type(await (await ledger.enqueue(add, 1)).result(), int)
     await ledger.enqueue_many(add, ({"a": n} for n in range(3)))
+
+
+async def call(context: Context) -> None:
+    """A task that is called keeps the types of its function."""
+    assert_type(await add(1, b=2), int)
+    assert_type(shout("x"), str)
+    assert_type(await with_context(context, 1), list[int])
+    assert_type(with_context_in_thread(context, a=1), dict[str, int])
+    assert_type(await fetch(context, 1), list[str] | Retry | Snooze | Cancel)
+
+
+async def outcomes_are_no_results(ledger: Ledger) -> None:
+    assert_type(await ledger.enqueue(fetch, 1), JobHandle[list[str]])
+    assert_type(await ledger.enqueue(poll), JobHandle[None])
+
+
+async def jobs(ledger: Ledger, job: JobHandle[int]) -> None:
+    """Whatever takes a job takes its id, its handle or its ref."""
+    assert_type(await ledger.job("x"), JobHandle[Any])
+    assert_type(await ledger.job("x", queue="mail", task=fetch), JobHandle[list[str]])
+    assert_type(await ledger.job(job.ref, task=add), JobHandle[int])
+    assert_type(await job.state(), JobState)
+    assert_type(await job.cancel(reason="r", by="ada"), Job)
+    assert_type(await job.retry(), Job)
+    await job.progress()
+    for each in ("x", job, job.ref):
+        await ledger.cancel(each)
+        await ledger.retry(each)
+        await ledger.requeue(each, attempts=2)
+        await ledger.discard(each, reason="r")
+
+
+def blocking(ledger: sync.Ledger) -> None:
+    assert_type(ledger.enqueue(fetch, 1), sync.JobHandle[list[str]])
+    assert_type(ledger.enqueue(add, 1).result(timeout_s=1), int)
+    assert_type(ledger.job("x", task=add).cancel(), Job)

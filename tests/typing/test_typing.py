@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -27,6 +28,15 @@ def mypy(path: Path) -> str:
     return run.stdout
 
 
+def pyright(path: Path) -> set[int]:
+    """Return the numbers of the lines that it refuses."""
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    answer = json.loads(run.stdout)
+    assert answer["summary"]["filesAnalyzed"] == 1
+    return {each["range"]["start"]["line"] + 1 for each in answer["generalDiagnostics"]}
+
+
 @pytest.mark.timeout(120)
 def test_what_is_right_is_accepted() -> None:
     assert mypy(HERE / "accepted.py") == ""
@@ -35,9 +45,21 @@ def test_what_is_right_is_accepted() -> None:
 @pytest.mark.timeout(120)
 def test_what_is_wrong_is_refused_line_by_line(tmp_path: Path) -> None:
     """The file is no .py, so that the checkers of the project itself do not stumble over it."""
-    source = (HERE / "refused.py.txt").read_text(encoding="utf-8")
-    copy = tmp_path / "refused.py"
-    copy.write_text(source, encoding="utf-8")
+    copy, expected = _refused(tmp_path)
     found = {int(number) for number in re.findall(r"refused\.py:(\d+): error:", mypy(copy))}
-    expected = {number for number, line in enumerate(source.splitlines(), start=1) if "# error:" in line}
     assert found == expected
+
+
+@pytest.mark.timeout(120)
+def test_the_other_checker_accepts_and_refuses_the_same(tmp_path: Path) -> None:
+    copy, expected = _refused(tmp_path)
+    assert pyright(HERE / "accepted.py") == set()
+    assert pyright(copy) == expected
+
+
+def _refused(folder: Path) -> tuple[Path, set[int]]:
+    """Return a copy with a name that checkers read, and the lines that they must refuse."""
+    source = (HERE / "refused.py.txt").read_text(encoding="utf-8")
+    copy = folder / "refused.py"
+    copy.write_text(source, encoding="utf-8")
+    return copy, {number for number, line in enumerate(source.splitlines(), start=1) if "# error:" in line}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
+from collections.abc import AsyncGenerator, Generator
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, Optional
 
 import msgspec
 import pytest
 from tests.support.tables import each_row
 
-from jobledger.ledger import Context, Task, TaskRegistry, task
+from jobledger.ledger import Cancel, Context, Retry, Snooze, Task, TaskRegistry, task
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -272,3 +274,113 @@ def test_a_broken_module_shows_its_own_error(folder: Path, source: str) -> None:
     (folder / "broken_tasks.py").write_text(source, encoding="utf-8")
     with pytest.raises((SyntaxError, RuntimeError, ModuleNotFoundError)):
         TaskRegistry.load(["broken_tasks"])
+
+
+class _Shop:
+    def method(self, a: int) -> None: ...
+
+    @staticmethod
+    def static(a: int) -> None: ...
+
+    @classmethod
+    def of_class(cls, a: int) -> None: ...
+
+
+async def yields() -> AsyncGenerator[int, None]:
+    yield 1
+
+
+def yields_in_thread() -> Generator[int, None, None]:
+    yield 1
+
+
+@each_row(
+    ("decorated", "words"),
+    [
+        (_Shop.method, "_Shop.method cannot be a task: it belongs to a class"),
+        (_Shop().method, "it belongs to a class"),
+        (_Shop.static, "it belongs to a class"),
+        (_Shop.of_class, "define it at the top of a module"),
+        (yields, "yields cannot be a task: it yields, and a job has one result"),
+        (yields_in_thread, "return a list"),
+        (functools.partial(plain, 1), "it is a partial, which has no name; define a function that calls it"),
+        (_Shop, "it is no function"),
+        (_Shop(), "it is no function"),
+    ],
+)
+def test_what_no_job_could_run_is_refused_where_it_is_defined(decorated: Any, words: str) -> None:
+    for decorate in (task, task(name="shop", max_attempts=2)):
+        with pytest.raises(TaskDefinitionError) as caught:
+            decorate(decorated)
+        assert words in str(caught.value)
+
+
+def test_a_function_within_a_function_may_be_a_task() -> None:
+    @task
+    def inner(a: int) -> int:
+        return a
+
+    assert inner.name == "inner"
+    assert inner(3) == 3
+    assert made(functools.lru_cache(plain)).name == "plain"
+
+
+class _Tree(msgspec.Struct):
+    branches: list[_Tree]
+    note: object = None
+
+
+class _Foreign: ...
+
+
+@dataclasses.dataclass
+class _HoldsForeign:
+    one: _Foreign
+
+
+def returns(annotation: Any) -> Task[..., Any]:
+    def work() -> None: ...
+
+    work.__annotations__["return"] = annotation
+    return made(work)
+
+
+@each_row(
+    ("annotation", "text", "value"),
+    [
+        (int | None, b"null", None),
+        (list[int] | Retry | Snooze | Cancel, b"[1]", [1]),
+        (Optional[Annotated[Colour, "x"]], b'"red"', Colour.RED),  # noqa: UP045 - the older spelling
+        (Retry, b'{"a":1}', {"a": 1}),
+        (object, b"[null]", [None]),
+        (NoReturn, b"1", 1),
+        (dict[str, object], b'{"a":[1]}', {"a": [1]}),
+        (_Tree, b'{"branches":[{"branches":[]}],"note":[1]}', _Tree([_Tree([])], [1])),
+    ],
+)
+def test_a_result_is_read_as_annotated_and_outcomes_are_none(
+    annotation: Any, text: bytes, value: Any
+) -> None:
+    assert returns(annotation).signature.read_result(text, "job-1") == value
+
+
+@each_row(
+    ("annotation", "words"),
+    [
+        (_Foreign, "its result is a _Foreign, which JSON cannot hold"),
+        (list[_Foreign], "its result holds a _Foreign"),
+        (_HoldsForeign | Cancel, "its result holds a _Foreign"),
+        (Address | _HoldsForeign, "the type of its result cannot be read from JSON"),
+    ],
+)
+def test_a_result_that_json_cannot_hold_is_refused_as_a_parameter_is(annotation: Any, words: str) -> None:
+    with pytest.raises(TaskDefinitionError, match="task work: ") as caught:
+        TaskRegistry([returns(annotation)])
+    assert words in str(caught.value)
+
+
+def test_a_parameter_that_holds_what_json_cannot_is_refused() -> None:
+    def takes(a: dict[str, list[_HoldsForeign]]) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="parameter a holds a _Foreign, which JSON cannot hold"):
+        _ = made(takes).signature

@@ -4,6 +4,7 @@ from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.context import Context
+from jobledger.ledger.decorator import task
 from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventStream
 from jobledger.ledger.handle import JobHandle
@@ -14,7 +15,7 @@ from jobledger.ledger.model.job import Attempt, Job, JobState
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscription
-from jobledger.ledger.tasks import Task, TaskRegistry, task
+from jobledger.ledger.tasks import Task, TaskRegistry
 
 __all__ = [
     "Attempt",

@@ -6,24 +6,22 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, ParamSpec, Unpack, overload
 
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
-from jobledger.ledger.handle import JobHandle, Sources
+from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
-from jobledger.ledger.model.chain import load, transact
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.model.commands import CancelJob, Command, Discard, Stamp
-from jobledger.ledger.model.decisions import retry_command
+from jobledger.ledger.model.commands import Command, Discard, Stamp
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.identity import new_identity
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.subjects import JobRef, Names, check_token
+from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.nats.connection import Connection, open_connection
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.nats.inbox import Inbox
@@ -33,14 +31,15 @@ from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.streams import RESULTS_LIFE_S, ensure_streams, specifications
+from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
-from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 from jobledger.ledger.tracing import Tracing
 
 P = ParamSpec("P")
-R = TypeVar("R")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOCK_STEP: Final = timedelta(seconds=1)
 
@@ -68,15 +67,12 @@ class Ledger:
         self.hints = hints
         self.inputs = inputs
         self.results = results
-        self._sources = Sources(self.log, hints, results)
         self.config = config
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
         self.tracing = Tracing() if config.tracing else None
         self._stamped_at = datetime.min.replace(tzinfo=UTC)
-        self._enqueuer = Enqueuer(
-            self._sources, inputs=inputs, config=config, clock=clock, tracing=self.tracing, stamp=self.stamp
-        )
+        self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         self.locks = Locks(self.log, leases, NatsLockHints(connection, self.names), clock, self.stamp)
 
     @property
@@ -98,19 +94,24 @@ class Ledger:
         return Stamp(at=at, by=by or self.identity, trace=trace)
 
     async def enqueue(
-        self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[R]:
+        self,
+        task: Task[P, Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> JobHandle[Result]:
         """Add one job; when this returns, the job is in the ledger.
 
         An id that the queue has already gives that job, unchanged, with `created=False`.
 
-        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
+        Raises: InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
         return await self._enqueuer.one(task, *args, **kwargs)
 
     async def enqueue_many(
         self,
-        task: Task[P, R] | TaskWithOptions[P, R],
+        task: Task[..., Any] | TaskWithOptions[..., Any],
         inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
         ids: Callable[[Mapping[str, Any]], str] | None = None,
@@ -126,70 +127,78 @@ class Ledger:
         self.connection.require_here()
         return await self._enqueuer.many(task, inputs, ids=ids, on_progress=on_progress)
 
-    async def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
-        """Return a handle of a job that exists.
+    @overload
+    async def job(
+        self,
+        job: AnyJob,
+        *,
+        task: Task[..., Result | Cancel | Retry | Snooze],
+        queue: str | None = None,
+    ) -> JobHandle[Result]: ...
+    @overload
+    async def job(self, job: AnyJob, *, task: None = None, queue: str | None = None) -> JobHandle[Any]: ...
+    async def job(
+        self, job: AnyJob, *, task: Task[..., Any] | None = None, queue: str | None = None
+    ) -> JobHandle[Any]:
+        """Return a handle of a job that exists; with its `task` the handle reads the result as that returns it.
 
-        Raises: JobNotFoundError; AmbiguousIdError when several queues have the id and `queue` is not given.
+        Raises: JobNotFoundError; InvalidInputError when the job runs another task; AmbiguousIdError when several
+        queues have the id and `queue` is not given.
         """
-        check_token("job id", job_id)
-        if queue is not None:
-            ref = JobRef(queue=check_token("queue", queue), job_id=job_id)
-            events = await self.log.read_chain(self.names.chain(ref))
-        else:
+        job_id, queue = job_name(job, queue)
+        if queue is None:
             events = await self.log.read_chain(self.names.chains_of_id(job_id))
+        else:
+            events = await self.log.read_chain(self.names.chain(JobRef(queue=queue, job_id=job_id)))
         queues = sorted({stored.event.queue for stored in events})
         if not queues:
             raise JobNotFoundError(job_id)
         if len(queues) > 1:
             raise AmbiguousIdError(job_id, [f"{each}/{job_id}" for each in queues])
-        return JobHandle(
-            self._sources, JobRef(queue=queues[0], job_id=job_id), sequence=events[0].stream_sequence
+        first = events[0]
+        if task is not None and first.event.task != task.name:
+            raise InvalidInputError(f"job {job_id} runs task {first.event.task}, not {task.name}")
+        return self.handle_of(
+            JobRef(queue=queues[0], job_id=job_id),
+            sequence=first.stream_sequence,
+            reader=None if task is None else task.signature,
         )
 
-    def handle_of(self, ref: JobRef, *, created: bool = False, sequence: int = 0) -> JobHandle[Any]:
+    def handle_of(
+        self, ref: JobRef, *, created: bool = False, sequence: int = 0, reader: ReadsResults | None = None
+    ) -> JobHandle[Any]:
         """Return a handle of a job without a look at it."""
-        return JobHandle(self._sources, ref, created=created, sequence=sequence)
+        return JobHandle(self, ref, created=created, sequence=sequence, reader=reader)
 
-    async def cancel(self, job: JobRef, *, reason: str = "", by: str = "") -> Job:
-        """End a waiting job at once; ask a running one to end, and return the job as it is after that.
+    async def _named(self, job: AnyJob, queue: str | None) -> JobHandle[Any]:
+        """Return a handle; only an id without its queue is looked up for it."""
+        job_id, queue = job_name(job, queue)
+        if queue is None:
+            return await self.job(job_id)
+        return self.handle_of(JobRef(queue=queue, job_id=job_id))
 
-        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. One
-        that completes before it hears of the request stays completed.
+    async def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
+        """End a waiting job at once; ask a running one to end. See `JobHandle.cancel`."""
+        return await (await self._named(job, queue)).cancel(reason=reason, by=by)
 
-        Raises: JobNotFoundError, IllegalTransitionError when it has ended or was asked already, UnreachableError.
-        """
-        after = await self.execute(job, CancelJob(reason=reason), by=by)
-        if after.state is JobState.RUNNING:
-            self.hints.tell_cancel(job)
-        return after
-
-    async def retry(self, job: JobRef, *, reason: str = "", by: str = "") -> Job:
-        """Queue a job that waits for a time without waiting any longer, or give a dead letter one more attempt.
-
-        Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UnreachableError.
-        """
-        chain = await load(self.log, job)
-        return await self.execute(job, retry_command(chain.job, job.job_id, reason), by=by)
+    async def retry(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
+        """Queue a job that waits for a time, or give a dead letter one more attempt. See `JobHandle.retry`."""
+        return await (await self._named(job, queue)).retry(reason=reason, by=by)
 
     async def requeue(
-        self, job_id: str, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
+        self, job: AnyJob, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
     ) -> Job:
         """Give a dead letter new attempts, perhaps with another input; see `dead_letters.requeue` and `Requeuing`."""
-        ref = (await self.job(job_id, queue=queue)).ref
+        ref = (await self._named(job, queue)).ref
         return (await requeue(self, ref, Requeuing(**changes), by=by)).job
 
-    async def discard(self, job_id: str, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
+    async def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good; all of it is kept. Raises: JobNotFoundError, IllegalTransitionError."""
-        return await self.execute((await self.job(job_id, queue=queue)).ref, Discard(reason=reason), by=by)
+        return await self.execute((await self._named(job, queue)).ref, Discard(reason=reason), by=by)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
-        """Decide a command on the newest view of a job, record what follows, and return the job after it.
-
-        Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
-        """
-        chain = await transact(self.log, ref, command, lambda: self.stamp(by))
-        assert chain.job is not None, "a command that was accepted left a job"
-        return chain.job
+        """Decide a command on a job and record what follows; see `handle.execute`."""
+        return await execute(self, ref, command, by=by)
 
     def lock(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT

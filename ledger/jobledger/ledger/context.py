@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from jobledger.ledger.signature import GivenByWorker
+
 
 class Channel(Protocol):
     """Where a context's words go: to the ledger by way of the worker; in a unit test, wherever the test likes."""
@@ -27,7 +29,7 @@ class Channel(Protocol):
         ...
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
     """The attempt a task is running in.
 
     A task that wants it has a parameter annotated `Context` (first, by custom); it is not part of the input.

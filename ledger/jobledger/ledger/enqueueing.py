@@ -10,28 +10,27 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import msgspec
 import uuid_utils
 
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.handle import JobHandle, Sources
+from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import EMPTY_CHAIN, Linked, link
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.commands import Enqueue, Stamp
+from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError, WrongSequenceError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.options import Options
+from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.ledger.tracing import UNTRACED, Tracing
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,32 +46,30 @@ class Enqueuer:
 
     def __init__(
         self,
-        sources: Sources,
+        client: Client,
         *,
-        inputs: Payloads,
         config: LedgerConfig,
         clock: Clock,
         tracing: Tracing | None,
-        stamp: Callable[[], Stamp],
     ) -> None:
-        """`sources` hold the log appended to and are what handles read from; `stamp` says who and when."""
-        self._sources = sources
-        self._log = sources.log
-        self._inputs = inputs
+        self._client = client
+        self._log = client.log
         self._config = config
         self._clock = clock
         self._tracing = tracing
-        self._stamp = stamp
 
     async def one(
-        self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[R]:
+        self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[Any]:
         """Add one job; see `Ledger.enqueue`."""
         plain, options = _unpack(task)
         text = plain.signature.encode(args, kwargs)
-        command = await self._order(plain, options, text, notify=self._sources.hints.inbox)
+        command = await self._order(plain, options, text, notify=self._client.hints.inbox)
         with self._enqueuing(plain, options.queue, command.ref.job_id):
-            return await self.begin(command)
+            sequence, created = await self.begin(command)
+        return JobHandle(
+            self._client, command.ref, created=created, sequence=sequence, reader=plain.signature
+        )
 
     async def many(
         self,
@@ -106,7 +103,7 @@ class Enqueuer:
         return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
 
     async def _order(self, task: Task[Any, Any], options: Options, text: bytes, *, notify: str) -> Enqueue:
-        value, reference = await self._inputs.put(text, what=f"input of task {task.name}")
+        value, reference = await self._client.inputs.put(text, what=f"input of task {task.name}")
         return Enqueue(
             ref=JobRef(queue=options.queue, job_id=options.id or new_job_id()),
             task=task.name,
@@ -130,8 +127,8 @@ class Enqueuer:
         except OverflowError as error:
             raise InvalidInputError(f"delay_s {options.delay_s:g} ends after the year 9999") from error
 
-    async def begin(self, command: Enqueue) -> JobHandle[Any]:
-        """Append the first event of a job; one that exists stays as it is.
+    async def begin(self, command: Enqueue) -> tuple[int, bool]:
+        """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.
 
         Raises: LedgerFullError, UnreachableError.
         """
@@ -141,12 +138,11 @@ class Enqueuer:
         except WrongSequenceError:
             existing = await self._log.read_chain(self._log.names.chain(command.ref))
             # A replica that lags may answer that it has nothing yet.
-            sequence = existing[0].stream_sequence if existing else 0
-            return JobHandle(self._sources, command.ref, created=False, sequence=sequence)
-        return JobHandle(self._sources, command.ref, created=True, sequence=sequence)
+            return (existing[0].stream_sequence if existing else 0), False
+        return sequence, True
 
     def _seal_first(self, command: Enqueue) -> Linked:
-        return link(EMPTY_CHAIN, decide(None, command, self._stamp()), self._log.names)
+        return link(EMPTY_CHAIN, decide(None, command, self._client.stamp()), self._log.names)
 
     async def _bulk_order(
         self,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, extend, fold
+from jobledger.ledger.model.chain import EMPTY_CHAIN, extend, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import CancelJob, Command
+from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import (
     JobCancelledError,
     JobFailedError,
@@ -17,13 +19,11 @@ from jobledger.ledger.model.errors import (
     ResultTimeoutError,
 )
 from jobledger.ledger.model.events import ErrorInfo
-from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.job import Job, JobState, Progress
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.nats.hints import Hints
-from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.parts import Client
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 #: Without a hint the chain is looked at again after these times: a hint may be lost, never the event.
 _LOOK_AGAIN_FIRST_S: Final = 0.02
@@ -31,19 +31,31 @@ _LOOK_AGAIN_MAX_S: Final = 1.0
 _LOOK_S_MIN: Final = 1.0  # that one look may take, however little of the limit is left
 
 
-class Sources(NamedTuple):
-    """What a handle reads from: the log, who is told early, and where large results lie."""
+class ReadsResults(Protocol):
+    """A task's signature, as a handle uses it."""
 
-    log: Log
-    hints: Hints
-    results: Payloads
+    def read_result(self, text: bytes, job_id: str) -> Any:
+        """Return a result as the task's return annotation says."""
+        ...
 
 
-class JobHandle(Generic[R]):
-    """A job by its name; `created` says whether this very call made it."""
+class JobHandle(Generic[R_co]):
+    """A job by its name; `created` says whether this very call made it.
 
-    def __init__(self, sources: Sources, ref: JobRef, *, created: bool = False, sequence: int = 0) -> None:
-        self._log, self._hints, self._results = sources
+    `reader` None: the job's task is not known here, and a result comes as plain JSON values.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        ref: JobRef,
+        *,
+        created: bool = False,
+        sequence: int = 0,
+        reader: ReadsResults | None = None,
+    ) -> None:
+        self._client = client
+        self.reader = reader
         self.ref = ref
         self.created = created
         self.sequence = sequence  #: stream sequence of the event that made the job; 0 when not known
@@ -67,7 +79,8 @@ class JobHandle(Generic[R]):
 
         Raises: JobNotFoundError, UnreachableError.
         """
-        events = await self._log.read_chain(self._log.names.chain(self.ref))
+        log = self._client.log
+        events = await log.read_chain(log.names.chain(self.ref))
         if not events:
             raise JobNotFoundError(self.id)
         return events
@@ -88,6 +101,35 @@ class JobHandle(Generic[R]):
         """
         return (await self.snapshot()).state
 
+    async def progress(self) -> Progress | None:
+        """Return how far the job's newest attempt last said it is, at most some seconds old; None: it said nothing.
+
+        Raises: JobNotFoundError, UnreachableError.
+        """
+        return (await self.snapshot()).progress
+
+    async def cancel(self, *, reason: str = "", by: str = "") -> Job:
+        """End the job if it waits; ask it to end if it runs. Return it as it is after that.
+
+        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. One
+        that completes before it hears of the request stays completed.
+
+        Raises: JobNotFoundError, IllegalTransitionError when it has ended or was asked already, UnreachableError.
+        """
+        after = await execute(self._client, self.ref, CancelJob(reason=reason), by=by)
+        if after.state is JobState.RUNNING:
+            self._client.hints.tell_cancel(self.ref)
+        return after
+
+    async def retry(self, *, reason: str = "", by: str = "") -> Job:
+        """Queue the job without waiting any longer if it waits for a time; give a dead letter one more attempt.
+
+        Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UnreachableError.
+        """
+        chain = await load(self._client.log, self.ref)
+        command = retry_command(chain.job, self.ref.job_id, reason)
+        return await execute(self._client, self.ref, command, by=by)
+
     async def transitions(self, *, timeout_s: float | None = None) -> AsyncGenerator[StoredEvent, None]:
         """Yield the job's events from the first on as they are recorded, until it is final.
 
@@ -97,7 +139,7 @@ class JobHandle(Generic[R]):
         deadline = None if timeout_s is None else loop.time() + timeout_s
         seen = 0
         pause = _LOOK_AGAIN_FIRST_S
-        with self._hints.watch(self.ref) as hinted:
+        with self._client.hints.watch(self.ref) as hinted:
             while True:
                 hinted.clear()
                 events = await self._look(deadline)
@@ -152,17 +194,20 @@ class JobHandle(Generic[R]):
         assert chain.job is not None, "a history is not empty"
         return chain.job
 
-    async def result(self, *, timeout_s: float | None = None) -> R:
-        """Wait for the end and return what the task returned, as plain JSON values.
+    async def result(self, *, timeout_s: float | None = None) -> R_co:
+        """Wait for the end and return what the task returned, as its return annotation says.
 
-        Raises: JobFailedError for a dead letter, JobCancelledError, ResultTimeoutError, JobNotFoundError,
-        PayloadMissingError, UnreachableError.
+        Plain JSON values come from a task without annotation, and from a job that was found without its task.
+
+        Raises: JobFailedError for a dead letter, JobCancelledError, ResultTimeoutError, ResultMismatchError,
+        JobNotFoundError, PayloadMissingError, UnreachableError.
         """
         job = await self.wait(timeout_s=timeout_s)
         if job.state is JobState.COMPLETED:
-            text = await self._results.get(job.result, job.result_ref)
-            value: Any = msgspec.json.decode(text)
-            return value  # type: ignore[no-any-return]
+            text = await self._client.results.get(job.result, job.result_ref)
+            reader = self.reader
+            value = msgspec.json.decode(text) if reader is None else reader.read_result(text, self.id)
+            return cast("R_co", value)
         if job.state is JobState.DEAD_LETTERED:
             raise JobFailedError(job.id, _sentence(job.error), job.error)
         message = f"job {job.id} was {job.state.value}{': ' + job.cancel_reason if job.cancel_reason else ''}"
@@ -171,3 +216,13 @@ class JobHandle(Generic[R]):
 
 def _sentence(error: ErrorInfo | None) -> str:
     return "no reason recorded" if error is None else f"{error.type}: {error.message}"
+
+
+async def execute(client: Client, ref: JobRef, command: Command, *, by: str = "") -> Job:
+    """Decide a command on the newest view of a job, record what follows, and return the job after it.
+
+    Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
+    """
+    chain = await transact(client.log, ref, command, lambda: client.stamp(by))
+    assert chain.job is not None, "a command that was accepted left a job"
+    return chain.job

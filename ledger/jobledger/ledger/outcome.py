@@ -68,6 +68,10 @@ class Snooze(msgspec.Struct, frozen=True):
         check_delay("Snooze's delay_s", self.delay_s)
 
 
+#: What a task may return that is no result.
+WISHES: Final = (Cancel, Retry, Snooze)
+
+
 def _check_text(what: str, value: object) -> None:
     if not isinstance(value, str):
         raise ConfigurationError(f"{what} must be a text, got {value!r}")

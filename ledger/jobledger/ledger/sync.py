@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from jobledger.ledger import client, event_stream, handle
 from jobledger.ledger.dead_letters import Changes
@@ -22,22 +22,25 @@ from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.loop_thread import LoopThread, wait_for
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ForeignLoopError
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.job import Job, JobState, Progress
+from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
-from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 Client = LoopThread[client.Ledger]
 
 
-class JobHandle(Generic[R]):
+class JobHandle(Generic[R_co]):
     """A job by its name; every method blocks until it is answered. See `handle.JobHandle`."""
 
-    def __init__(self, caller: Client, asynchronous: handle.JobHandle[R]) -> None:
+    def __init__(self, caller: Client, asynchronous: handle.JobHandle[R_co]) -> None:
         self._caller = caller
+        self._reader = asynchronous.reader
         self.ref = asynchronous.ref
         self.id = asynchronous.id
         self.queue = asynchronous.queue
@@ -64,10 +67,24 @@ class JobHandle(Generic[R]):
         """Return the job once it is final."""
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).wait(timeout_s=timeout_s))
 
-    def result(self, *, timeout_s: float | None = None) -> R:
-        """Wait for the end and return what the task returned."""
-        found = self._caller.call(lambda ledger: ledger.handle_of(self.ref).result(timeout_s=timeout_s))
-        return cast("R", found)
+    def progress(self) -> Progress | None:
+        """Return how far the job's newest attempt last said it is; None: it said nothing."""
+        return self._caller.call(lambda ledger: ledger.handle_of(self.ref).progress())
+
+    def cancel(self, *, reason: str = "", by: str = "") -> Job:
+        """End the job if it waits; ask it to end if it runs. See `handle.JobHandle.cancel`."""
+        return self._caller.call(lambda ledger: ledger.handle_of(self.ref).cancel(reason=reason, by=by))
+
+    def retry(self, *, reason: str = "", by: str = "") -> Job:
+        """Let a waiting job wait no longer, give a dead letter one more attempt. See `handle.JobHandle.retry`."""
+        return self._caller.call(lambda ledger: ledger.handle_of(self.ref).retry(reason=reason, by=by))
+
+    def result(self, *, timeout_s: float | None = None) -> R_co:
+        """Wait for the end and return what the task returned, as its return annotation says."""
+        found = self._caller.call(
+            lambda ledger: ledger.handle_of(self.ref, reader=self._reader).result(timeout_s=timeout_s)
+        )
+        return cast("R_co", found)
 
 
 class Ledger:
@@ -96,15 +113,20 @@ class Ledger:
         self.close()
 
     def enqueue(
-        self, task: Task[P, R] | TaskWithOptions[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[R]:
+        self,
+        task: Task[P, Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> JobHandle[Result]:
         """Add one job; when this returns, the job is in the ledger. See `client.Ledger.enqueue`."""
         made = self._caller.call(lambda ledger: ledger.enqueue(task, *args, **kwargs))
         return JobHandle(self._caller, made)
 
     def enqueue_many(
         self,
-        task: Task[P, R] | TaskWithOptions[P, R],
+        task: Task[..., Any] | TaskWithOptions[..., Any],
         inputs: Iterable[Mapping[str, Any]],
         *,
         ids: Callable[[Mapping[str, Any]], str] | None = None,
@@ -115,28 +137,39 @@ class Ledger:
             lambda ledger: ledger.enqueue_many(task, inputs, ids=ids, on_progress=on_progress)
         )
 
-    def cancel(self, job: JobHandle[Any], *, reason: str = "", by: str = "") -> Job:
+    def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """End a waiting job at once, ask a running one to end. See `client.Ledger.cancel`."""
-        return self._caller.call(lambda ledger: ledger.cancel(job.ref, reason=reason, by=by))
+        return self._caller.call(lambda ledger: ledger.cancel(job, queue=queue, reason=reason, by=by))
 
-    def retry(self, job: JobHandle[Any], *, reason: str = "", by: str = "") -> Job:
+    def retry(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Let a waiting job wait no longer, give a dead letter one more attempt. See `client.Ledger.retry`."""
-        return self._caller.call(lambda ledger: ledger.retry(job.ref, reason=reason, by=by))
+        return self._caller.call(lambda ledger: ledger.retry(job, queue=queue, reason=reason, by=by))
 
-    def job(self, job_id: str, *, queue: str | None = None) -> JobHandle[Any]:
+    @overload
+    def job(
+        self, job: AnyJob, *, task: Task[..., Result | Cancel | Retry | Snooze], queue: str | None = None
+    ) -> JobHandle[Result]: ...
+    @overload
+    def job(self, job: AnyJob, *, task: None = None, queue: str | None = None) -> JobHandle[Any]: ...
+    def job(
+        self, job: AnyJob, *, task: Task[..., Any] | None = None, queue: str | None = None
+    ) -> JobHandle[Any]:
         """Return a handle of a job that exists. See `client.Ledger.job`."""
-        found = self._caller.call(lambda ledger: ledger.job(job_id, queue=queue))
+        if task is None:
+            found = self._caller.call(lambda ledger: ledger.job(job, queue=queue))
+        else:
+            found = self._caller.call(lambda ledger: ledger.job(job, task=task, queue=queue))
         return JobHandle(self._caller, found)
 
     def requeue(
-        self, job_id: str, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
+        self, job: AnyJob, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
     ) -> Job:
         """Give a dead letter new attempts, perhaps with another input. See `client.Ledger.requeue`."""
-        return self._caller.call(lambda ledger: ledger.requeue(job_id, queue=queue, by=by, **changes))
+        return self._caller.call(lambda ledger: ledger.requeue(job, queue=queue, by=by, **changes))
 
-    def discard(self, job_id: str, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
+    def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good. See `client.Ledger.discard`."""
-        return self._caller.call(lambda ledger: ledger.discard(job_id, queue=queue, reason=reason, by=by))
+        return self._caller.call(lambda ledger: ledger.discard(job, queue=queue, reason=reason, by=by))
 
     def events(self, **options: Unpack[EventOptions]) -> EventStream:
         """Return stored events to iterate, also as a durable subscription. See `client.Ledger.events`."""

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Values
 from jobledger.ledger.tracing import Tracing
-
-
-class Values(Protocol):
-    """Where large values lie; see `Payloads`."""
-
-    def fits_inline(self, text: bytes, *, what: str) -> bool:
-        """Return whether an event can carry the value itself."""
-        ...
-
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
-        """Return what an event is to carry."""
-        ...
-
-    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
-        """Return the JSON text that an event carries or refers to."""
-        ...
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ LedgerError
 └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
     ├── JobCancelledError
     ├── JobFailedError
+    ├── ResultMismatchError
     └── ResultTimeoutError
 
 Those of subscriptions are in `jobledger.ledger.subscriptions.errors`, those of exports and archives in
@@ -343,6 +344,18 @@ class JobFailedError(OutcomeError):
 
 class JobCancelledError(OutcomeError):
     """The job was cancelled or discarded and has no result."""
+
+
+class ResultMismatchError(OutcomeError):
+    """The job completed, and its result is not what the task's return annotation says: perhaps another version's."""
+
+    def __init__(self, job_id: str, task: str, why: str) -> None:
+        self.job_id = job_id
+        self.task = task
+        super().__init__(
+            f"the result of job {job_id} is not what task {task} is annotated to return ({why}): "
+            f"`await ledger.job({job_id!r})` gives a handle that returns plain JSON values",
+        )
 
 
 class ResultTimeoutError(OutcomeError):

@@ -24,7 +24,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
-from jobledger.ledger.outcome import SNOOZE_S_MIN, Cancel, Retry, Snooze
+from jobledger.ledger.outcome import SNOOZE_S_MIN, WISHES, Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.processes import Processes
@@ -46,7 +46,6 @@ T = TypeVar("T")
 _ANYWHERE: Final = contextlib.nullcontext(True)  # noqa: FBT003 - there is one
 #: Results of these types are written by msgspec alone; any other may hold a Raw, which is written as it is.
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
-_WISHES: Final = (Cancel, Retry, Snooze)
 
 
 class _LimitReachedError(Exception):
@@ -224,7 +223,7 @@ class Execution:
     async def _outcome(self, task: Task[Any, Any], job: Job, value: Any) -> Outcome:
         epoch = job.claim_epoch
         is_plain = type(value) in _PLAIN_TYPES
-        if not is_plain and isinstance(value, _WISHES):
+        if not is_plain and isinstance(value, WISHES):
             return self._wish(task, job, value)
         what = f"result of task {task.name}"
         try:

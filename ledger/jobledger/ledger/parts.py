@@ -1,0 +1,101 @@
+"""What the verbs on jobs stand on: protocols, which a connected `Ledger` satisfies and so may one in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgspec
+
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef, check_token
+
+
+class Values(Protocol):
+    """Where large values lie; see `Payloads`."""
+
+    def fits_inline(self, text: bytes, *, what: str) -> bool:
+        """Return whether an event can carry the value itself."""
+        ...
+
+    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """Return what an event is to carry."""
+        ...
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        """Return the JSON text that an event carries or refers to."""
+        ...
+
+
+class JobHints(Protocol):
+    """Who is told early of what happens to jobs; see `Hints`."""
+
+    inbox: str  #: where this process is told that its jobs have ended
+
+    def watch(self, ref: JobRef) -> AbstractContextManager[asyncio.Event]:
+        """Give an event that is set when a hint about the job arrives."""
+        ...
+
+    def tell_cancel(self, ref: JobRef) -> None:
+        """Tell the workers of a job's queue that a cancel request for it is in the ledger."""
+        ...
+
+
+class Client(Protocol):
+    """One client of a ledger, as its handles and its enqueuer use it."""
+
+    @property
+    def log(self) -> Log:
+        """The events."""
+        ...
+
+    @property
+    def hints(self) -> JobHints:
+        """Who is told early."""
+        ...
+
+    @property
+    def inputs(self) -> Values:
+        """Where large inputs lie."""
+        ...
+
+    @property
+    def results(self) -> Values:
+        """Where large results lie."""
+        ...
+
+    def stamp(self, by: str = "") -> Stamp:
+        """Return who and when, for events decided now."""
+        ...
+
+
+class NamesJob(Protocol):
+    """What stands for one job, such as a handle."""
+
+    @property
+    def ref(self) -> JobRef:
+        """The job's queue and id."""
+        ...
+
+
+#: How a caller may name a job: its id, its queue and id, or a handle of it.
+AnyJob = str | JobRef | NamesJob
+
+
+def job_name(job: AnyJob, queue: str | None) -> tuple[str, str | None]:
+    """Return a job's id, and its queue where it is known.
+
+    Raises: InvalidTokenError; InvalidInputError for what names no job, and for a second, different queue.
+    """
+    if isinstance(job, str):
+        return check_token("job id", job), None if queue is None else check_token("queue", queue)
+    ref: object = job if isinstance(job, JobRef) else getattr(job, "ref", None)
+    if not isinstance(ref, JobRef):
+        raise InvalidInputError(f"{job!r} names no job: give its id, its handle or its JobRef")
+    if queue not in (None, ref.queue):
+        raise InvalidInputError(f"job {ref.job_id} is in queue {ref.queue}, not in {queue}")
+    return check_token("job id", ref.job_id), check_token("queue", ref.queue)

@@ -1,0 +1,208 @@
+"""A task's input and result as types: read from its annotations, and checked on the way into and out of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Never, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import msgspec.inspect
+
+from jobledger.ledger.model.errors import InvalidInputError, ResultMismatchError, TaskDefinitionError
+from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.outcome import WISHES
+
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
+#: Return annotations that promise nothing about a result.
+_NO_PROMISE: Final = (inspect.Signature.empty, object, Never, NoReturn)
+
+
+class GivenByWorker:
+    """The base of what a worker hands a task beside its input: a parameter of such a type is not part of the input."""
+
+    __slots__ = ()
+
+
+class TaskSignature:
+    """A task's input as a type: JSON object of its parameters, nothing missing, nothing unknown; and its result's."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        """Raises: TaskDefinitionError for what JSON cannot hold, and for an annotation that cannot be resolved."""
+        self._task_name = name
+        parameters, hints = _parameters(function, name)
+        self.context_parameter = next((p.name for p in parameters if _is_context(hints.get(p.name))), None)
+        self._parameters = [p for p in parameters if p.name != self.context_parameter]
+        self._types = {p.name: hints.get(p.name, Any) for p in self._parameters}
+        self._positional = [p.name for p in self._parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        try:
+            self._struct = msgspec.defstruct(
+                name,
+                [_field(p, self._types[p.name]) for p in self._parameters],
+                forbid_unknown_fields=True,
+                kw_only=True,
+            )
+            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self._struct)
+        except TypeError as error:
+            message = f"task {name}: a parameter's type cannot be read from JSON: {error}"
+            raise TaskDefinitionError(message) from error
+        self._names = tuple(p.name for p in self._parameters)
+        for parameter, wanted in self._types.items():
+            _refuse_foreign(wanted, f"task {name}: parameter {parameter}")
+        self._result_decoder = _result_decoder(hints.get("return", Any), name)
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Return the input's JSON text after checking it against the signature.
+
+        Raises: InvalidInputError with the task, the parameter and what is wrong.
+        """
+        if args:
+            kwargs = self._named(args, kwargs)
+        text = encode_value(kwargs, what=f"input of task {self._task_name}")
+        self._read(text)
+        return text
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positional):
+            message = (
+                f"task {self._task_name} takes {len(self._positional)} positional arguments, got {len(args)}"
+            )
+            raise InvalidInputError(message)
+        named = dict(zip(self._positional, args, strict=False))
+        twice = sorted(named.keys() & kwargs.keys())
+        if twice:
+            message = f"task {self._task_name}: argument {twice[0]!r} is given twice"
+            raise InvalidInputError(message)
+        return named | dict(kwargs)
+
+    def decode(self, text: bytes | msgspec.Raw) -> dict[str, Any]:
+        """Return the keyword arguments in an input's JSON text.
+
+        Raises: InvalidInputError.
+        """
+        return msgspec.structs.asdict(self._read(text))
+
+    def _read(self, text: bytes | msgspec.Raw) -> Any:
+        try:
+            return self._decoder.decode(text)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            expected = ", ".join(self._names) or "no arguments"
+            message = f"task {self._task_name} ({expected}): {error}"
+            raise InvalidInputError(message) from error
+
+    def read_result(self, text: bytes, job_id: str) -> Any:
+        """Return a result as the task's return annotation says; without one as plain JSON values.
+
+        Raises: ResultMismatchError.
+        """
+        try:
+            return self._result_decoder.decode(text)
+        except _UNREADABLE as error:
+            raise ResultMismatchError(job_id, self._task_name, str(error)) from error
+
+    def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]:
+        """Read key=value words by the parameters' types: a str stays as it is, the rest is read as JSON would be.
+
+        Raises: InvalidInputError.
+        """
+        parsed: dict[str, Any] = {}
+        for name, word in words.items():
+            if name not in self._types:
+                known = ", ".join(self._names) or "none"
+                message = f"task {self._task_name} has no argument {name!r}; its arguments: {known}"
+                raise InvalidInputError(message)
+            parsed[name] = self._parse_word(name, word)
+        return parsed
+
+    def _parse_word(self, name: str, word: str) -> Any:
+        wanted = self._types[name]
+        if wanted is Any:
+            return _json_or_text(word)
+        # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
+        with contextlib.suppress(*_UNREADABLE):
+            return msgspec.to_builtins(msgspec.convert(word, wanted, strict=False))
+        with contextlib.suppress(*_UNREADABLE):
+            return msgspec.to_builtins(msgspec.json.decode(word, type=wanted))
+        message = f"task {self._task_name}: argument {name}={word[:60]!r} is not {_type_name(wanted)}"
+        raise InvalidInputError(message)
+
+
+def _json_or_text(word: str) -> Any:
+    try:
+        return msgspec.json.decode(word)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return word
+
+
+def _type_name(wanted: Any) -> str:
+    return getattr(wanted, "__name__", None) or str(wanted).replace("typing.", "")
+
+
+def _result_decoder(returned: Any, task_name: str) -> msgspec.json.Decoder[Any]:
+    """Return what reads the task's results; the outcomes that it may return instead are no results."""
+    if get_origin(returned) in (Union, types.UnionType):
+        returned = Union[tuple(each for each in get_args(returned) if each not in WISHES)]  # noqa: UP007 - made here
+    if returned in _NO_PROMISE or returned in WISHES:
+        returned = Any
+    try:
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(returned)
+    except TypeError as error:
+        message = f"task {task_name}: the type of its result cannot be read from JSON: {error}"
+        raise TaskDefinitionError(message) from error
+    _refuse_foreign(returned, f"task {task_name}: its result")
+    return decoder
+
+
+def _refuse_foreign(wanted: Any, what: str) -> None:
+    """Raise TaskDefinitionError if a type, or one inside of it, is none that JSON can hold."""
+    for foreign in _foreign_types(msgspec.inspect.type_info(wanted), set()):
+        inside = "is" if foreign is wanted else "holds"
+        message = f"{what} {inside} a {_type_name(foreign)}, which JSON cannot hold"
+        raise TaskDefinitionError(message)
+
+
+def _foreign_types(node: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield every class in a type that msgspec does not know; `object` is anything, and so as good as Any."""
+    if isinstance(node, tuple):
+        for each in node:  # pyright: ignore[reportUnknownVariableType] # nodes and fields
+            yield from _foreign_types(each, seen)
+    elif isinstance(node, msgspec.inspect.CustomType):
+        if node.cls is not object:
+            yield node.cls
+    elif isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) and id(node) not in seen:
+        seen.add(id(node))  # a type may hold itself
+        yield from _foreign_types(tuple(getattr(node, name) for name in node.__struct_fields__), seen)
+
+
+def _parameters(
+    function: Callable[..., Any], task_name: str
+) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        message = (
+            f"task {task_name}: an annotation cannot be resolved at run time ({error}): import it for real"
+        )
+        raise TaskDefinitionError(message) from error
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            message = (
+                f"task {task_name}: parameter {parameter} cannot be part of an input: name every argument"
+            )
+            raise TaskDefinitionError(message)
+    return parameters, hints
+
+
+def _is_context(hint: Any) -> bool:
+    return any(isinstance(each, type) and issubclass(each, GivenByWorker) for each in (hint, *get_args(hint)))
+
+
+def _field(parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
+    if parameter.default is parameter.empty:
+        return (parameter.name, hint)
+    default = parameter.default
+    return (parameter.name, hint, msgspec.field(default_factory=lambda: copy.deepcopy(default)))
