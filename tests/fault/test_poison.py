@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,4 +125,50 @@ async def test_poison_in_supervised_workers_becomes_a_dead_letter(
         events=proof.report.events,
         now=time.monotonic(),
         worst_recovery=f"{max(proof.judged.rerun_s, default=0.0):.1f} s until a killed attempt ran again",
+    )
+
+
+STUBBORN = 8
+
+
+async def test_tasks_that_swallow_their_cancellation_cost_no_worker(
+    ledger: Ledger, fleet: Fleet, record: Recorder
+) -> None:
+    """Every slot of a worker is lost to them in turn; its supervisor replaces it, and everything else goes on."""
+    async with Watch.following(ledger) as watch:
+        worker = await fleet.start("--processes", "1", "--concurrency", "4", "--cancel-grace", "0.3")
+        never, nap = TASKS["never_mind"], TASKS["nap"].options(max_attempts=50)
+        limited = never.options(timeout_s=0.5, max_attempts=ATTEMPTS)
+        stubborn = [await ledger.enqueue(limited) for _ in range(STUBBORN)]
+        to_cancel = [await ledger.enqueue(never.options(max_attempts=50)) for _ in range(STUBBORN // 2)]
+        innocent = [await ledger.enqueue(nap, 0.2) for _ in range(INNOCENT // 4)]
+        for job in to_cancel:
+            await watch.until(partial(watch.running.__contains__, job.id))
+            await ledger.cancel(job.ref)
+        await watch.until_ended(STUBBORN + len(to_cancel) + len(innocent), 120)
+        began = time.monotonic()
+        assert await (await ledger.enqueue(nap, 0.0)).result(timeout_s=10.0) >= 1
+        back_s = time.monotonic() - began
+        code = await worker.stop()
+        proof = await prove(ledger, enqueued=None, logs=fleet.logs, secrets=[])
+    proof.hold()
+    for job in stubborn:
+        found = await job.snapshot()
+        assert (found.state.value, len(found.attempts)) == ("dead_lettered", ATTEMPTS)
+    assert {(await job.snapshot()).state.value for job in to_cancel} == {"cancelled"}
+    assert {(await job.snapshot()).state.value for job in innocent} == {"completed"}
+    log = worker.log_path.read_text(encoding="utf-8")
+    abandoned, replaced = log.count("does not end: its attempt"), log.count("its supervisor starts another")
+    assert abandoned >= STUBBORN * ATTEMPTS + len(to_cancel)
+    assert replaced >= 3
+    assert "in never_mind" in log
+    assert code == 0
+    record(
+        "2c",
+        "async tasks that swallow timeout and cancel, until every slot of their worker is held by one",
+        faults=f"{abandoned} attempts, {replaced} workers",
+        jobs=proof.report.jobs,
+        events=proof.report.events,
+        now=time.monotonic(),
+        worst_recovery=f"{back_s:.1f} s until the next job",
     )

@@ -210,9 +210,9 @@ def test_a_second_signal_gives_running_jobs_back_at_once(start: Start, nats_serv
     assert waiting.line()["type"] == "interrupted"
 
 
-@pytest.mark.parametrize(("stuck", "told"), [("never_returns", "interrupted"), ("swallows", None)])
+@pytest.mark.parametrize("stuck", ["never_returns", "swallows"])
 def test_a_task_that_cannot_be_stopped_does_not_keep_the_worker(
-    start: Start, tmp_path: Path, nats_server: EmbeddedServer, stuck: str, told: str | None
+    start: Start, tmp_path: Path, nats_server: EmbeddedServer, stuck: str
 ) -> None:
     (tmp_path / "impatient.py").write_text(IMPATIENT, encoding="utf-8")
     there = ("--app", "impatient", "--url", nats_server.url)
@@ -222,8 +222,35 @@ def test_a_task_that_cannot_be_stopped_does_not_keep_the_worker(
     waiting.line()
     assert [waiting.line()["type"] for _ in range(2)] == ["queued", "started"]
     assert worker.end(signal.SIGTERM) == 0
-    if told is not None:  # a coroutine that swallows its cancellation never says that it may be given back
-        assert waiting.line()["type"] == told
+    assert waiting.line()["type"] == "interrupted"
+
+
+def test_an_error_ends_a_command_also_while_a_task_swallows_its_cancellation(tmp_path: Path) -> None:
+    program = """if True:
+        import asyncio
+        import tasks_of_processes
+        from jobledger.cli.session import run
+        from jobledger.ledger.model.errors import UnreachableError
+
+        async def fails():
+            stubborn = asyncio.create_task(tasks_of_processes.swallows())
+            await asyncio.sleep(0)
+            raise UnreachableError("the server is gone")
+
+        run(fails)
+    """
+    (tmp_path / "tasks_of_processes.py").write_text(TASKS, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (5, "jobledger: the server is gone\n")
 
 
 def test_up_does_not_take_another_server_than_the_one_it_is_told_to_start(

@@ -114,10 +114,7 @@ async def test_a_job_that_completes_although_cancelled_stays_completed(ledger: L
         assert await job.result(timeout_s=LIMIT_S) == "nearly done, so done"
 
 
-async def test_a_thread_that_never_looks_up_is_left_behind_and_keeps_its_slot(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt.running.COOPERATION_S", 0.1)
+async def test_a_thread_that_never_looks_up_is_left_behind_and_keeps_its_slot(ledger: Ledger) -> None:
     gate = threading.Event()
 
     @task
@@ -126,7 +123,7 @@ async def test_a_thread_that_never_looks_up_is_left_behind_and_keeps_its_slot(
         gate.wait(LIMIT_S)
 
     try:
-        async with working(ledger, deaf, concurrency=2) as worker:
+        async with working(ledger, deaf, concurrency=2, cancel_grace_s=0.1) as worker:
             job = await ledger.enqueue(deaf)
             await until(lambda: SEEN["began"] == 1)
             await ledger.cancel(job.ref)

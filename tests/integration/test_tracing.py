@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
-from tests.support.working import LIMIT_S, Connect, working
+from tests.support.working import LIMIT_S, Connect, until, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, sync, task
@@ -133,6 +135,29 @@ async def test_a_trace_goes_from_the_enqueuer_to_every_attempt(
         ("checkpointed", second),
         ("completed", second),
     ]
+
+
+@pytest.mark.anyio
+async def test_the_span_of_an_attempt_ends_with_it_although_its_task_does_not(
+    connected: Connect, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+
+    @task(queue="traced", max_attempts=1, timeout_s=0.1)
+    async def stubborn() -> None:
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    async with connected(tracing=True) as ledger, working(ledger, stubborn, cancel_grace_s=0.1) as worker:
+        await (await ledger.enqueue(stubborn)).wait(timeout_s=LIMIT_S)
+        (span,) = named(spans, "run traced")
+        gate.set()
+        await until(lambda: worker.counts().abandoned == 0)
+    assert span.attributes
+    assert span.attributes["jobledger.outcome"] == "failed"
+    assert len(named(spans, "run traced")) == 1
+    assert "ended span" not in caplog.text
 
 
 @pytest.mark.anyio

@@ -20,7 +20,7 @@ import anyio.abc
 import msgspec
 
 from jobledger.admin.rows import file_name, safe_name
-from jobledger.cli.errors import UsageError
+from jobledger.cli.errors import DONE, UsageError, first_of, report
 from jobledger.cli.options import split
 from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
@@ -45,23 +45,28 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
 
     async def to_the_end() -> T:
-        result = await function()
-        await _leave_tasks_behind()
+        try:
+            result = await function()
+        except Exception as error:
+            if await _tasks_run_on():
+                exit_at_once(report(first_of(error), as_json="--json" in sys.argv))
+            raise
+        if await _tasks_run_on():
+            exit_at_once(DONE)
         return result
 
     return anyio.run(to_the_end, backend="asyncio", backend_options=options)
 
 
-async def _leave_tasks_behind() -> None:
-    """Exit at once when a job's task swallows every cancellation: the loop would wait for it for ever.
+async def _tasks_run_on() -> bool:
+    """Return whether a job's task swallows every cancellation: the end of the loop would wait for it for ever.
 
     Everything of ours was closed before; the job was given back or is taken over.
     """
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    if left and (await asyncio.wait(left, timeout=_LAST_TASKS_END_S))[1]:
-        exit_at_once(0)
+    return bool(left) and bool((await asyncio.wait(left, timeout=_LAST_TASKS_END_S))[1])
 
 
 def exit_at_once(code: int) -> NoReturn:

@@ -33,6 +33,10 @@ class AttemptSpan(Protocol):
         """Say how it ended, before its outcome is recorded."""
         ...
 
+    def close(self) -> None:
+        """End the span before its block ends, which a task that does not end would keep open."""
+        ...
+
 
 class _Untraced(AbstractContextManager["_Untraced"]):
     """Stands for every span where nothing is traced."""
@@ -42,6 +46,9 @@ class _Untraced(AbstractContextManager["_Untraced"]):
 
     def ended(self, outcome: Outcome) -> None:
         """Tell nobody."""
+
+    def close(self) -> None:
+        """End nothing."""
 
 
 UNTRACED: Final = _Untraced()
@@ -94,14 +101,19 @@ class Tracing:
         }
         from_enqueuer = self._trace.get_current_span(parent).get_span_context()
         links = [self._trace.Link(from_enqueuer)] if from_enqueuer.is_valid else []
-        with self._tracer.start_as_current_span(
+        span = self._tracer.start_span(
             f"run {job.queue}",
             context=parent,
             kind=self._trace.SpanKind.CONSUMER,
             attributes=attributes,
             links=links,
-        ) as span:
-            yield _Attempt(span, self._trace)
+        )
+        attempt = _Attempt(span, self._trace)
+        try:
+            with self._trace.use_span(span):
+                yield attempt
+        finally:
+            attempt.close()
 
     def _context(self, traceparent: str) -> Context:
         return self._propagator.extract({_HEADER: traceparent} if traceparent else {})
@@ -136,6 +148,10 @@ class _Attempt:
             error = outcome.error
             self._span.set_attribute("error.type", error.type)
             self._span.set_status(self._trace.StatusCode.ERROR, f"{error.type}: {error.message}")
+
+    def close(self) -> None:
+        if self._span.is_recording():  # ended twice, it would warn
+            self._span.end()
 
 
 def _attributes(operation: str, kind: str, task: str, queue: str) -> dict[str, str]:

@@ -118,6 +118,15 @@ def _hold(seconds: float, how: str) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
 
+@task(queue=QUEUE, backoff=_SOON)
+async def never_mind(context: Context, note: str = "") -> None:
+    """Swallow every cancellation, for ever."""
+    mark("start", context)
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
 def _die(context: Context, how: str) -> None:
     with traced(context):
         if how == "memory":

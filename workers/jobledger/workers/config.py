@@ -15,6 +15,8 @@ _QUEUES_MAX: Final = 100
 _STALL_S_MIN: Final = 0.1
 _WEIGHT_MAX: Final = 100
 _ACK_WAIT_S_MAX: Final = 3600
+_CANCEL_GRACE_S_MIN: Final = 0.05
+_CANCEL_GRACE_S_MAX: Final = 3600
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, int] = {}  #: how often a queue is asked beside the others, 1 to 100; 1 where not named
     concurrency: int = 100  #: attempts that may run at once, threads included
     grace_s: float = 30.0  #: how long running attempts may go on after a stop was asked for
+    cancel_grace_s: float = (
+        5.0  #: how long a task that was told to end may take; then its attempt is ended without it
+    )
     ack_wait_s: float = (
         10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
     )
@@ -70,6 +75,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             f"concurrency must be a whole number from 1 to {_CONCURRENCY_MAX}, got {self.concurrency!r}",
         )
         _require(0 <= self.grace_s <= 24 * 3600, f"grace_s must be from 0 to 86400, got {self.grace_s!r}")
+        _require(
+            _CANCEL_GRACE_S_MIN <= self.cancel_grace_s <= _CANCEL_GRACE_S_MAX,
+            f"cancel_grace_s must be from {_CANCEL_GRACE_S_MIN} to {_CANCEL_GRACE_S_MAX}, got {self.cancel_grace_s!r}",
+        )
         _require(
             1 <= self.ack_wait_s <= _ACK_WAIT_S_MAX,
             f"ack_wait_s must be from 1 to 3600, got {self.ack_wait_s!r}",

@@ -47,6 +47,7 @@ from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.options import Rules
 from jobledger.ledger.tasks import Task
+from jobledger.workers.attempt.abandoned import Abandoned
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.threads import Threads
@@ -180,7 +181,7 @@ async def run(
         chain = JobView(job, chain.last_sequence, chain.last_data)
     here = _in_this_process(task, limited=limited)
     policy = _Witness(random.Random())  # noqa: S311 - jitter
-    execution = Execution(memory, Threads(memory.loop, 1), policy)
+    execution = Execution(memory, Threads(memory.loop, 1, Abandoned()), policy)
     own_task = asyncio.current_task(memory.loop)
     assert own_task is not None, "a coroutine runs in a task"
     running = Attempt(

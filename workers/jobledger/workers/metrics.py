@@ -51,7 +51,12 @@ _CONCURRENCY = Measure(
 _FREE = Measure(
     "jobledger_worker_free_slots",
     "gauge",
-    "Attempts that could begin now; below 0 where timed-out threads still run.",
+    "Attempts that could begin now; for a moment below 0 where one was abandoned.",
+)
+_ABANDONED = Measure(
+    "jobledger_worker_abandoned_slots",
+    "gauge",
+    "Slots held by tasks that run on although their attempts have ended.",
 )
 _HELD = Measure(
     "jobledger_worker_held_deliveries", "gauge", "Deliveries on hand that are not settled, running included."
@@ -95,6 +100,7 @@ WORKER_METRICS: Final = (
     _RUNNING,
     _CONCURRENCY,
     _FREE,
+    _ABANDONED,
     _HELD,
     _ASKED,
     _DELIVERIES,
@@ -149,6 +155,8 @@ class WorkerCollector:
             return "the worker does not take work yet"
         if not self._worker.counts().lease_is_valid:
             return "the worker has no lease: others may take over what it held"
+        if self._worker.is_worn_out:
+            return "every slot of the worker is held by a task that does not end: restart it"
         return ""
 
     def collect(self) -> Iterable[Metric]:
@@ -160,6 +168,7 @@ class WorkerCollector:
             (_RUNNING, counts.running),
             (_CONCURRENCY, counts.concurrency),
             (_FREE, counts.free),
+            (_ABANDONED, counts.abandoned),
             (_HELD, counts.held),
             (_ASKED, counts.asked),
             (_DELIVERIES, counts.deliveries),

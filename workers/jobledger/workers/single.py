@@ -15,6 +15,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.attempt.abandoned import Abandoned
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
@@ -42,7 +43,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     tasks.get(job.task)
 
     def on_lost(_identity: str) -> None:
-        attempts.stop("the lease was lost")
+        attempts.stop("the lease was lost", grace_s=_FAREWELL_S / 2)
 
     lease = LeaseKeeper(
         ledger.leases,
@@ -54,9 +55,21 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     )
     hooks = HookRunner(tasks)
     policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
-    execution = Execution(Surroundings.of(ledger), Threads(ledger.connection.loop, 1), policy)
+    abandoned = Abandoned()
+    execution = Execution(Surroundings.of(ledger), Threads(ledger.connection.loop, 1, abandoned), policy)
+    ended = asyncio.Event()
     # No broker is told anything: the dispatch is still delivered to a worker, which finds in the ledger what was done.
-    attempts = Attempts(ledger, tasks, lease, None, execution=execution, hooks=hooks)
+    attempts = Attempts(
+        ledger,
+        tasks,
+        lease,
+        None,
+        execution=execution,
+        hooks=hooks,
+        abandoned=abandoned,
+        cancel_grace_s=WorkerConfig().cancel_grace_s,
+        on_abandoned=lambda _attempt, ending: ending.add_done_callback(lambda _: ended.set()),
+    )
     cancels = CancelWatch(ledger, (ref.queue,), running=attempts.claims_held, on_cancel=attempts.cancel)
     await lease.open()
     pool = None
@@ -67,23 +80,38 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     await cancels.open()
     keepers = [asyncio.create_task(lease.run()), asyncio.create_task(cancels.run())]
     attempt = asyncio.create_task(attempts.handle(_delivery(stored)))
+    attempt.add_done_callback(lambda _: ended.set())
     try:
-        await asyncio.shield(attempt)
-    except asyncio.CancelledError:
-        attempts.stop("its operator stopped it")
-        await asyncio.wait([attempt], timeout=_FAREWELL_S)
-        raise
+        await _until(ended, attempts)
     finally:
-        for task in (*keepers, attempt):
-            task.cancel()
-        await asyncio.gather(*keepers, attempt, return_exceptions=True)
-        await hooks.close()
-        if pool is not None:
-            await pool.close()
-        with contextlib.suppress(LedgerError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S):
-                await lease.close()
+        await _close([*keepers, attempt], hooks, pool, lease)
     return await _after(ledger, ref, lease.identity)
+
+
+async def _until(ended: asyncio.Event, attempts: Attempts) -> None:
+    """Wait for the end of the attempt; cancelled, make it give its job back."""
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        attempts.stop("its operator stopped it", grace_s=_FAREWELL_S / 2)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await ended.wait()
+        raise
+
+
+async def _close(
+    tasks: list[asyncio.Task[None]], hooks: HookRunner, pool: ProcessPool | None, lease: LeaseKeeper
+) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_FAREWELL_S)  # a job's task may swallow it
+    await hooks.close()
+    if pool is not None:
+        await pool.close()
+    with contextlib.suppress(LedgerError, TimeoutError):
+        async with asyncio.timeout(_FAREWELL_S):
+            await lease.close()
 
 
 async def _queued(ledger: Ledger, ref: JobRef, by: str) -> tuple[StoredEvent, Job]:

@@ -18,6 +18,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.attempt.abandoned import Abandoned
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
@@ -44,7 +45,8 @@ class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     concurrency: int
     running: int  #: attempts
-    free: int  #: slots for more attempts; below 0 while threads run on after their timeouts
+    free: int  #: slots for more attempts; below 0 while an abandoned one is recorded
+    abandoned: int  #: slots held by code that runs on although its attempt has ended
     held: int  #: deliveries on hand, running ones included
     asked: int  #: messages asked for that have not come
     deliveries: int
@@ -83,6 +85,7 @@ class Worker:
         self.taking = asyncio.Event()  #: set once it has a lease and asks for work
         self._stopping = asyncio.Event()
         self._stopping_at_once = asyncio.Event()
+        self._is_told_worn_out = False
         self._idle = asyncio.Event()
         self._intake = Intake(ledger, self._config, self.queues, free=self._free, on_work=self._on_work)
         self._lease = LeaseKeeper(
@@ -95,12 +98,21 @@ class Worker:
             supervisor=self._config.supervisor,
             announce=announce,
         )
-        self._threads = Threads(ledger.connection.loop, self._config.concurrency)
+        self._abandoned = Abandoned(self._on_abandoned_slots)
+        self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._hooks = HookRunner(tasks)
         self._attempts = Attempts(
-            ledger, tasks, self._lease, self._intake, execution=self._execution, hooks=self._hooks
+            ledger,
+            tasks,
+            self._lease,
+            self._intake,
+            execution=self._execution,
+            hooks=self._hooks,
+            abandoned=self._abandoned,
+            cancel_grace_s=self._config.cancel_grace_s,
+            on_abandoned=self._on_abandoned,
         )
         self._cancels = CancelWatch(
             ledger, self.queues, running=self._attempts.claims_held, on_cancel=self._attempts.cancel
@@ -108,7 +120,7 @@ class Worker:
         self._watchdog = Watchdog(
             ledger.connection.loop,
             limit_s=self._config.stall_s,
-            find=self._attempt_of,
+            find=self._attempts.made_by,
             on_stall=self._attempts.stalled,
         )
 
@@ -129,6 +141,7 @@ class Worker:
             concurrency=self._config.concurrency,
             running=self.running,
             free=self._free(),
+            abandoned=len(self._abandoned),
             held=intake.held,
             asked=intake.asked,
             deliveries=intake.deliveries,
@@ -206,7 +219,7 @@ class Worker:
     # Deliveries: started by the reader's call, or given back at once.
 
     def _free(self) -> int:
-        return self._config.concurrency - len(self._active) - self._threads.abandoned
+        return self._config.concurrency - len(self._active) - len(self._abandoned)
 
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
@@ -228,8 +241,41 @@ class Worker:
     def _job_ids(self) -> list[str]:
         return [ref.job_id for ref in self._attempts.running]
 
-    def _attempt_of(self, task: asyncio.Task[Any]) -> Attempt | None:
-        return next((each for each in list(self._attempts.running.values()) if each.own_task is task), None)
+    # Slots that are held by code which does not end.
+
+    def _on_abandoned(self, attempt: Attempt, ending: asyncio.Task[None]) -> None:
+        """Wait for the end of an attempt, no longer for that of its task."""
+        self._active.discard(attempt.own_task)
+        self._active.add(ending)
+        ending.add_done_callback(self._on_done)
+
+    def _on_abandoned_slots(self) -> None:
+        self._intake.wake()
+        if not self.is_worn_out:
+            self._is_told_worn_out = False
+        else:  # the code of one may be about to end
+            self._ledger.connection.loop.call_later(self._config.cancel_grace_s, self._retire)
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether every slot is held by code that runs on although its attempt has ended."""
+        return len(self._abandoned) >= self._config.concurrency
+
+    def _retire(self) -> None:
+        """Stop where a supervisor starts another worker, and say in any case that one is needed."""
+        if not self.is_worn_out or self._stopping.is_set() or self._is_told_worn_out:
+            return
+        self._is_told_worn_out = True
+        logger.error(
+            "every slot (%d) is held by a task that was told to end and does not: %s",
+            self._config.concurrency,
+            "this worker stops, and its supervisor starts another"
+            if self._config.supervisor
+            else "this worker takes no more jobs until one of them returns. Restart it; under a supervisor "
+            "(--processes) it would be restarted",
+        )
+        if self._config.supervisor:
+            self.stop()
 
     # The end.
 
@@ -238,7 +284,7 @@ class Worker:
         if self._pool is not None:
             self._pool.refuse()  # a job that waits for a process is not claimed yet, and is given back
         if not await self._all_done(self._config.grace_s, self._stopping_at_once):
-            self._attempts.stop("the worker was stopped")
+            self._attempts.stop("the worker was stopped", grace_s=_FAREWELL_S / 2)
             await self._all_done(_FAREWELL_S)
 
     async def _all_done(self, limit_s: float, cut: asyncio.Event | None = None) -> bool:

@@ -78,6 +78,15 @@ Grace = Annotated[
         help="How long running attempts may continue after a stop was requested.",
     ),
 ]
+CancelGrace = Annotated[
+    float,
+    typer.Option(
+        "--cancel-grace",
+        envvar="JOBLEDGER_CANCEL_GRACE_S",
+        metavar="SECONDS",
+        help="How long a task may take to end after its timeout or cancel; then its attempt ends without it.",
+    ),
+]
 Processes = Annotated[
     int | None,
     typer.Option(

@@ -68,6 +68,7 @@ def _command(
         for value in values:
             words += [option, value]
     words += ["--concurrency", str(config.concurrency), "--grace", str(config.grace_s)]
+    words += ["--cancel-grace", str(config.cancel_grace_s)]
     if config.pool_size is not None:
         words += ["--pool", str(config.pool_size)]
     if config.pool_memory_bytes_max is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import UNTRACED, AttemptSpan
 from jobledger.workers.attempt import settlement as settlements
+from jobledger.workers.attempt.abandoned import Abandoned, stack_of_task
 from jobledger.workers.attempt.claims import Claimer, read_dispatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
@@ -44,6 +46,8 @@ _NO_LEASE_S: Final = 0.5
 #: A job whose task needs a process is offered to other workers this many times before it waits for one here.
 _PROCESS_DELIVERIES: Final = 3
 _PROCESS_DELAY_S: Final = 0.5
+#: Their frames are above those of every task.
+_OWN_MODULES: Final = frozenset({__name__, Execution.__module__})
 
 
 class Attempts:
@@ -58,7 +62,11 @@ class Attempts:
         *,
         execution: Execution,
         hooks: HookRunner,
+        abandoned: Abandoned,
+        cancel_grace_s: float,
+        on_abandoned: Callable[[Attempt, asyncio.Task[None]], None],
     ) -> None:
+        """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome."""
         self._ledger = ledger
         self._tasks = tasks
         self._lease = lease
@@ -72,6 +80,10 @@ class Attempts:
         )
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}
+        self._abandoned = abandoned
+        self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
+        self._cancel_grace_s = cancel_grace_s
+        self._on_abandoned = on_abandoned
 
     @property
     def fenced(self) -> int:
@@ -85,7 +97,7 @@ class Attempts:
             # take the first one's claim for one that was made and lost.
             self._settle([delivery], DROP)
             return
-        self._handled[delivery.stream_sequence] = [delivery]
+        deliveries = self._handled[delivery.stream_sequence] = [delivery]
         settlement = DROP
         try:
             settlement = await self._attempt(delivery)
@@ -95,7 +107,9 @@ class Attempts:
         except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
             settlement = _after_trouble(error, delivery)
         finally:
-            self._settle(self._handled.pop(delivery.stream_sequence), settlement)
+            if self._handled.get(delivery.stream_sequence) is deliveries:  # else the attempt was abandoned
+                del self._handled[delivery.stream_sequence]
+                self._settle(deliveries, settlement)
 
     async def _attempt(self, delivery: Delivery) -> Settlement:
         """Read, claim, execute and record; return how the delivery is to be settled."""
@@ -113,11 +127,15 @@ class Attempts:
             attempt = self._begin(claimed, task)
             try:
                 with self._span(attempt.job) as span:
+                    attempt.control.span = span
                     outcome = await self._execute(attempt)
+                    if attempt.control.abandoned:
+                        return DROP
                     span.ended(outcome)
                     accepted = await self._recorder.record(attempt, outcome)
             finally:
-                self._end(attempt)
+                if not attempt.control.abandoned:
+                    self._end(attempt)
         # A refused outcome means that job and message are its new holder's: an ack would settle theirs.
         return ACK if accepted else DROP
 
@@ -163,6 +181,7 @@ class Attempts:
             job=job,
             own_task=own_task,
             control=Control(),
+            on_told=self._see_that_it_ends,
         )
         self.running[attempt.ref] = attempt
         return attempt
@@ -191,14 +210,69 @@ class Attempts:
             if not control.stop_reason:
                 raise
             attempt.own_task.uncancel()
-            if control.cancelled:
-                return ConfirmCancel(epoch=job.claim_epoch, reason=control.stop_reason)
-            return Interrupt(epoch=job.claim_epoch, reason=control.stop_reason)
-        if control.stalled:
+            return _as_told(attempt)
+        if control.stalled and not control.abandoned:
             self._hooks.tell("stall", job, worker=attempt.identity, reason=control.stalled)
         return outcome
 
+    # Attempts whose tasks swallow their cancellation.
+
+    def _see_that_it_ends(self, attempt: Attempt) -> None:
+        self._ledger.connection.loop.call_later(self._cancel_grace_s, self._end_overdue, attempt)
+
+    def _end_overdue(self, attempt: Attempt) -> None:
+        control = attempt.control
+        if attempt.own_task.done() or control.returned or control.recording or control.abandoned:
+            return
+        if attempt.on_loop:
+            self._abandon(attempt)
+        elif attempt.in_thread:
+            attempt.cut()
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """End an attempt without its task, which runs on in a slot that is not free."""
+        attempt.control.abandoned = True
+        stack = stack_of_task(attempt.own_task, _OWN_MODULES)
+        sequence = attempt.job.dispatch_sequence
+        # Another list, by which its own task sees that somebody else settles them.
+        deliveries = self._handled[sequence] = list(self._handled[sequence])
+        self._abandoned.add(attempt.own_task, attempt.name, stack)
+        self._left.add(attempt)
+        attempt.own_task.add_done_callback(lambda own_task: self._returned(attempt, own_task))
+        ending = self._end_without_task(attempt, deliveries, stack)
+        self._on_abandoned(attempt, self._ledger.connection.loop.create_task(ending))
+
+    def _returned(self, attempt: Attempt, own_task: asyncio.Task[None]) -> None:
+        self._left.discard(attempt)
+        self._abandoned.discard(own_task)
+
+    async def _end_without_task(self, attempt: Attempt, deliveries: list[Delivery], stack: str) -> None:
+        """Record and settle as `handle` does; raises nothing but CancelledError."""
+        control, settlement = attempt.control, DROP
+        try:
+            if control.stop_reason:
+                outcome = _as_told(attempt)
+            else:
+                outcome = self._execution.timed_out(attempt, stack)
+                if control.stalled:
+                    self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=control.stalled)
+            if control.span is not None:
+                control.span.ended(outcome)
+                control.span.close()
+            if await self._recorder.record(attempt, outcome):
+                settlement = ACK
+        except Exception as error:  # noqa: BLE001 - as in `handle`
+            settlement = _after_trouble(error, deliveries[0])
+        finally:
+            self._end(attempt)
+            del self._handled[attempt.job.dispatch_sequence]
+            self._settle(deliveries, settlement)
+
     # What others ask of the attempts that run.
+
+    def made_by(self, task: asyncio.Task[Any]) -> Attempt | None:
+        """Return the attempt whose code runs in an asyncio task; from any thread."""
+        return next((each for each in [*self.running.values(), *self._left] if each.own_task is task), None)
 
     def claims_held(self) -> dict[JobRef, int]:
         """Return job -> claim epoch of what runs now and was not told to stop."""
@@ -214,8 +288,9 @@ class Attempts:
         if attempt is not None and attempt.job.claim_epoch == epoch:
             attempt.stop(reason or "cancelled", cancelled=True)
 
-    def stop(self, reason: str) -> None:
-        """Stop every attempt; each job is given back."""
+    def stop(self, reason: str, *, grace_s: float) -> None:
+        """Stop every attempt; each job is given back, after `grace_s` also where the task does not end."""
+        self._cancel_grace_s = min(self._cancel_grace_s, grace_s)
         for attempt in list(self.running.values()):
             attempt.stop(reason)
 
@@ -232,6 +307,14 @@ class Attempts:
         """Tell the hooks that an attempt blocked the event loop."""
         reason = f"it blocked its worker's event loop for {blocked_s:.1f} s"
         self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=reason)
+
+
+def _as_told(attempt: Attempt) -> Outcome:
+    """Return the end of an attempt that was told to stop."""
+    control, epoch = attempt.control, attempt.job.claim_epoch
+    if control.cancelled:
+        return ConfirmCancel(epoch=epoch, reason=control.stop_reason)
+    return Interrupt(epoch=epoch, reason=control.stop_reason)
 
 
 def _after_trouble(error: Exception, delivery: Delivery) -> Settlement:

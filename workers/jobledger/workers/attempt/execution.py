@@ -49,7 +49,7 @@ _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
 class _LimitReachedError(Exception):
-    """The attempt reached a limit of its own; the text is what is recorded."""
+    """The attempt reached a limit of its own."""
 
 
 class Execution:
@@ -106,32 +106,40 @@ class Execution:
             if task.is_async and job.order.timeout_s is None and task.rules.heartbeat_s is None:
                 value = await task.function(**arguments)  # as below, without the limits that it does not have
             else:
-                value = await self._within(attempt, task, lambda: self._call(task, arguments))
-        except _LimitReachedError as error:
-            return self._timed_out(job, task, error)
+                value = await self._within(attempt, task, lambda: self._call(attempt, task, arguments))
+        except _LimitReachedError:
+            return self.timed_out(attempt)
         except BaseException as error:
             if _is_stop(attempt, error):
                 raise
             # Whatever user code raises is this attempt's failure: a task must not end the worker.
             return self._policy.raised(job, task.rules, error, self._ledger.clock.now())
-        return await self._outcome(task, job, value)
+        return await self._outcome(attempt, task, value)
 
     async def _within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
-        """Call within the attempt's limits, if it has any; the task's own TimeoutError is raised as it is."""
-        limit_s = attempt.job.order.timeout_s
+        """Call within the attempt's limits, if it has any.
+
+        Raises: _LimitReachedError, unless the task made another end of it when it was cancelled.
+        """
+        limit_s, control = attempt.job.order.timeout_s, attempt.control
         if limit_s is None and task.rules.heartbeat_s is None:
             return await call()
-        limit = asyncio.timeout(limit_s)
+        sentence = f"the attempt was stopped after its timeout of {limit_s or 0:g} s"
+        timer = (
+            None if limit_s is None else self._ledger.loop.call_later(limit_s, attempt.reach_limit, sentence)
+        )
         try:
-            async with limit:
-                with self._signs_of_life(attempt, task):
-                    return await call()
-        except TimeoutError as error:
-            if limit.expired():
-                sentence = f"the attempt was stopped after its timeout of {limit_s:g} s"
-                attempt.tell_thread(sentence)
-                raise _LimitReachedError(sentence) from error
-            raise
+            with self._signs_of_life(attempt, task):
+                return await call()
+        except asyncio.CancelledError as error:
+            if not control.limit or control.stop_reason:
+                raise
+            raise _LimitReachedError from error
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if control.limit:
+                attempt.own_task.uncancel()
 
     @contextlib.contextmanager
     def _signs_of_life(self, attempt: Attempt, task: Task[Any, Any]) -> Generator[None, None, None]:
@@ -141,30 +149,22 @@ class Execution:
             yield
             return
         clock, loop = self._ledger.clock, self._ledger.loop
-        silent = False
         timer: asyncio.TimerHandle
 
         def look() -> None:
-            nonlocal timer, silent
+            nonlocal timer
             left = channel.heard_at + limit_s - clock.monotonic()
             if left > 0:
                 timer = loop.call_later(left, look)
             else:
-                silent = True
-                attempt.own_task.cancel()
+                sentence = f"the attempt was stopped after {limit_s:g} s without a heartbeat"
+                attempt.control.stalled = sentence
+                attempt.reach_limit(sentence)
 
         channel.heard_at = clock.monotonic()
         timer = loop.call_later(limit_s, look)
         try:
             yield
-        except asyncio.CancelledError as error:
-            if not silent or attempt.control.stop_reason:
-                raise
-            attempt.own_task.uncancel()
-            sentence = f"the attempt was stopped after {limit_s:g} s without a heartbeat"
-            attempt.tell_thread(sentence)
-            attempt.control.stalled = sentence
-            raise _LimitReachedError(sentence) from error
         finally:
             timer.cancel()
 
@@ -192,10 +192,10 @@ class Execution:
             trace="" if tracing is None else tracing.current(),
         )
 
-    async def _call(self, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
+    async def _call(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
         if task.is_async:
             return await task.function(**arguments)
-        return await self._threads.call(lambda: task.function(**arguments))
+        return await self._threads.call(lambda: task.function(**arguments), name=attempt.name)
 
     async def _run_in_process(self, attempt: Attempt, task: Task[Any, Any], text: bytes) -> Outcome:
         """Run the task in a process of the pool; whatever ends the wait ends the process."""
@@ -205,23 +205,25 @@ class Execution:
         call = await self._call_of(attempt, text)
         try:
             result = await self._within(attempt, task, lambda: processes.run(attempt, call))
-        except _LimitReachedError as error:
-            return self._timed_out(job, task, error)
+        except _LimitReachedError:
+            return self.timed_out(attempt)
         except (ChildStartError, PoolClosedError) as error:  # the process that was taken died before its call
             info = error_info("exception", error)
             return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
         if isinstance(result, Returned):
-            return await self._outcome(task, job, result.value)
+            return await self._outcome(attempt, task, result.value)
         if isinstance(result, Raised) and not result.may_retry:
             return Fail(epoch=job.claim_epoch, error=result.error, give_up="rejected")
         return self._policy.failed(job, task.rules, result.error, self._ledger.clock.now())
 
-    def _timed_out(self, job: Job, task: Task[Any, Any], error: _LimitReachedError) -> Outcome:
-        info = ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
-        return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
+    def timed_out(self, attempt: Attempt, stack: str = "") -> Outcome:
+        """Return what follows from the limit that an attempt reached; `stack`: where its task stands, if it does not end."""
+        assert attempt.task is not None, "only a task reaches a limit"
+        info = ErrorInfo(kind="timeout", type="TimeoutError", message=attempt.control.limit, traceback=stack)
+        return self._policy.failed(attempt.job, attempt.task.rules, info, self._ledger.clock.now())
 
-    async def _outcome(self, task: Task[Any, Any], job: Job, value: Any) -> Outcome:
-        epoch = job.claim_epoch
+    async def _outcome(self, attempt: Attempt, task: Task[Any, Any], value: Any) -> Outcome:
+        job, epoch = attempt.job, attempt.job.claim_epoch
         is_plain = type(value) in _PLAIN_TYPES
         if not is_plain and isinstance(value, WISHES):
             return self._wish(task, job, value)
@@ -234,6 +236,7 @@ class Execution:
                 check_text(text, what=what)
             if self._ledger.results.fits_inline(text, what=what):
                 return Complete(epoch=epoch, result=msgspec.Raw(text))
+            attempt.control.returned = True
             result, reference = await retry_store(
                 f"the {what}", lambda: self._ledger.results.put(text, what=what)
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -11,10 +12,8 @@ from jobledger.ledger.model.chain import JobView
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
+from jobledger.ledger.tracing import AttemptSpan
 from jobledger.workers.attempt.channel import AttemptChannel
-
-#: How long a task in a thread may take to notice, by its heartbeat, that it is cancelled.
-COOPERATION_S: Final = 5.0
 
 
 class Control(msgspec.Struct, eq=False):
@@ -23,8 +22,12 @@ class Control(msgspec.Struct, eq=False):
     channel: AttemptChannel | None = None  #: of a task that takes a context
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
+    limit: str = ""  #: the limit of its own that it reached, as is recorded; "" while it has reached none
     stalled: str = ""  #: the sign of life that did not come in time; "" while they come
+    returned: bool = False  #: the task has ended, and its result is being put away
     recording: bool = False  #: the task has ended, and its outcome is being appended
+    abandoned: bool = False  #: the task has not ended, and its outcome is recorded all the same
+    span: AttemptSpan | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):
@@ -37,6 +40,13 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
     job: Job  #: of that chain
     own_task: asyncio.Task[None]  #: the asyncio task that makes the attempt
     control: Control
+    #: Hears that the attempt was told to end, and sees to it that it does.
+    on_told: Callable[[Attempt], None] = lambda _attempt: None
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return f"task {self.job.task} of job {self.job.id}"
 
     @property
     def newest_chain(self) -> JobView:
@@ -49,28 +59,42 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         """Whether the task runs in a thread, which nothing can end but the task itself."""
         return self.task is not None and not self.task.is_async and self.task.rules.run_in != "process"
 
+    @property
+    def on_loop(self) -> bool:
+        """Whether the task is a coroutine on the worker's loop, which may swallow its cancellation."""
+        return self.task is not None and self.task.is_async and self.task.rules.run_in != "process"
+
     def stop(self, reason: str, *, cancelled: bool = False) -> None:
         """Tell it to stop, once; an attempt that has an outcome already is left to record it.
 
         A coroutine is cancelled at once. A thread cannot be: when its job is cancelled it hears so at its
-        next heartbeat, and is waited for no longer than `COOPERATION_S`.
+        next heartbeat, and is cut off after the worker's `cancel_grace_s`.
         """
         control = self.control
-        if control.stop_reason or control.recording:
+        if control.stop_reason or control.recording or control.abandoned:
             return
         control.stop_reason = reason
         control.cancelled = cancelled
         self.tell_thread(reason)
-        if self.in_thread and cancelled:
-            self.own_task.get_loop().call_later(COOPERATION_S, self._cut)
-        else:
+        if not (self.in_thread and cancelled):
             self.own_task.cancel(reason)
+        self.on_told(self)
+
+    def reach_limit(self, sentence: str) -> None:
+        """End it because it reached a limit of its own; the sentence is what is recorded."""
+        if self.control.stop_reason or self.control.limit:
+            return
+        self.control.limit = sentence
+        self.tell_thread(sentence)
+        self.own_task.cancel(sentence)
+        self.on_told(self)
 
     def tell_thread(self, reason: str) -> None:
         """Make the next heartbeat of a task that is not on the loop raise."""
         if self.control.channel is not None:
             self.control.channel.stop_reason = reason
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Leave its thread behind, which did not end in time, unless an outcome is being recorded."""
         if not self.control.recording:
             self.own_task.cancel(self.control.stop_reason)

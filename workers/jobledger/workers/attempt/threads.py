@@ -1,54 +1,63 @@
-"""Calling sync tasks in threads, and counting those that run on after their attempt has ended."""
+"""Calling sync tasks in threads, and leaving behind those that run on after their attempt has ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from jobledger.workers.attempt.abandoned import Abandoned, stack_of_thread
+
+
+class _Call:
+    """One call of a function; each side writes its own marks before it reads the other's."""
+
+    def __init__(self) -> None:
+        self.thread_id: int | None = None  #: of the thread that makes it, once it does
+        self.ended = False
+        self.abandoned = False
+
 
 class Threads:
     """The threads of one worker; made on its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads_max: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads_max: int, abandoned: Abandoned) -> None:
         self._loop = loop
         self._limiter = anyio.CapacityLimiter(threads_max)
-        self._abandoned: set[object] = set()
+        self._abandoned = abandoned
 
-    @property
-    def abandoned(self) -> int:
-        """How many threads run on although their attempt has ended; each keeps its slot until it returns."""
-        return len(self._abandoned)
+    async def call(self, function: Callable[[], Any], *, name: str) -> Any:
+        """Call a function in a thread and return or raise what it did; cancelled, it leaves the thread behind.
 
-    async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function in a thread and return or raise what it did; cancelled, it leaves the thread behind."""
-        call = object()
-        abandoned = ended = False
+        `name` says whose function it is, for the log.
+        """
+        call = _Call()
 
         def run() -> tuple[Any, BaseException | None]:
-            nonlocal ended
+            call.thread_id = threading.get_ident()
             # An exception is handed over as a value: a GeneratorExit that is thrown into a coroutine would close it.
             try:
-                return function(), None
+                # One that was abandoned before it began is not called: nobody counts its slot.
+                return None if call.abandoned else function(), None
             except BaseException as error:  # noqa: BLE001 - raised again on the other side
                 return None, error
             finally:
-                ended = True
-                if abandoned:
+                call.ended = True
+                if call.abandoned:
                     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
                         self._loop.call_soon_threadsafe(self._abandoned.discard, call)
 
         try:
             value, error = await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
         except asyncio.CancelledError:
-            self._abandoned.add(call)
-            abandoned = True
-            if ended:  # the thread may have read `abandoned` just before it was set
-                self._abandoned.discard(call)
+            call.abandoned = True
+            if call.thread_id is not None and not call.ended:  # else nobody would take it off
+                self._abandoned.add(call, name, stack_of_thread(call.thread_id))
             raise
         if error is not None:
             raise error
