@@ -24,7 +24,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     StreamMismatchError,
 )
-from jobledger.ledger.nats.connection import redact
+from jobledger.ledger.nats.addresses import redact
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.workers import Worker
 

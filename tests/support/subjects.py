@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Generator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -62,8 +62,8 @@ class Recorder:
         self._roles: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
         made, sent, commanded = Connection.__init__, Connection.send, Connection._send_command
 
-        def make(connection: Connection) -> None:
-            made(connection)
+        def make(connection: Connection, *given: Any, **named: Any) -> None:
+            made(connection, *given, **named)
             self._roles[connection] = self._role
 
         def send(connection: Connection, subject: str, reply: str, headers: bytes, data: bytes) -> None:

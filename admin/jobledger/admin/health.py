@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,9 @@ from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.model.errors import ConfigurationError, InvalidError, LedgerError
 from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.nats.connection import open_connection, redact
+from jobledger.ledger.nats.access import Access
+from jobledger.ledger.nats.addresses import shown
+from jobledger.ledger.nats.connection import NO_ACCESS, open_connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.streams import specifications
 from jobledger.projections import EventGapError, ProjectionError
@@ -35,6 +37,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     environment: str = ""
+    access: Access = NO_ACCESS
     monitor_url: str  #: the server's monitoring page; read only where it is on this machine
     port: int  #: of the server, by which its page is known
     directory: Path  #: where an embedded server would keep its store
@@ -80,12 +83,13 @@ async def _look_at_server(found: list[Check], asked: Asked) -> bool:
     """Check all that needs no ledger, and makes none; return whether every stream of it exists and is right."""
     config = LedgerConfig(url=asked.url, environment=asked.environment)
     names = Names(asked.environment)
-    shown = ", ".join(redact(each) for each in asked.url.split(","))
-    connection = await open_connection(asked.url, name="jobledger-doctor", timeout_s=config.connect_timeout_s)
+    connection = await open_connection(
+        asked.url, name="jobledger-doctor", timeout_s=config.connect_timeout_s, access=asked.access
+    )
     try:
         inbox = Inbox(connection)
         await inbox.open()
-        found += await checks.check_server(connection, shown)
+        found += await checks.check_server(connection, shown(asked.url))
         found.append(await checks.check_jetstream(inbox))
         complete = True
         for spec in specifications(
@@ -105,7 +109,12 @@ async def _look_at_server(found: list[Check], asked: Asked) -> bool:
 
 async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> None:
     """Check what is read through the ledger: workers and projection."""
-    async with connect(asked.url, environment=asked.environment, name="jobledger-doctor") as ledger:
+    given: dict[str, Any] = {
+        "environment": asked.environment,
+        "name": "jobledger-doctor",
+        **asked.access.given(),
+    }
+    async with connect(asked.url, **given) as ledger:
         found.append(await _check_workers(ledger))
         found.append(await _check_beginning(ledger))
         try:

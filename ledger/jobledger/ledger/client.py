@@ -265,6 +265,7 @@ async def connect(
         config.url,
         name=config.name,
         timeout_s=config.connect_timeout_s,
+        access=config,
         inbox_prefix=config.inbox_prefix,
         options=config.nats_options,
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
@@ -14,8 +15,8 @@ _SECONDS_MAX: Final = 3600
 _COMMITS: Final = ("auto", "group", "pipeline")
 
 
-class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One client's settings."""
+class LedgerConfig(Access, frozen=True, kw_only=True):
+    """One client's settings; those of `Access` say who it is, and how it knows the server."""
 
     url: str = DEFAULT_URL  #: one server, or several separated by commas
     environment: str = ""  #: prefix of subjects and streams, so that environments can share an account
@@ -33,13 +34,15 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
     tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
     inbox_prefix: str = "_INBOX"  #: one per role where permissions are used
-    nats_options: dict[str, Any] = {}  #: for nats-py's connect: user_credentials, tls, ...
+    #: For nats-py's connect: tls (a context), tls_handshake_first, ...
+    nats_options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         """Check every value and how they relate.
 
         Raises: ConfigurationError.
         """
+        super().__post_init__()
         for name in ("connect_timeout_s", "append_timeout_s", "lease_s"):
             _require(
                 0 < getattr(self, name) <= _SECONDS_MAX,

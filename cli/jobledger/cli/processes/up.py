@@ -20,7 +20,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.session import load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
-from jobledger.ledger.nats.connection import redact
+from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
@@ -63,7 +63,7 @@ def up(
     """Run the embedded server (or use --url), a worker for --app and a projector, until Ctrl-C."""
     if url is not None and (directory is not None or port is not None):
         raise UsageError(
-            f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {redact(url)}: "
+            f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {shown(url)}: "
             "leave one of them out"
         )
     served, weights = process.weighted(queues)

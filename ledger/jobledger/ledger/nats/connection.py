@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import random
 import re
+import ssl
+import time
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.subscription import Subscription
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from jobledger.ledger.model.errors import (
     ForeignLoopError,
     JetStreamDisabledError,
     LedgerClosedError,
+    LedgerError,
     ServerUnreachableError,
     UnsupportedServerError,
 )
+from jobledger.ledger.nats.access import Access
+from jobledger.ledger.nats.addresses import decoded_credentials, redact, servers_of, shown
 from jobledger.ledger.nats.parser import Collector, Handler, MessageParser
+from jobledger.ledger.nats.reasons import ConnectFailedError, check_tls, failure, most_telling
+from jobledger.ledger.nats.transport import Transport
 
 logger = logging.getLogger("jobledger.connection")
 
@@ -34,10 +43,14 @@ SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
 _RECONNECT_WAIT_S: Final = 0.25
-_NEXT_ADDRESS: Final = re.compile(r",\s*(?=\w+://)")
+#: A server that was silent for so many pings is given up: after 7.5 s, whatever its process or the network do.
+_PINGS: Final = {"ping_interval": 2.5, "max_outstanding_pings": 2}
+_CLOSE_S: Final = 2.0
+NO_ACCESS: Final = Access()
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
 )
+_VERBS: Final = {"publish": "publish to", "subscription": "subscribe to"}
 
 
 class ConnectionLostError(Exception):
@@ -47,13 +60,20 @@ class ConnectionLostError(Exception):
 class Connection(Client):
     """One client connection; see the module's docstring. Made by `open_connection`."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access = NO_ACCESS, *, servers: int = 1) -> None:
         super().__init__()
+        self._access = access
+        self._attempts_left: int | None = (
+            servers  # of the first connection; later ones are tried without limit
+        )
+        self.failures: list[
+            ConnectFailedError
+        ] = []  #: of attempts since there was a connection, each sentence once
         #: Kept, for on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
         self.loop = asyncio.get_running_loop()
         self._handlers: dict[int, Handler] = {}
         self._collectors: dict[bytes, Collector] = {}
-        self._ps = MessageParser(self, self._handlers, self._collectors)
+        self._ps = self._parser = MessageParser(self, self._handlers, self._collectors)
         self._up = asyncio.Event()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         self.refused_listeners: list[Callable[[str, str], None]] = []  #: called with verb and subject
@@ -166,18 +186,113 @@ class Connection(Client):
         except TimeoutError as error:
             raise ConnectionLostError from error
 
+    async def _connect_to_server(self, s: Srv) -> None:
+        if s.uri.scheme in {"ws", "wss"}:
+            await super()._connect_to_server(s)
+            return
+        self._drop_transport()
+        s.last_attempt = time.monotonic()
+        transport = self._transport = Transport()
+        try:
+            await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+        except (OSError, TimeoutError) as error:
+            raise self._failure(error, s) from error
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except (OSError, TimeoutError, ValueError, LedgerError, nats.errors.Error) as error:
+            assert self._current_server is not None, "it was just connected to"
+            raise self._failure(error, self._current_server) from error
+
+    def _failure(self, error: Exception, server: Srv) -> ConnectFailedError:
+        return failure(error, _place(server), server.uri.hostname or "", self._access, self._server_info)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - nats-py's
+        if initial_connection and not self.options["tls_handshake_first"]:
+            server = self._current_server
+            assert server is not None, "it says who it is"
+            wanted = self._access.wants_tls or "tls" in self.options or server.uri.scheme == "tls"
+            check_tls(_place(server), self._access, info, wanted=wanted, given="tls" in self.options)
+            if wanted:
+                info["tls_required"] = True  # a server that leaves it to us is taken at its word
+        await super()._process_info(info, initial_connection)
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """What is shown and checked in the handshake to come, from files as they are now."""
+        if "tls" in self.options:
+            return super().ssl_context
+        return self._access.tls()
+
+    def _connect_command(self) -> bytes:
+        command = super()._connect_command()
+        if not (self._access.creds or self._access.nkey):
+            return command
+        verb, _, body = command.partition(b" ")
+        signed = self._access.signer().answer(self._server_info.get("nonce", ""))
+        return b"%b %b\r\n" % (verb, json.dumps({**json.loads(body), **signed}).encode())
+
+    async def _ping_interval(self) -> None:
+        """Give up a server that is silent. Any word of it is a sign of life: a pong may wait behind much else."""
+        silent = 0
+        while True:
+            await asyncio.sleep(self.options["ping_interval"])
+            silent = 0 if self._parser.heard() else silent + 1
+            if silent > self.options["max_outstanding_pings"]:
+                await self._process_op_err(nats.errors.StaleConnectionError())
+                return
+            await self._send_ping()
+
+    async def _process_err(self, err_msg: str) -> None:
+        said = self._parser.error_line()  # `err_msg` is the same in lower case, and subjects are not
+        if PERMISSIONS_ERR in err_msg:
+            self._tell_refused(said)
+            return
+        logger.warning("%s ended the connection: %s", self._place(), err_msg.strip("'"))
+        if "authorization" in err_msg or "authentication" in err_msg:
+            # Another password or newer credentials may lie in the files by now.
+            await self._process_op_err(nats.errors.AuthorizationError())
+        else:
+            await super()._process_err(err_msg)
+
+    def _tell_refused(self, said: str) -> None:
+        refused = _PERMISSION.search(said)
+        if refused is None:
+            logger.error("the server does not allow this user all that it asks for: %s", said.strip())
+            return
+        verb, subject = _VERBS[refused["verb"].lower()], refused["subject"]
+        logger.error("the server does not allow this user to %s %s", verb, subject)
+        for listener in tuple(self.refused_listeners):
+            listener(verb, subject)
+
+    async def close(self) -> None:
+        """Close; what was sent has left by then if the server takes it."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await super().close()
+        except TimeoutError:
+            await self.on_closed()
+        finally:
+            self._drop_transport()
+
+    def _drop_transport(self) -> None:
+        """End the attempt before, on which a handshake may have failed: nats-py would leave its socket open."""
+        if isinstance(self._transport, Transport):
+            self._transport.abort()
+
     async def on_lost(self) -> None:
         """Tell everybody who waits for an answer that it will not come on this connection."""
         self._up.clear()
         if not self.is_closed:
-            logger.warning("connection to %s lost, reconnecting", redact(self._url_text()))
+            logger.warning("connection to %s lost, reconnecting", self._place())
         for listener in tuple(self.lost_listeners):
             listener()
 
     async def on_found(self) -> None:
         """Let those who wait go on."""
-        logger.info("connected to %s again", redact(self._url_text()))
-        self._up.set()
+        logger.info("connected to %s again", self._place())
+        self.mark_up()
 
     async def on_closed(self) -> None:
         """Note that nats-py will not try again."""
@@ -187,33 +302,42 @@ class Connection(Client):
             listener()
 
     async def on_error(self, error: Exception) -> None:
-        """Route what nats-py only reports on the side: refused permissions, slow consumers."""
-        refused = _PERMISSION.search(str(error))
-        if refused is not None:
-            for listener in tuple(self.refused_listeners):
-                listener(refused["verb"], refused["subject"])
-            logger.error("the server refuses to %s %s", refused["verb"], refused["subject"])
+        """Note what nats-py only reports on the side; end the first connection when every server was tried.
+
+        Raises: ConnectFailedError.
+        """
+        if isinstance(error, ConnectFailedError):
+            self._note_failure(error)
         elif self.is_connected:
             logger.warning("nats: %s", error)
 
-    def _url_text(self) -> str:
-        url = self.connected_url
-        return url.geturl() if url is not None else "the server"
+    def _note_failure(self, error: ConnectFailedError) -> None:
+        if str(error) not in {str(each) for each in self.failures}:
+            self.failures.append(error)
+            if self._attempts_left is None and error.kind == "refused":
+                logger.warning("%s", error)
+        if self._attempts_left is not None:
+            self._attempts_left -= 1
+            if self._attempts_left <= 0:
+                raise error
+
+    def _place(self) -> str:
+        return "the server" if self._current_server is None else _place(self._current_server)
 
     def mark_up(self) -> None:
-        """Note that the first connection stands."""
+        """Note that the connection stands."""
+        self._attempts_left = None
+        self.failures.clear()
         self._up.set()
+
+
+def _place(server: Srv) -> str:
+    """Return a server's address without credentials."""
+    return redact(server.uri.geturl())
 
 
 async def _unused(_: object) -> None:
     """Stand in as nats-py's callback; `Connection._process_msg` never queues for it."""
-
-
-def redact(url: str) -> str:
-    """Return `url` without user, password or token, whether or not it is well-formed."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    credentials, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}***@{host}" if at and credentials else url
 
 
 async def open_connection(
@@ -221,19 +345,21 @@ async def open_connection(
     *,
     name: str,
     timeout_s: float,
+    access: Access = NO_ACCESS,
     inbox_prefix: str = "_INBOX",
     options: dict[str, Any] | None = None,
 ) -> Connection:
     """Connect, check the server, and keep the connection up from then on without limit.
 
-    `options` go to nats-py's `connect` (credentials, TLS); `url` may name several servers, comma separated.
+    `url` may name several servers, comma separated: they are tried in any order, each once, within `timeout_s` in all.
+    `options` go to nats-py's `connect` as they are.
 
-    Raises: ServerUnreachableError, UnsupportedServerError, JetStreamDisabledError.
+    Raises: ConfigurationError, ServerUnreachableError, UnsupportedServerError, JetStreamDisabledError.
     """
-    connection = Connection()
-    servers = [server.strip() for server in url.split(",")]
-    # A comma may also stand in a password: what is shown is cut only where an address surely begins.
-    shown = ", ".join(redact(part) for part in _NEXT_ADDRESS.split(url))
+    access.check()
+    servers = servers_of(url)
+    random.shuffle(servers)  # here, and not by nats-py at each loss: so the one that was lost is tried last
+    connection = Connection(access, servers=len(servers))
     try:
         async with asyncio.timeout(timeout_s):
             await connection.connect(
@@ -243,45 +369,24 @@ async def open_connection(
                 disconnected_cb=connection.on_lost,
                 reconnected_cb=connection.on_found,
                 closed_cb=connection.on_closed,
-                connect_timeout=max(1, int(timeout_s)),
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type] # seconds, and a float works
+                connect_timeout=timeout_s / len(servers),  # type: ignore[arg-type] # seconds, and a float works
+                dont_randomize=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type] # the same
                 inbox_prefix=inbox_prefix,
                 pending_size=PENDING_BYTES_MAX,
                 skip_subject_validation=True,  # every token was checked at the entry, see subjects.check_token
-                **{**_decoded_credentials(servers), **(options or {})},
+                **{**_PINGS, **(access.login() or decoded_credentials(servers)), **(options or {})},
             )
+        connection.mark_up()
+        _check_server(connection, shown(url))
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
-        cause = connection.last_error or error
-        raise ServerUnreachableError(_unreachable(shown, cause)) from error
-    # Only now: the first attempt must fail at once, the later ones never.
-    connection.options["allow_reconnect"] = True
-    connection.options["max_reconnect_attempts"] = -1
-    connection.mark_up()
-    try:
-        _check_server(connection, shown)
-    except Exception:
+        raise ServerUnreachableError(_unreachable(shown(url), connection.failures, error)) from error
+    except BaseException:
         await _abandon(connection)
         raise
     return connection
-
-
-def _decoded_credentials(servers: list[str]) -> dict[str, Any]:
-    """Return what `%XX` in the credentials of an address stands for: nats-py would send them as they are spelled.
-
-    Nothing where there is no `%`. Several servers with such credentials must have the same.
-    """
-    for server in servers:
-        with contextlib.suppress(ValueError):  # an address that is none is nats-py's to refuse
-            parts = urlsplit(server if "://" in server else f"nats://{server}")
-            user, password = parts.username or "", parts.password
-            if "%" in f"{user}{password}":
-                if password is None:
-                    return {"token": unquote(user)}
-                return {"user": unquote(user), "password": unquote(password)}
-    return {}
 
 
 async def _abandon(connection: Connection) -> None:
@@ -289,25 +394,27 @@ async def _abandon(connection: Connection) -> None:
         await connection.close()
 
 
-def _unreachable(shown: str, error: BaseException) -> str:
-    text = str(error).lower()
-    if "authorization" in text or "authentication" in text:
-        return f"{shown} refused the credentials: check user, password or token of --url"
-    if isinstance(error, ConnectionRefusedError) or "no servers" in text or "refused" in text:
-        return f"no server answers at {shown}: start one with `jobledger server`, or name another with --url"
-    if isinstance(error, TimeoutError | nats.errors.TimeoutError):
-        return f"{shown} did not answer in time: is it a nats-server, and is it well? (`jobledger doctor`)"
+def _unreachable(servers: str, failures: list[ConnectFailedError], error: Exception) -> str:
+    told = most_telling(failures)
+    if told is not None and told.kind != "away":
+        return str(told)
+    if told is not None:
+        return (
+            f"no server answers at {servers}: start one with `jobledger server`, or name another with --url"
+        )
+    if isinstance(error, TimeoutError):
+        return f"{servers} did not answer in time: is it a nats-server, and is it well? (`jobledger doctor`)"
     if isinstance(error, ValueError):  # its text may quote a part of the password
-        return f"{shown} is not the address of a server: nats://host:port, special characters of a password as %XX"
-    return f"cannot connect to {shown}: {str(error) or type(error).__name__}"
+        return f"{servers} is not the address of a server: nats://host:port, special characters of a password as %XX"
+    return f"cannot connect to {servers}: {str(error) or type(error).__name__}"
 
 
-def _check_server(connection: Connection, shown: str) -> None:
+def _check_server(connection: Connection, servers: str) -> None:
     version = connection.connected_server_version
     found = (version.major, version.minor)
     if found < SERVER_VERSION_MIN:
         message = (
-            f"{shown} is nats-server {version.major}.{version.minor}.{version.patch}; "
+            f"{servers} is nats-server {version.major}.{version.minor}.{version.patch}; "
             "jobledger needs 2.12 or newer (atomic batches), 2.15 or newer is advised"
         )
         raise UnsupportedServerError(message)
@@ -315,10 +422,8 @@ def _check_server(connection: Connection, shown: str) -> None:
         logger.warning(
             "nats-server %s.%s at %s: before 2.15 `sync_interval: always` can lose acknowledged events in a power cut",
             *found,
-            shown,
+            servers,
         )
     if not connection.has_jetstream:
-        message = (
-            f"{shown} runs without JetStream: start it with a jetstream block, as in the project's nats.conf"
-        )
+        message = f"{servers} runs without JetStream: start it with a jetstream block, as in the project's nats.conf"
         raise JetStreamDisabledError(message)

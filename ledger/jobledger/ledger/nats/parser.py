@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import msgspec
-from nats.protocol.parser import AWAITING_CONTROL_LINE, MAX_CONTROL_LINE_SIZE, Parser
+from nats.protocol.parser import AWAITING_CONTROL_LINE, ERR_RE, MAX_CONTROL_LINE_SIZE, Parser
 
 #: Called in the reader's task with subject, reply, data and raw headers: must be quick and must not raise.
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
@@ -86,6 +86,17 @@ class MessageParser(Parser):
         self._handlers = handlers
         self._collectors: Mapping[bytes, Collector] = {} if collectors is None else collectors
         self._kept = b""
+        self._heard = False
+
+    def heard(self) -> bool:
+        """Return whether anything came since the last call."""
+        heard, self._heard = self._heard, False
+        return heard
+
+    def error_line(self) -> str:
+        """Return the server's words of the error that nats-py's parser is handing on, which it gives in lower case."""
+        found = ERR_RE.match(self.buf)
+        return "" if found is None else found[0].decode(errors="replace")
 
     def reset(self) -> None:
         """Begin anew, as after a reconnect."""
@@ -94,6 +105,7 @@ class MessageParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Hand on every whole message in `data` and what was kept of the data before."""
+        self._heard = True
         if self.buf or self.state != AWAITING_CONTROL_LINE:
             await super().parse(data)
             return

@@ -1,0 +1,46 @@
+"""Addresses of servers: taken apart, and shown without the password that one may hold."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+_NEXT_ADDRESS: Final = re.compile(r",\s*(?=\w+://)")
+
+
+def servers_of(url: str) -> list[str]:
+    """Return the addresses of a list that is separated by commas."""
+    return [server.strip() for server in url.split(",")]
+
+
+def redact(url: str) -> str:
+    """Return one address without user, password or token, whether or not it is well-formed."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}***@{host}" if at and credentials else url
+
+
+def shown(url: str) -> str:
+    """Return a list of addresses as messages show it.
+
+    A comma may also stand in a password: what is shown is cut only where an address surely begins.
+    """
+    return ", ".join(redact(part) for part in _NEXT_ADDRESS.split(url))
+
+
+def decoded_credentials(servers: list[str]) -> dict[str, Any]:
+    """Return what `%XX` in the credentials of an address stands for: nats-py would send them as they are spelled.
+
+    Nothing where there is no `%`. Several servers with such credentials must have the same.
+    """
+    for server in servers:
+        with contextlib.suppress(ValueError):  # an address that is none is nats-py's to refuse
+            parts = urlsplit(server if "://" in server else f"nats://{server}")
+            user, password = parts.username or "", parts.password
+            if "%" in f"{user}{password}":
+                if password is None:
+                    return {"token": unquote(user)}
+                return {"user": unquote(user), "password": unquote(password)}
+    return {}

@@ -1,0 +1,58 @@
+"""nats-py's TCP transport with an end to every wait: a peer that is frozen, or breaks off TLS, holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Final
+from urllib.parse import ParseResult
+
+from nats.aio.transport import TcpTransport
+
+#: How long what was written last may take to leave.
+_FAREWELL_S: Final = 0.5
+
+
+class Transport(TcpTransport):
+    """One connection's bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._aborted = False
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        """Shake hands; a connection on which that failed is gone, and nobody is told of its end any more."""
+        try:
+            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        except BaseException:
+            self.abort()
+            raise
+
+    async def readline(self) -> bytes:
+        """Return a line of the handshake.
+
+        Raises: ConnectionResetError when the server closed instead of answering.
+        """
+        line: bytes = await super().readline()  # type: ignore[no-untyped-call]
+        if not line:
+            raise ConnectionResetError("the server closed the connection")
+        return line
+
+    async def wait_closed(self) -> None:
+        """Wait until what was written has left, or until a moment has passed."""
+        if self._aborted:
+            return
+        try:
+            async with asyncio.timeout(_FAREWELL_S):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once; what has not left is dropped."""
+        self._aborted = True
+        for writer in (self._io_writer, self._bare_io_writer):
+            if writer is not None:
+                writer.transport.abort()
