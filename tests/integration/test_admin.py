@@ -200,8 +200,8 @@ async def test_an_examination_tells_a_sound_ledger_from_a_server_that_is_not_the
         directory=tmp_path,
     )
     health = await examine(asked, lambda _: rows)
-    assert (health.is_good, health.unreached) == (True, None)
+    assert (health.is_good, health.stopped) == (True, None)
     assert {"server", "clock", "workers", "projection"} <= {check.check for check in health.checks}
     nobody = await examine(msgspec.structs.replace(asked, url="nats://127.0.0.1:1"), lambda _: rows)
-    assert isinstance(nobody.unreached, ServerUnreachableError)
+    assert isinstance(nobody.stopped, ServerUnreachableError)
     assert (nobody.is_good, [check.check for check in nobody.checks]) == (False, ["server"])

@@ -231,6 +231,7 @@ def test_an_id_in_two_queues_needs_the_queue(cli: Cli) -> None:
 
 @pytest.mark.parametrize(("job_id", "code"), [("nobody", 3), ("a.b", 2), ("a*", 2), ("x" * 100, 2)])
 def test_a_job_that_is_not_there_has_its_code(cli: Cli, job_id: str, code: int) -> None:
+    cli.make_ledger()
     for verb in ("show", "cancel"):
         answer = cli.there("jobs", verb, job_id)
         assert (answer.code, answer.out) == (code, "")
@@ -330,6 +331,7 @@ def test_a_file_that_is_no_projection_is_refused_and_left_alone(cli: Cli) -> Non
     with contextlib.closing(sqlite3.connect(cli.projection)) as database:
         database.execute("CREATE TABLE precious (value)")
     before = cli.projection.read_bytes()
+    cli.make_ledger()
     for words in (["jobs", "list"], ["projection", "rebuild"]):
         answer = cli.there(*words)
         assert answer.code == 4
@@ -342,7 +344,9 @@ def test_the_default_projection_is_one_file_per_ledger(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for environment in ("left", "right"):
-        words = ("jobs", "list", "--url", cli.url, "--environment", f"{cli.environment}_{environment}")
+        where = ("--url", cli.url, "--environment", f"{cli.environment}_{environment}")
+        words = ("jobs", "list", *where)
+        assert cli("enqueue", "add", "a=1", "--app", str(cli.app), *where).code == 0
         assert cli(*words).code == 0
         assert cli(*words).code == 0
     made = sorted(path.name for path in (tmp_path / "data" / "jobledger" / "projections").glob("*.db"))
@@ -351,6 +355,7 @@ def test_the_default_projection_is_one_file_per_ledger(
 
 
 def test_no_workers_is_an_empty_list(cli: Cli) -> None:
+    cli.make_ledger()
     assert cli.there("workers", "list", "--json").out == ""
     assert "no worker runs" in cli.there("workers", "list").out
 
@@ -361,14 +366,17 @@ def test_doctor_changes_nothing_and_says_what_to_do(
     monkeypatch.chdir(tmp_path)  # where no store lies, which `make demo` leaves in the project's own folder
     monitor = ("--monitor", roomy_server.monitor_url or "")
     found = cli.there("doctor", "--json", *monitor)
-    assert found.code == 0
+    assert found.code == 3
     checks = {each["check"]: each for each in found.lines[0]["checks"]}
     assert checks["server"]["status"] == "ok"
     assert checks["version"]["found"].startswith("nats-server 2.")
-    ledger = f"stream {cli.environment.upper()}_LEDGER"
-    assert checks[ledger]["found"] == "does not exist yet"
     assert checks["durability"]["found"].startswith("process")
-    assert cli.there("doctor", "--json").lines[0]["checks"][-1]["check"] == "durability"
+    assert checks["ledger"]["status"] == "fail"
+    assert (
+        f"there is no ledger of environment '{cli.environment}' at {cli.url}: " in checks["ledger"]["found"]
+    )
+    ledger = f"stream {cli.environment.upper()}_LEDGER"
+    assert ledger not in checks
     cli.there("enqueue", "add", "a=1")
     checks = {each["check"]: each for each in cli.there("doctor", "--json", *monitor).lines[0]["checks"]}
     assert checks[ledger]["status"] == "ok"

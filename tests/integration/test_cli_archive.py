@@ -205,6 +205,7 @@ def test_an_empty_ledger_has_nothing_to_archive(
     nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     cli = Cli(nats_server.url, capsys)
+    cli.make_ledger()
     answer = cli("archive", "--before", now(), "--to", str(tmp_path / "archive"))
     assert answer.code == 0
     assert re.fullmatch(

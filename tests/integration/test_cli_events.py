@@ -86,6 +86,7 @@ def test_the_documented_outputs_are_the_real_ones(cli: Cli) -> None:
 
 
 def test_what_shows_nothing_says_why_on_stderr(cli: Cli) -> None:
+    cli.make_ledger()
     empty = cli("tail")
     assert (empty.code, empty.out, empty.err) == (0, "", "the ledger has no events yet\n")
     assert (cli("tail", "--json").out, cli("tail", "--json").err) == ("", "")

@@ -42,6 +42,13 @@ class CommandLine:
         shown = self._capsys.readouterr()
         return Answer(code, shown.out, shown.err)
 
+    def make_ledger(self) -> None:
+        """Make the ledger, as the first enqueue would; it has no event."""
+
+        async def nothing(_ledger: Ledger) -> None: ...
+
+        self.with_ledger(nothing)
+
     def with_ledger(self, function: Callable[[Ledger], Awaitable[T]]) -> T:
         """Call with a client; the first call makes the streams, small ones."""
 

@@ -14,18 +14,21 @@ from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.model.errors import ConfigurationError, InvalidError, LedgerError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidError, LedgerError, LedgerNotFoundError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import NO_ACCESS, open_connection
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import specifications
+from jobledger.ledger.nats.streams import require_ledger, specifications
 from jobledger.projections import EventGapError, ProjectionError
 from jobledger.projections.agreement import refuse_lost_beginning
 
 #: Gives the rows of a ledger that was connected to.
 RowsOf = Callable[[Ledger], Rows]
+
+#: Given the projection of the ledger that is there now, returns a sentence on one that was there before, or None.
+FormerLedger = Callable[[Path | None], str | None]
 
 #: What a list that has to read it first takes seconds for.
 LAG_WARN_EVENTS: Final = 100_000
@@ -41,13 +44,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     monitor_url: str  #: the server's monitoring page; read only where it is on this machine
     port: int  #: of the server, by which its page is known
     directory: Path  #: where an embedded server would keep its store
+    former_ledger: FormerLedger = lambda _now: None  #: what this machine knows of a ledger there that is gone
 
 
 class Health(NamedTuple):
     """What was found."""
 
     checks: list[Check]  #: in the order in which they were made
-    unreached: LedgerError | None  #: why the server could not be looked at at all
+    stopped: LedgerError | None  #: why there was nothing to look at: no server, or no ledger
 
     @property
     def is_good(self) -> bool:
@@ -64,19 +68,19 @@ async def examine(asked: Asked, rows: RowsOf) -> Health:
     """
     Names(asked.environment)  # a wrong name is refused before anything is asked
     found: list[Check] = []
-    unreached = None
+    stopped = None
     try:
         if await _look_at_server(found, asked):
             await _look_at_ledger(found, asked, rows)
     except ConfigurationError:
         raise
     except (LedgerError, ProjectionError) as error:
-        if not found and isinstance(error, LedgerError):
-            unreached = error
+        if isinstance(error, LedgerNotFoundError) or (not found and isinstance(error, LedgerError)):
+            stopped = error
         # The sentence says what to do, after the colon.
         found.append(Check(check="ledger" if found else "server", status="fail", found=str(error)))
     disk = checks.check_disk(asked.directory)
-    return Health(found if disk is None else [*found, disk], unreached)
+    return Health(found if disk is None else [*found, disk], stopped)
 
 
 async def _look_at_server(found: list[Check], asked: Asked) -> bool:
@@ -91,6 +95,8 @@ async def _look_at_server(found: list[Check], asked: Asked) -> bool:
         await inbox.open()
         found += await checks.check_server(connection, shown(asked.url))
         found.append(await checks.check_jetstream(inbox))
+        found.append(await checks.check_durability(asked.monitor_url, asked.port))
+        await _require(inbox, names, asked)
         complete = True
         for spec in specifications(
             names, ledger_bytes_max=config.ledger_bytes_max, lease_s=config.lease_s, replicas=config.replicas
@@ -101,10 +107,18 @@ async def _look_at_server(found: list[Check], asked: Asked) -> bool:
         if complete:
             found += await checks.check_consumers(inbox, names.ledger_stream)
         found.append(await checks.check_clock(inbox, names.ledger_stream))
-        found.append(await checks.check_durability(asked.monitor_url, asked.port))
     finally:
         await connection.close()
     return complete
+
+
+async def _require(inbox: Inbox, names: Names, asked: Asked) -> None:
+    """Raises: LedgerNotFoundError, with what a projection here knows of a ledger there."""
+    try:
+        await require_ledger(inbox, names, shown(asked.url))
+    except LedgerNotFoundError as error:
+        former = asked.former_ledger(None)
+        raise error if former is None else error.with_more(former) from None
 
 
 async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> None:
@@ -112,6 +126,7 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
     given: dict[str, Any] = {
         "environment": asked.environment,
         "name": "jobledger-doctor",
+        "create": False,
         **asked.access.given(),
     }
     async with connect(asked.url, **given) as ledger:
@@ -123,6 +138,9 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
             found.append(Check(check="projection", status="warn", found=str(error)))
             return
         found.append(await _check_projection(ledger, path))
+        former = asked.former_ledger(path)
+        if former is not None:
+            found.append(Check(check="former ledger", status="warn", found=former))
 
 
 async def _check_workers(ledger: Ledger) -> Check:

@@ -42,14 +42,20 @@ class View(NamedTuple):
 class Rows:
     """The projection of one ledger: where its file is, and who watches it being read.
 
-    `file` is the SQLite file, or finds it when it is first needed.
+    `file` is the SQLite file, or finds it when it is first needed; `on_first` is called before it is made.
     """
 
     def __init__(
-        self, ledger: Ledger, file: Path | Callable[[], Awaitable[Path]], *, progress: Progress = unwatched
+        self,
+        ledger: Ledger,
+        file: Path | Callable[[], Awaitable[Path]],
+        *,
+        progress: Progress = unwatched,
+        on_first: Callable[[Path], None] = lambda _path: None,
     ) -> None:
         self.ledger = ledger
         self.progress = progress
+        self._on_first = on_first
         self._file = file
 
     async def path(self) -> Path:
@@ -64,6 +70,8 @@ class Rows:
         Raises: ProjectionError, UnreachableError.
         """
         path = await self.path()
+        if not path.exists():
+            self._on_first(path)
         with (
             Projector(self.ledger.log, path, snapshots=Snapshots(path)) as projector,
             self.progress("reading the ledger") as progress,
@@ -98,9 +106,13 @@ async def file_name(ledger: Ledger) -> str:
     """
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     born = hashlib.sha256(("" if stream is None else stream.created).encode()).hexdigest()[:12]
-    places = [urlsplit(url).netloc.rpartition("@")[2] for url in ledger.config.url.split(",")]
-    place = safe_name("_".join(places)).strip("-")
-    return f"{'-'.join(filter(None, (place, ledger.names.environment, born)))}.db"
+    return f"{place_name(ledger.config.url, ledger.names.environment)}-{born}.db"
+
+
+def place_name(url: str, environment: str) -> str:
+    """Return what the names of the projections of one place begin with: its server and environment."""
+    places = [urlsplit(each).netloc.rpartition("@")[2] for each in url.split(",")]
+    return "-".join(filter(None, (safe_name("_".join(places)).strip("-"), environment)))
 
 
 def safe_name(text: str) -> str:

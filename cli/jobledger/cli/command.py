@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
 
+from jobledger.admin.projection_files import files_of, former_ledger
 from jobledger.admin.rows import Rows
 from jobledger.cli import options
+from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
-from jobledger.cli.session import Target, opened, projection_path, run
+from jobledger.cli.session import Target, opened, projection_path, projections_folder, run
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.model.errors import LedgerNotFoundError
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
 
@@ -30,6 +33,9 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
 ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
+CREATES: Final = (
+    "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
+)
 
 
 class Cli:
@@ -41,20 +47,56 @@ class Cli:
         url: str = DEFAULT_URL,
         environment: str = "",
         ledger_bytes_max: int | None = None,
+        create: bool = False,
         projection: Path | None = None,
         as_json: bool = False,
     ) -> None:
-        self.target = Target(url=url, environment=environment, ledger_bytes_max=ledger_bytes_max)
+        self.target = Target(
+            url=url, environment=environment, ledger_bytes_max=ledger_bytes_max, create=create
+        )
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
 
-    def ledger(self) -> AbstractAsyncContextManager[Ledger]:
-        """Connect for the length of a block."""
-        return opened(self.target)
+    @contextlib.asynccontextmanager
+    async def ledger(self, *, known: str | None = None) -> AsyncGenerator[Ledger, None]:
+        """Connect for the length of a block.
+
+        Raises: as `opened`; a LedgerNotFoundError says what is `known` of a ledger that was there, else what a
+            projection on this machine knows.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                ledger = await stack.enter_async_context(opened(self.target))
+            except LedgerNotFoundError as error:
+                former = known or self.former_ledger()
+                raise error if former is None else error.with_more(former) from None
+            yield ledger
+
+    def former_ledger(self, now: Path | None = None) -> str | None:
+        """Return a sentence on a ledger that was there, and that only a projection on this machine still knows.
+
+        `now`: the projection of the ledger that is there now, if there is one.
+        """
+        url, environment = self.target.url, self.target.environment
+        if self.projection is not None:
+            return former_ledger(environment, [self.projection], now=now)
+        with contextlib.suppress(UsageError):  # no home folder, so no projections
+            return former_ledger(environment, files_of(projections_folder(), url, environment), now=now)
+        return None
 
     def rows(self, ledger: Ledger) -> Rows:
         """Return the ledger's projection, whose reading a person can watch."""
-        return Rows(ledger, lambda: projection_path(ledger, self.projection), progress=self.output.progress)
+
+        def on_first(path: Path) -> None:
+            if (former := self.former_ledger(path)) is not None:
+                self.output.note(former)
+
+        return Rows(
+            ledger,
+            lambda: projection_path(ledger, self.projection),
+            progress=self.output.progress,
+            on_first=on_first,
+        )
 
 
 def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Callable[[F], F]:
@@ -76,7 +118,7 @@ def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Ca
             )
 
         def told(**given: Any) -> Any:
-            cli = Cli(**{key: given.pop(key) for key in takes})
+            cli = Cli(create=CREATES in takes, **{key: given.pop(key) for key in takes})
             answer = function(cli, **given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 

@@ -38,6 +38,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     environment: str = ""
     ledger_bytes_max: int | None = None
     tracing: bool = False
+    create: bool = False  #: streams that are missing; for what writes a job or runs one
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:
@@ -118,11 +119,12 @@ def set_up_logs(*, verbose: bool, debug: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
-    """Connect for the length of the block."""
+    """Connect for the length of the block. Raises: as `connect`; LedgerNotFoundError for who does not create one."""
     settings: dict[str, Any] = {
         "environment": target.environment,
         "name": "jobledger-cli",
         "tracing": target.tracing,
+        "create": target.create,
     }
     if target.ledger_bytes_max is not None:
         settings["ledger_bytes_max"] = target.ledger_bytes_max
@@ -181,7 +183,12 @@ def operator() -> str:
 
 async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
     """Return the projection's file: the one that was named, else one in the user's data folder."""
-    return chosen if chosen is not None else data_folder() / "projections" / await file_name(ledger)
+    return chosen if chosen is not None else projections_folder() / await file_name(ledger)
+
+
+def projections_folder() -> Path:
+    """Return where projections are that nobody named a file for. Raises: as `data_folder`."""
+    return data_folder() / "projections"
 
 
 def data_folder() -> Path:

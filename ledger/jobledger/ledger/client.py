@@ -22,6 +22,7 @@ from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import Connection, open_connection
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.nats.inbox import Inbox
@@ -30,7 +31,13 @@ from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.publisher import Publisher
-from jobledger.ledger.nats.streams import RESULTS_LIFE_S, ensure_streams, specifications
+from jobledger.ledger.nats.streams import (
+    RESULTS_LIFE_S,
+    check_streams,
+    ensure_streams,
+    require_ledger,
+    specifications,
+)
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
@@ -249,12 +256,14 @@ async def connect(
 ) -> AsyncGenerator[Ledger, None]:
     """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
 
-    Streams that are missing are made; those that exist are checked and never changed. The ledger belongs to the event
-    loop that runs here: its verbs raise `ForeignLoopError` in another one or in a forked child, and
-    `LedgerClosedError` after the block.
+    Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
+    made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.
+    The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
+    forked child, and `LedgerClosedError` after the block.
 
     Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
-    UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError.
+    UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError; with `create=False`
+    LedgerNotFoundError.
     """
     try:
         config = LedgerConfig(**settings) if url is None else LedgerConfig(url=url, **settings)
@@ -274,15 +283,17 @@ async def connect(
         inbox = Inbox(connection)
         await inbox.open()
         publisher = Publisher(connection, inbox)
-        await ensure_streams(
-            inbox,
-            specifications(
-                names,
-                ledger_bytes_max=config.ledger_bytes_max,
-                lease_s=config.lease_s,
-                replicas=config.replicas,
-            ),
+        specs = specifications(
+            names,
+            ledger_bytes_max=config.ledger_bytes_max,
+            lease_s=config.lease_s,
+            replicas=config.replicas,
         )
+        if config.create:
+            await ensure_streams(inbox, specs)
+        else:
+            await require_ledger(inbox, names, shown(config.url))
+            await check_streams(inbox, specs)
         ledger = await _assemble(connection, inbox, publisher, names, config, clock)
         try:
             yield ledger

@@ -20,6 +20,9 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
 
     url: str = DEFAULT_URL  #: one server, or several separated by commas
     environment: str = ""  #: prefix of subjects and streams, so that environments can share an account
+    create: bool = (
+        True  #: make the streams that are missing; False: make none, and refuse a place without a ledger
+    )
     name: str = "jobledger"  #: shown by the server for this connection
     connect_timeout_s: float = 5.0
     append_timeout_s: float = (

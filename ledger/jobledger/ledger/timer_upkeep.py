@@ -90,7 +90,7 @@ async def timers_status(ledger: Ledger) -> TimersStatus:
     Raises: UnreachableError.
     """
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
-    timers_id = await timers.ensure()
+    timers_id = await timers.find()  # where it is gone the next worker makes it, and sets all timers again
     count, fired = await timers.count(), await timers.fired()
     timers_set = max(0, count - fired)
     return TimersStatus(
@@ -98,7 +98,7 @@ async def timers_status(ledger: Ledger) -> TimersStatus:
         fired=fired,
         next_due_at=await _next_due(timers) if timers_set else None,
         next_is_exact=timers_set <= LOOKED_AT_MAX,
-        unset_events=await timers.unset_events(timers_id),
+        unset_events=None if timers_id is None else await timers.unset_events(timers_id),
     )
 
 

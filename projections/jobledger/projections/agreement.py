@@ -11,6 +11,7 @@ from pathlib import Path
 from jobledger.audit.archive.chain import newest_archived
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Head, Log
+from jobledger.ledger.model.times import time_text
 from jobledger.projections.errors import EventGapError, PositionArchivedError, PositionMismatchError
 from jobledger.projections.position import Position
 
@@ -76,9 +77,12 @@ async def refuse_other_past(log: Log, path: Path, position: Position) -> None:
     except CorruptLedgerError as error:
         what = "the event there can no longer be read"
         raise PositionMismatchError(path, sequence, what) from error
-    if stored is None and sequence == (await log.head()).first_sequence - 1:
+    if stored is not None and stored.hash == position.event_hash:
+        return
+    head = await log.head()
+    if stored is None and sequence == head.first_sequence - 1:
         return  # an archive took it away after it was read
-    if stored is None:
-        raise PositionMismatchError(path, sequence, "the ledger has no event there")
-    if stored.hash != position.event_hash:
-        raise PositionMismatchError(path, sequence, "the ledger has another event there")
+    what = f"the ledger has {'no' if stored is None else 'another'} event there"
+    if head.made_at is not None and time_text(head.made_at) > (position.updated_at or ""):
+        what += f", and was made at {time_text(head.made_at)}, after the projection last read: the older one is gone"
+    raise PositionMismatchError(path, sequence, what)

@@ -85,6 +85,20 @@ class PositionWitness:
         checker.compared(Compared(what=WHAT, sentence=sentence, agrees=agrees, through=through))
 
 
+class FormerWitness:
+    """A witness of `audit.verify` that knows of another ledger only: one that was at the same place and is gone."""
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        """Leave it; see `audit.Witness`."""
+
+    async def finish(self, checker: Checker) -> None:
+        """Tell the checker that it was not compared; see `audit.Witness`."""
+        checker.compared(Compared(what=WHAT, sentence=self._sentence, agrees=None))
+
+
 class RowsWitness:
     """A witness of `audit.verify`: finds rows that are not what the events add up to, as `projection verify` does."""
 

@@ -20,7 +20,7 @@ from jobledger.audit.export.manifest import (
     read_manifest,
 )
 from jobledger.audit.export.reader import check_files, read_export
-from jobledger.audit.export.restore import import_export
+from jobledger.audit.export.restore import import_export, restorable
 from jobledger.audit.export.writer import write_export
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "previous_of",
     "read_export",
     "read_manifest",
+    "restorable",
     "verify_export",
     "write_export",
 ]

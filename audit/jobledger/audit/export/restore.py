@@ -23,6 +23,7 @@ from jobledger.audit.export.reader import read_export
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import MalformedEventError, RefusedError
 from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.subjects import Names
 
 _BATCH_EVENTS: Final = 500
 _BATCH_BYTES: Final = 1 << 20
@@ -58,12 +59,8 @@ async def import_export(
         RefusedError when the log holds something else; WrongSequenceError when somebody else appends to it;
         as `read_export` and `Log.append`.
     """
-    export = ExportLog(folder, log.names)
+    export = restorable(folder, log.names)
     manifest = export.manifest
-    if not manifest.complete:
-        raise NotAnExportError(
-            f"{folder} holds a selection of the events: only a whole range can be brought back"
-        )
     last = manifest.last_sequence if through is None else min(through, manifest.last_sequence)
     held = await _held(export, log, last)
     if payloads is not None:
@@ -82,6 +79,19 @@ async def import_export(
             if on_progress is not None:
                 on_progress(batch[-1].stream_sequence, last)
     return count
+
+
+def restorable(folder: Path, names: Names) -> ExportLog:
+    """Return an export that `import_export` can bring back to this environment; of its files only the manifest is read.
+
+    Raises: NotAnExportError, as `import_export`.
+    """
+    export = ExportLog(folder, names)
+    if not export.manifest.complete:
+        raise NotAnExportError(
+            f"{folder} holds a selection of the events: only a whole range can be brought back"
+        )
+    return export
 
 
 async def _held(export: ExportLog, log: Log, last: int) -> int:

@@ -8,14 +8,15 @@ from typing import Annotated
 import msgspec
 import typer
 
-from jobledger.audit.export import Manifest, import_export, read_manifest
-from jobledger.cli.command import Cli, command
+from jobledger.audit.export import Manifest, import_export, read_manifest, restorable
+from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
+from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.payloads import Stores
 
 
-@command(AUDIT, "restore")
+@command(AUDIT, "restore", takes=("url", "environment", CREATES, "as_json"))
 async def restore(
     cli: Cli,
     *,
@@ -27,6 +28,7 @@ async def restore(
 ) -> None:
     """Bring an export back into an empty ledger, byte for byte, at the same sequences; an interrupted restore resumes."""
     output = cli.output
+    restorable(folder, Names(cli.target.environment))  # a bad one is refused before there is a ledger
     async with cli.ledger() as ledger:
         with output.progress("restoring") as progress:
             payloads = Stores(ledger.inputs, ledger.results)

@@ -26,7 +26,7 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
 from jobledger.projections.errors import ProjectionMissingError
-from jobledger.projections.witness import PositionWitness, RowsWitness
+from jobledger.projections.witness import FormerWitness, PositionWitness, RowsWitness
 
 _NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
 
@@ -38,6 +38,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     first: int | None  #: as the user said
     last: int | None
     before: Report | None
+    known: str | None  #: what the earlier report knows, should there be no ledger
     options: CheckOptions
     archives: tuple[Path, ...]
     with_projection: bool
@@ -70,6 +71,7 @@ async def verify(
         first=first,
         last=last,
         before=before,
+        known=None if before is None or against is None else _known(before, against),
         options=CheckOptions(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
         archives=tuple(archives or ()),
         with_projection=with_projection,
@@ -115,6 +117,13 @@ def tell(output: Output, report: Report, kept: Path | None = None, against: Path
         raise LedgerNotSoundError(_first_violation(report))
 
 
+def _known(before: Report, path: Path) -> str:
+    return (
+        f"{path} proved a ledger there, up to stream sequence {before.head_sequence:,}, and that ledger is gone: bring "
+        "it back from a back-up of the server's store, or an export with `jobledger audit restore`"
+    )
+
+
 def _check_range(begin: int, last: int | None, before: Report | None) -> None:
     if last is not None and last < begin:
         raise UsageError(f"--to {last} comes before --from {begin}")
@@ -131,7 +140,7 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
 
 
 async def _verify(cli: Cli, asked: _Asked) -> Report:
-    async with cli.ledger() as ledger:
+    async with cli.ledger(known=asked.known) as ledger:
         log: Log = ledger.log
         past = await read_past(log, asked.archives) if asked.archives else None
         if past is not None:
@@ -150,6 +159,8 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
         witnesses += [each async for each in asked.seals.witnesses(log, begin, asked.last)]
         if position is not None:
             witnesses.append(position)
+        if path is not None and (former := cli.former_ledger(path)) is not None:
+            witnesses.append(FormerWitness(former))
         if asked.with_projection and path is not None:
             witnesses.append(RowsWitness(path, log))
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.

@@ -44,11 +44,12 @@ async def doctor(
         monitor_url=monitor or _monitor_beside(target.url),
         port=_port(target.url),
         directory=directory,
+        former_ledger=cli.former_ledger,
     )
     found = await examine(asked, cli.rows)
     _report(cli.output, found)
-    if found.unreached is not None:
-        return exit_code(found.unreached)
+    if found.stopped is not None:
+        return exit_code(found.stopped)
     return DONE if found.is_good else FAILED
 
 

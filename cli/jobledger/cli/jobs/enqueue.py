@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.command import Cli, command
+from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import JobNotCompletedError, UsageError
 from jobledger.cli.events.lines import event_json, show_event
 from jobledger.cli.groups import TOP
@@ -81,7 +81,7 @@ _WaitTimeout = Annotated[
 ]
 
 
-@command(TOP, "enqueue", takes=("url", "environment", "ledger_bytes_max", "as_json"))
+@command(TOP, "enqueue", takes=("url", "environment", CREATES, "as_json"))
 def enqueue(
     cli: Cli,
     *,

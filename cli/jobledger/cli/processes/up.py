@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from jobledger.cli import options
-from jobledger.cli.command import Cli, command
+from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
@@ -44,7 +44,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     exposure: Exposure
 
 
-@command(TOP, "up", takes=("projection", "environment", "ledger_bytes_max", "as_json"))
+@command(TOP, "up", takes=("projection", "environment", CREATES, "as_json"))
 def up(
     cli: Cli,
     *,

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.command import Cli, command
+from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
@@ -37,7 +37,7 @@ from jobledger.workers.process import tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
-@command(TOP, "worker", takes=("url", "environment", "ledger_bytes_max", "as_json"))
+@command(TOP, "worker", takes=("url", "environment", CREATES, "as_json"))
 def worker(
     cli: Cli,
     *,
@@ -88,6 +88,8 @@ def worker(
         return supervise(output, target, config, crew, switches, until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
+    if parent is not None:  # which made the ledger: one that was deleted since must not come back empty
+        target = msgspec.structs.replace(target, create=False)
     return _worker(output, target, registry, config, parent, exposure, until_eof=until_eof)
 
 

@@ -9,7 +9,8 @@ LedgerError
 │   ├── InvalidInputError
 │   └── PayloadTooLargeError
 ├── NotFoundError             there is nothing of that name
-│   └── JobNotFoundError
+│   ├── JobNotFoundError
+│   └── LedgerNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
 │   ├── AmbiguousIdError
 │   ├── IllegalTransitionError
@@ -127,6 +128,30 @@ class JobNotFoundError(NotFoundError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"no job {job_id!r} is in the ledger; `jobledger jobs list` shows those that are")
+
+
+class LedgerNotFoundError(NotFoundError):
+    """There is no ledger at this place; raised by `connect(create=False)`, which made nothing.
+
+    Somebody deleted its stream, or environment or address name another place than the caller meant.
+    """
+
+    def __init__(self, url: str, environment: str, others: list[str], more: str = "") -> None:
+        """`url` without its password; `others`: the environments that have one there, "" is the one without a name."""
+        self.url = url
+        self.environment = environment
+        self.others = others
+        self.more = more  #: what the caller knows of a ledger that was there
+        what = f"no ledger of environment {environment!r}" if environment else "no ledger"
+        advice = "the first enqueue or worker makes it"
+        if others:
+            known = ", ".join(repr(each) if each else "the one without a name" for each in others)
+            advice = f"ledgers there: environment {known}; name one of these, or {advice}"
+        super().__init__(f"there is {what} at {url}: {more or advice}")
+
+    def with_more(self, more: str) -> LedgerNotFoundError:
+        """Return the error with what somebody else knows of a ledger that was there, instead of its own advice."""
+        return LedgerNotFoundError(self.url, self.environment, self.others, more)
 
 
 class RefusedError(LedgerError):

@@ -42,6 +42,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int  #: of the oldest event held, or of the next one; 1 unless a prefix was archived
     last_sequence: int  #: 0 when nothing was ever stored
     stored_bytes: int
+    made_at: datetime | None = (
+        None  #: when the stream was made, by the server's clock; None where nobody knows
+    )
     is_part: bool = (
         False  #: begins later by intent, as an export of a range does: nothing is missing before it
     )

@@ -46,6 +46,12 @@ def is_token(value: str) -> bool:
     return _TOKEN.fullmatch(value) is not None
 
 
+def environment_of(stream: str) -> str | None:
+    """Return the environment whose ledger a stream of this name is, "" for the plain one; None for any other stream."""
+    prefix, separator, rest = stream.rpartition("_")
+    return prefix.lower() if rest == "LEDGER" and bool(prefix) == bool(separator) else None
+
+
 def filter_pattern(subject: str) -> re.Pattern[str]:
     """Return what fits a subject filter: `*` is one token, a last `>` one or more."""
     patterns = {"*": r"[^.]+", ">": r".+"}

@@ -96,6 +96,11 @@ class _NamePage(msgspec.Struct, frozen=True):
     total: int = 0
 
 
+class _StreamNamePage(msgspec.Struct, frozen=True):
+    streams: list[str] | None = None
+    total: int = 0
+
+
 async def account_info(inbox: Inbox) -> AccountInfo:
     """Return what the account has stored."""
     return await _call(inbox, "INFO", {}, AccountInfo, "this account's usage")
@@ -108,6 +113,19 @@ async def stream_info(inbox: Inbox, stream: str, *, subjects: str | None = None)
     """
     request = {} if subjects is None else {"subjects_filter": subjects}
     return await _call(inbox, f"STREAM.INFO.{stream}", request, StreamInfo, f"stream {stream}")
+
+
+async def stream_names(inbox: Inbox, *, names_max: int) -> list[str]:
+    """Return the names of the account's streams, at most about `names_max`."""
+    found: list[str] = []
+    for _ in range(_PAGES_MAX):
+        request = {"offset": len(found)}
+        answer = await _call(inbox, "STREAM.NAMES", request, _StreamNamePage, "the list of streams")
+        page = answer.streams or []
+        found += page
+        if not page or len(found) >= min(answer.total, names_max):
+            break
+    return found
 
 
 async def create_stream(inbox: Inbox, stream: str, config: dict[str, Any]) -> StreamInfo:

@@ -249,7 +249,7 @@ class Connection(Client):
         if PERMISSIONS_ERR in err_msg:
             self._tell_refused(said)
             return
-        logger.warning("%s ended the connection: %s", self._place(), err_msg.strip("'"))
+        logger.warning("%s ended the connection: %s", self.shown_server, err_msg.strip("'"))
         if "authorization" in err_msg or "authentication" in err_msg:
             # Another password or newer credentials may lie in the files by now.
             await self._process_op_err(nats.errors.AuthorizationError())
@@ -285,13 +285,13 @@ class Connection(Client):
         """Tell everybody who waits for an answer that it will not come on this connection."""
         self._up.clear()
         if not self.is_closed:
-            logger.warning("connection to %s lost, reconnecting", self._place())
+            logger.warning("connection to %s lost, reconnecting", self.shown_server)
         for listener in tuple(self.lost_listeners):
             listener()
 
     async def on_found(self) -> None:
         """Let those who wait go on."""
-        logger.info("connected to %s again", self._place())
+        logger.info("connected to %s again", self.shown_server)
         self.mark_up()
 
     async def on_closed(self) -> None:
@@ -321,7 +321,9 @@ class Connection(Client):
             if self._attempts_left <= 0:
                 raise error
 
-    def _place(self) -> str:
+    @property
+    def shown_server(self) -> str:
+        """The address in use, without its password."""
         return "the server" if self._current_server is None else _place(self._current_server)
 
     def mark_up(self) -> None:

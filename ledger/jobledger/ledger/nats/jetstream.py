@@ -39,6 +39,7 @@ from jobledger.ledger.nats.publisher import (
     AppendRefusedError,
     Publisher,
 )
+from jobledger.ledger.nats.streams import deleted_ledger
 from jobledger.ledger.nats.writer import Commit, Writer
 
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
@@ -282,14 +283,17 @@ class JetStreamLog(JobReading):
         """Return both ends; see `Log.head`."""
         self._connection.require_here()
         try:
-            state = (await api.stream_info(self._inbox, self._stream)).state
+            info = await api.stream_info(self._inbox, self._stream)
+        except api.MissingError as error:
+            raise deleted_ledger(self._connection, self._stream) from error
         except ReplyTimeoutError as error:
             message = "the server gave no answer about the ledger: is it running?"
             raise ServerUnreachableError(message) from error
         return Head(
-            first_sequence=max(1, state.first_sequence),
-            last_sequence=state.last_sequence,
-            stored_bytes=state.bytes,
+            first_sequence=max(1, info.state.first_sequence),
+            last_sequence=info.state.last_sequence,
+            stored_bytes=info.state.bytes,
+            made_at=server_time(info.created) if info.created else None,
         )
 
     async def purge(self, through: int) -> None:

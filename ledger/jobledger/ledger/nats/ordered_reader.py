@@ -28,6 +28,7 @@ from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.parser import Raw
 from jobledger.ledger.nats.pull import ack_numbers_at, time_of
 from jobledger.ledger.nats.pull_window import PullWindow
+from jobledger.ledger.nats.streams import deleted_ledger
 
 logger = logging.getLogger("jobledger.feed")
 
@@ -67,8 +68,9 @@ class OrderedReader:
 
         No batch is empty; all come in stream order. A lost consumer or connection is replaced without a gap.
 
-        Raises: SequenceGapError where the sequences must be dense and one is missing; ServerUnreachableError when the
-            connection is closed, or the server hands out nothing for 30 s while something is still to be read.
+        Raises: SequenceGapError where the sequences must be dense and one is missing; LedgerNotFoundError when somebody
+            deleted the ledger; ServerUnreachableError when the connection is closed, or the server hands out nothing for
+            30 s while something is still to be read.
         """
         failing_since: float | None = None
         while until is None or self._next <= until:
@@ -78,6 +80,8 @@ class OrderedReader:
                     yield batch
                 if self._exhausted and until is not None:
                     return
+            except api.MissingError as error:
+                raise deleted_ledger(self._connection, self._stream) from error
             except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
                 # JetStream may still be starting after a restart of its server.
                 now = asyncio.get_running_loop().time()

@@ -6,9 +6,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.ledger.model.errors import StreamMismatchError
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.errors import LedgerError, LedgerNotFoundError, StreamMismatchError
+from jobledger.ledger.model.subjects import Names, environment_of
 from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import AccountInfo, StreamInfo
 
@@ -21,6 +22,8 @@ _ADVISORIES_SHARE: Final = 64  # of the ledger's size
 _ADVISORIES_BYTES_MIN: Final = 256 << 10
 _DLQ_SHARE: Final = 16
 _DLQ_BYTES_MIN: Final = 1 << 20
+_NAMES_MAX: Final = 10_000
+_SHOWN_MAX: Final = 10
 ADVISORIES_LIFE_S: Final = 7 * 24 * 3600.0
 DLQ_LIFE_S: Final = 30 * 24 * 3600.0
 RESULTS_LIFE_S: Final = 7 * 24 * 3600.0
@@ -208,6 +211,41 @@ async def _found_or_made(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
         return await api.create_stream(inbox, spec.name, spec.config)
     except api.TakenError:  # somebody else made it meanwhile
         return await api.stream_info(inbox, spec.name)
+
+
+async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
+    """Check what exists, and make nothing.
+
+    Raises: StreamMismatchError, JetStreamDisabledError, ServerUnreachableError.
+    """
+    for spec in specs:
+        found = await find_stream(inbox, spec.name)
+        if found is not None:
+            check_settings(spec, found.config)
+
+
+async def require_ledger(inbox: Inbox, names: Names, url: str) -> None:
+    """Make sure that there is a ledger; `url`, without a password, is where it was looked for.
+
+    Raises: LedgerNotFoundError, JetStreamDisabledError, ServerUnreachableError.
+    """
+    if await find_stream(inbox, names.ledger_stream) is None:
+        raise LedgerNotFoundError(url, names.environment, await _environments(inbox))
+
+
+def deleted_ledger(connection: Connection, stream: str) -> LedgerNotFoundError:
+    """Return the error of a ledger that was there when this connection was made."""
+    gone = "somebody deleted it after this program connected; bring it back from a back-up or an export"
+    return LedgerNotFoundError(connection.shown_server, environment_of(stream) or "", [], gone)
+
+
+async def _environments(inbox: Inbox) -> list[str]:
+    """Return the environments that have a ledger in this account, [] where the user may not see that."""
+    try:
+        streams = await api.stream_names(inbox, names_max=_NAMES_MAX)
+    except LedgerError:  # only the advice lacks them
+        return []
+    return sorted(found for name in streams if (found := environment_of(name)) is not None)[:_SHOWN_MAX]
 
 
 async def find_stream(inbox: Inbox, name: str, *, subjects: str | None = None) -> StreamInfo | None:

@@ -53,6 +53,14 @@ class TimerStream:
         """
         return id_of((await self._info()).created)
 
+    async def find(self) -> str | None:
+        """Return the stream's id, None where it is gone; make nothing.
+
+        Raises: JetStreamDisabledError, UnreachableError.
+        """
+        info = await find_stream(self._inbox, self.names.timers_stream)
+        return None if info is None else id_of(info.created)
+
     async def _info(self) -> StreamInfo:
         try:
             info = await find_stream(self._inbox, self.names.timers_stream)
@@ -108,7 +116,8 @@ class TimerStream:
 
     async def count(self) -> int:
         """Return how many messages the stream holds, set and fired."""
-        return (await self._info()).state.messages
+        info = await find_stream(self._inbox, self.names.timers_stream)
+        return 0 if info is None else info.state.messages
 
     async def pages(self, pages_max: int) -> AsyncGenerator[list[bytes], None]:
         """Yield the timers that are set, `PAGE` at a time, the one set longest ago first; each as it was stored.

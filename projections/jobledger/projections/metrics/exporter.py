@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.metrics.exposition import info, value
-from jobledger.ledger.model.errors import ConfigurationError, LedgerError
+from jobledger.ledger.model.errors import ConfigurationError, LedgerError, NotFoundError
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionError
@@ -206,6 +206,8 @@ class Exporter:
             return _Asked(at, None, "the exporter is stopping")
         try:
             facts = future.result(FACTS_S + _GRACE_S)
+        except NotFoundError as error:  # there is no ledger any more
+            return _Asked(at, None, str(error))
         except LedgerError as error:
             return _Asked(at, None, f"the server does not answer: {error}")
         except (TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):

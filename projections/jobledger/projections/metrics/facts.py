@@ -10,14 +10,14 @@ import anyio
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, ServerUnreachableError
+from jobledger.ledger.model.errors import CorruptLedgerError, ServerUnreachableError
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
 from jobledger.ledger.nats.infos import ConsumerInfo, StreamInfo
-from jobledger.ledger.nats.streams import find_stream
+from jobledger.ledger.nats.streams import deleted_ledger, find_stream
 
 #: For all questions together; a scrape waits no longer.
 FACTS_S: Final = 4.0
@@ -52,7 +52,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
     """Ask the server; `position` is the stream sequence that the projection has reached.
 
-    Raises: UnreachableError, LedgerError.
+    Raises: UnreachableError, LedgerNotFoundError, LedgerError.
     """
     try:
         with anyio.fail_after(FACTS_S):
@@ -89,7 +89,7 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
 async def _stream(ledger: Ledger, name: str) -> StreamInfo:
     found = await find_stream(ledger.inbox, name)
     if found is None:
-        raise LedgerError(f"the server does not tell of {name}: stream not found")
+        raise deleted_ledger(ledger.connection, name)
     return found
 
 

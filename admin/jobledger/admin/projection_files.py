@@ -1,0 +1,48 @@
+"""The projections that lie on this machine, one file per ledger, and what they know of ledgers that are gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from jobledger.admin.rows import place_name
+from jobledger.projections import Position, ProjectionError, Store
+
+_BORN: Final = r"[0-9a-f]{12}"
+_FILES_MAX: Final = 100  #: looked into, the newest of a place
+
+
+def former_ledger(environment: str, files: Iterable[Path], *, now: Path | None = None) -> str | None:
+    """Return a sentence on a ledger that was at a place, and that only a projection still knows; None without one.
+
+    `files`: projections of that place, from `files_of`, or one that a person named. `now`: that of the ledger which is
+    there now, if there is one.
+    """
+    known = [(path, position) for path in files if path != now and (position := _position(path, environment))]
+    if not known:
+        return None
+    path, position = max(known, key=lambda each: each[1].updated_at or "")
+    what = f"a ledger of environment {environment!r}" if environment else "a ledger"
+    return (
+        f"{path} has read {position.stream_sequence:,} events of {what} there, the last at {position.updated_at}, and "
+        "that ledger is gone: bring it back from a back-up of the server's store, or an export with `jobledger audit restore`"
+    )
+
+
+def files_of(folder: Path, url: str, environment: str) -> list[Path]:
+    """Return the projections of every ledger that was made at a place, the newest of them."""
+    name = re.compile(rf"{re.escape(place_name(url, environment))}-{_BORN}\.db")
+    found = [path for path in folder.glob("*.db") if name.fullmatch(path.name)]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:_FILES_MAX]
+
+
+def _position(path: Path, environment: str) -> Position | None:
+    """Return how far a projection has read, None where it has read nothing of this environment or cannot tell."""
+    try:
+        with Store.open(path) as store:
+            position = store.position()
+    except (ProjectionError, OSError):
+        return None
+    return position if position.event_hash and position.environment == environment else None
