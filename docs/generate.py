@@ -1,7 +1,8 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
 docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
-declarations of events, docs/projections.md from those of tables. What people wrote stays: only what lies between the markers is replaced.
+declarations of events, docs/projections.md from those of tables,
+docs/errors.md from the classes of errors. What people wrote stays: only what lies between the markers is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
@@ -306,12 +307,79 @@ def _projection_page(text: str) -> str:
     return _between_markers(text, "columns", "".join(tables).rstrip("\n") + "\n")
 
 
+# The errors.
+
+_ERRORS: Final = (
+    ("ledger/jobledger/ledger/model/errors.py", "jobledger.ledger"),
+    ("ledger/jobledger/ledger/subscriptions/errors.py", "jobledger.ledger"),
+    ("audit/jobledger/audit/errors.py", "jobledger.audit.errors"),
+    ("projections/jobledger/projections/errors.py", "jobledger.projections.errors"),
+)
+
+
+class _Error(NamedTuple):
+    """An error as its module defines it."""
+
+    name: str
+    parent: str
+    importable: str  #: where an application imports it from
+    text: str  #: the docstring, on one line
+    attributes: tuple[str, ...]
+
+
+def _errors_of(path: Path, importable: str) -> Iterator[_Error]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        targets = [each for item in ast.walk(node) if isinstance(item, ast.Assign) for each in item.targets]
+        attributes = tuple(
+            each.attr for each in targets if isinstance(each, ast.Attribute) and not each.attr.startswith("_")
+        )
+        text = " ".join((ast.get_docstring(node) or "").split())
+        yield _Error(node.name, ast.unparse(node.bases[0]), importable, text, attributes)
+
+
+def _error_rows(errors: Iterable[_Error]) -> Lines:
+    yield "| Error | When, and what to do | Attributes |\n|---|---|---|\n"
+    for each in errors:
+        name = f"`{each.name}`" + (
+            f" of `{each.importable}`" if each.importable != "jobledger.ledger" else ""
+        )
+        yield f"| {name} | {each.text.replace('|', chr(92) + '|')} | {_codes(each.attributes)} |\n"
+
+
+def _below(root: str, errors: list[_Error]) -> list[_Error]:
+    """Return every error below one, in the order in which they are defined."""
+    found = [root]
+    for each in errors:
+        if each.parent in found:
+            found.append(each.name)
+    return [each for each in errors if each.name in found[1:]]
+
+
+def _error_sections() -> Lines:
+    errors = [error for path, place in _ERRORS for error in _errors_of(ROOT / path, place)]
+    by_name = {error.name: error for error in errors}
+    for branch in (error for error in errors if error.parent == "LedgerError"):
+        below = _below(branch.name, errors)
+        yield f"\n### {branch.name}\n\n{_paragraph(branch.text)}\n"
+        if below:
+            yield from _error_rows(below)
+    yield f"\n## Projections\n\n{_paragraph(by_name['ProjectionError'].text)}\n"
+    yield from _error_rows(_below("ProjectionError", errors))
+
+
+def _error_page(text: str) -> str:
+    return _after_marker(text, "".join(_error_sections()).rstrip("\n") + "\n")
+
+
 def _asyncapi(_text: str) -> str:
     return json.dumps(asyncapi_document(), indent=2) + "\n"
 
 
 PAGES: Final[dict[str, Callable[[str], str]]] = {
     "code.md": _code,
+    "errors.md": _error_page,
     "events.md": _event_page,
     "lifecycle.md": _lifecycle_page,
     "locks.md": _lock_page,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import anyio
 
-from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.model.errors import InvalidInputError, JobFailedError
+from jobledger.ledger import InvalidInputError, JobFailedError, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import DeadLetterFilter, Projector, Store
 from jobledger.workers import Worker

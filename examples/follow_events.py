@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.model.events import Completed, DeadLettered
+from jobledger.ledger.events import Completed, DeadLettered
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 

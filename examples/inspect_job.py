@@ -6,8 +6,8 @@ from pathlib import Path
 import anyio
 
 from jobledger.ledger import Context, JobHandle, TaskRegistry, connect, task
+from jobledger.ledger.events import event_type
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.events import event_type
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.model.errors import JobFailedError
+from jobledger.ledger import JobFailedError, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, Store
 from jobledger.workers import Worker

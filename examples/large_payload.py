@@ -5,8 +5,7 @@ from pathlib import Path
 
 import anyio
 
-from jobledger.ledger import TaskRegistry, connect, task
-from jobledger.ledger.model.errors import PayloadTooLargeError
+from jobledger.ledger import PayloadTooLargeError, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 

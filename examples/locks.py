@@ -7,8 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from jobledger.ledger import HeldLock, connect, sync
-from jobledger.ledger.model.errors import LockLostError, LockTimeoutError
+from jobledger.ledger import HeldLock, LockLostError, LockTimeoutError, connect, sync
 from jobledger.ledger.server import EmbeddedServer
 
 

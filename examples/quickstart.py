@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 
 from jobledger.ledger import TaskRegistry, connect, task
-from jobledger.ledger.model.events import event_type
+from jobledger.ledger.events import event_type
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.events import Completed, Queued
+from jobledger.ledger import Ledger, StoredEvent, TaskRegistry, connect, task
+from jobledger.ledger.events import Completed, Queued
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, ReadModelLayout, rebuild
 from jobledger.workers import Worker

@@ -8,8 +8,7 @@ import anyio
 
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.verify import verify
-from jobledger.ledger import Ledger, TaskRegistry, connect, task
-from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger import JobNotFoundError, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import counting
 from jobledger.workers import Worker

@@ -9,13 +9,11 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import msgspec
 
-from jobledger.ledger import JobState, MemoryLog
+from jobledger.ledger import JobRef, JobState, MemoryLog, StaleClaimError
+from jobledger.ledger.events import Completed, Order
 from jobledger.ledger.model.chain import load, transact
 from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Stamp
-from jobledger.ledger.model.errors import StaleClaimError
-from jobledger.ledger.model.events import Completed, Order
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.subjects import JobRef
 
 REF = JobRef(queue="billing", job_id="charge-1")
 BEGIN = datetime(2025, 1, 31, 8, tzinfo=UTC)

@@ -7,10 +7,9 @@ import anyio
 import msgspec
 
 from jobledger.audit.verify import Expected, Report, leftovers, verify
-from jobledger.ledger import Ledger, TaskRegistry, connect, task
+from jobledger.ledger import JobRef, Ledger, TaskRegistry, connect, task
+from jobledger.ledger.events import Completed
 from jobledger.ledger.model.chain import commit, load
-from jobledger.ledger.model.events import Completed
-from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 

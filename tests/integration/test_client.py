@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,8 @@ from tests.support.orders import COMMITS, LIMIT_S, add, finish, shout
 from tests.support.tables import each_row
 from tests.support.working import Connect
 
-from jobledger.ledger import JobState, Ledger
+from jobledger.ledger import JobState, Ledger, connect, sync
+from jobledger.ledger.config import with_variables
 from jobledger.ledger.model.commands import CancelJob, Claim, Discard, Fail, Requeue
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
@@ -30,6 +32,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -356,3 +359,23 @@ async def test_a_job_that_does_not_exist(ledger: Ledger) -> None:
         await ledger.job("nothing")
     with pytest.raises(JobNotFoundError, match="nothing"):
         await ledger.execute(JobRef(queue="default", job_id="nothing"), CancelJob())
+
+
+async def test_connect_takes_url_and_environment_from_the_variables_of_the_commands(
+    nats_server: EmbeddedServer, environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBLEDGER_URL", nats_server.url)
+    monkeypatch.setenv("JOBLEDGER_ENVIRONMENT", environment)
+    async with connect(ledger_bytes_max=64 << 20) as ledger:
+        assert (ledger.config.url, ledger.names.environment) == (nats_server.url, environment)
+        job = await ledger.enqueue(add, 1)
+    with sync.connect(ledger_bytes_max=64 << 20) as blocking:
+        assert blocking.job(job.id).ref == job.ref
+    async with connect(nats_server.url, environment=environment + "b", ledger_bytes_max=64 << 20) as other:
+        assert other.names.environment == environment + "b"
+    monkeypatch.setenv("JOBLEDGER_URL", "")
+    assert with_variables({}, os.environ) == {"environment": environment}
+    assert with_variables({"url": "nats://here", "environment": ""}, os.environ) == {
+        "url": "nats://here",
+        "environment": "",
+    }

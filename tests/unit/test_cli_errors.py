@@ -48,6 +48,11 @@ def test_an_error_without_a_sentence_of_its_own_gets_one() -> None:
     assert "unexpected ZeroDivisionError" in sentence(ZeroDivisionError("division by zero"))
 
 
+def test_a_command_is_told_the_option_that_the_ledgers_sentence_cannot_name() -> None:
+    assert sentence(errors.AmbiguousIdError("a", ["x/a", "y/a"])).endswith("or the queue as well (--queue)")
+    assert sentence(errors.UnknownTaskError("send", [])).endswith("load the module that defines it (--app)")
+
+
 def test_an_error_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(errors.LedgerError("two\nlines \x1b[31m"), as_json=False) == 1
     assert capsys.readouterr().err == "jobledger: two lines \\x1b[31m\n"

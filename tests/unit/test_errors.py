@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from pathlib import Path
 from types import ModuleType
 
 from tests.support.tables import each_row
 
+import jobledger.ledger
 from jobledger.audit import errors as audit_errors
 from jobledger.ledger.model import errors
 from jobledger.ledger.model.errors import (
@@ -67,19 +70,47 @@ def test_every_error_has_one_parent_and_a_docstring(cls: type[LedgerError]) -> N
     assert cls.__name__.endswith("Error")
 
 
+def test_applications_import_every_error_of_the_ledger_from_one_place() -> None:
+    names = {cls.__name__ for module in (errors, subscription_errors) for cls in _classes(module)}
+    assert {name for name in names if not hasattr(jobledger.ledger, name)} == set()
+    assert names - set(jobledger.ledger.__all__) == set()
+    assert sorted(jobledger.ledger.__all__) == jobledger.ledger.__all__
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z]")
+_LEDGER = Path(inspect.getfile(errors)).parents[1]
+
+
+def _texts(path: Path) -> list[str]:
+    """Return the texts in a module's code; docstrings speak to who reads it."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docs]
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def test_sentences_of_the_ledger_name_no_option_of_the_command_line() -> None:
+    """A program that meets them has none."""
+    modules = [path for path in _LEDGER.rglob("*.py") if path.name != "server.py"]  # which starts nats-server
+    found = {path.name: [text for text in _texts(path) if _OPTION.search(text)] for path in modules}
+    assert len(modules) > 50
+    assert {name: texts for name, texts in found.items() if texts} == {}
+    assert _OPTION.search("name another with --url")
+
+
 SENTENCES: list[tuple[LedgerError, str, dict[str, object]]] = [
     (InvalidTokenError("queue", "a.b"), "queue 'a.b' is not valid: use 1 to 64 characters out of A-Z a-z 0-9 _ and -", {"field": "queue"}),
     (InvalidTokenError("queue", "x" * 100), f"queue '{'x' * 59}... (100 characters) is not valid: use 1 to 64 characters out of A-Z a-z 0-9 _ and -", {}),
-    (UnknownTaskError("send", []), "there is no task 'send'; no task is loaded (name the module with --app)", {"name": "send"}),
-    (UnknownTaskError("send", ["a", "b"]), "there is no task 'send'; known tasks: a, b (name the module with --app)", {}),
+    (UnknownTaskError("send", []), "there is no task 'send'; no task is loaded: load the module that defines it", {"name": "send"}),
+    (UnknownTaskError("send", ["a", "b"]), "there is no task 'send'; known tasks: a, b: load the module that defines it", {}),
     (PayloadTooLargeError("input", 2_000_000, 1_000), "the input has 2,000,000 bytes and the limit is 1,000: store it elsewhere and pass a reference", {"size_bytes": 2_000_000, "limit_bytes": 1_000}),
     (JobNotFoundError("j"), "no job 'j' is in the ledger; `jobledger jobs list` shows those that are", {"job_id": "j"}),
-    (AmbiguousIdError("a", list("bcdefg")), "'a' matches several jobs (b, c, d, e, f, ...): give more of the id, or --queue", {"prefix": "a"}),
+    (AmbiguousIdError("a", list("bcdefg")), "'a' matches several jobs (b, c, d, e, f, ...): give more of the id, or the queue as well", {"prefix": "a"}),
     (IllegalTransitionError("j", "queued", "be discarded"), "job j is queued: it cannot be discarded", {"state": "queued"}),
     (JobExistsError("j"), "job j exists already", {"job_id": "j"}),
     (StaleClaimError("j", 3, 5), "job j: claim 3 is stale, the current one is 5", {"held_epoch": 3, "current_epoch": 5}),
     (WrongSequenceError("c.>", 4), "c.> has moved past stream sequence 4", {"chain": "c.>", "expected": 4}),
-    (StreamMismatchError("LEDGER", ["max_age: is 1, must be 0"]), "stream LEDGER exists with settings jobledger cannot work with (max_age: is 1, must be 0): change them with your NATS tools, or use another --environment", {"name": "LEDGER"}),
+    (StreamMismatchError("LEDGER", ["max_age: is 1, must be 0"]), "stream LEDGER exists with settings jobledger cannot work with (max_age: is 1, must be 0): change them with your NATS tools, or use another environment", {"name": "LEDGER"}),
     (JobFailedError("j", "boom", error=1), "job j failed: boom", {"error": 1}),
 ]  # fmt: skip
 

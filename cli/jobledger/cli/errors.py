@@ -13,10 +13,12 @@ from typer.exceptions import TyperException
 
 from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.model.errors import (
+    AmbiguousIdError,
     InvalidError,
     LedgerError,
     NotFoundError,
     RefusedError,
+    UnknownTaskError,
     UnreachableError,
 )
 from jobledger.projections.errors import (
@@ -57,6 +59,9 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (PositionMismatchError, REFUSED),
     (ProjectionBusyError, REFUSED),
 )
+
+#: The option with which a command is told what an error asks for: the ledger's own sentences know no command line.
+_OPTIONS: Final[dict[type[LedgerError], str]] = {AmbiguousIdError: "--queue", UnknownTaskError: "--app"}
 
 
 class UsageError(InvalidError):
@@ -116,7 +121,8 @@ def first_of(error: BaseException) -> BaseException:
 def sentence(error: BaseException) -> str:
     """Return one sentence for a person."""
     if isinstance(error, LedgerError | ProjectionError):
-        return str(error)
+        option = next((name for kind, name in _OPTIONS.items() if isinstance(error, kind)), "")
+        return f"{error} ({option})" if option else str(error)
     if isinstance(error, TyperException):
         command = getattr(getattr(error, "ctx", None), "command_path", "jobledger")
         # The words before the colon are those of the library that checks choices, and say nothing.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, ParamSpec, Unpack, overload
 
-from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.config import LedgerConfig, with_variables
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
@@ -256,6 +257,9 @@ async def connect(
 ) -> AsyncGenerator[Ledger, None]:
     """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
 
+    Without `url` it is the server that the environment variable JOBLEDGER_URL names, else the one on this machine;
+    without `environment` the one that JOBLEDGER_ENVIRONMENT names.
+
     Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
     made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.
     The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
@@ -266,7 +270,8 @@ async def connect(
     LedgerNotFoundError.
     """
     try:
-        config = LedgerConfig(**settings) if url is None else LedgerConfig(url=url, **settings)
+        given = settings if url is None else {"url": url, **settings}
+        config = LedgerConfig(**with_variables(given, os.environ))
     except TypeError as error:
         raise InvalidInputError(str(error)) from error
     names = Names(config.environment)

@@ -1,7 +1,8 @@
-"""What `connect` can be told, checked before anything is sent. Passed down; nothing here reads the environment."""
+"""What `connect` can be told, checked before anything is sent, and which of it environment variables may say."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +12,8 @@ from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+#: Settings that environment variables say where the caller does not; the same ones as those of the commands.
+VARIABLES: Final = {"url": "JOBLEDGER_URL", "environment": "JOBLEDGER_ENVIRONMENT"}
 _SECONDS_MAX: Final = 3600
 _COMMITS: Final = ("auto", "group", "pipeline")
 
@@ -70,6 +73,12 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             1 <= self.enqueue_in_flight_max <= 1 << 16,
             f"enqueue_in_flight_max must be 1 to 65536, got {self.enqueue_in_flight_max!r}",
         )
+
+
+def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings that were given, and beside them those that environment variables say."""
+    said = {name: variables.get(variable, "") for name, variable in VARIABLES.items()}
+    return {name: value for name, value in said.items() if value} | dict(settings)
 
 
 def _require(holds: bool, sentence: str) -> None:  # noqa: FBT001 - reads as the condition it is

@@ -207,6 +207,6 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            message = f"there is no module {name!r} on the import path: is --app right, and is this the right folder?"
+            message = f"there is no module {name!r} on the import path: is its name right, and is this the right folder?"
             raise ConfigurationError(message) from error
         raise

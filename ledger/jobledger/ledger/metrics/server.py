@@ -89,7 +89,7 @@ class MetricsServer:
         if token is None and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
             message = (
                 f"{host} can be reached from other machines, and metrics name queues and tasks: "
-                "give a token file too (--token-file, of a worker --metrics-token-file), or listen on 127.0.0.1"
+                "give a token file too, or listen on 127.0.0.1"
             )
             raise ConfigurationError(message)
         site = _Site(collected, health, token, threading.Lock())

@@ -87,9 +87,10 @@ class InvalidTokenError(InvalidError):
 
 
 class TaskDefinitionError(InvalidError):
-    """A function's parameters cannot be an input as they are written.
+    """A function cannot be a task as it is written; the sentence says what to write instead.
 
-    Raised when a worker or command loads the task, and by the first enqueue; `@task` itself only takes the function.
+    `@task` raises it for what is no plain function. Annotations that JSON cannot hold are found when a worker or a
+    command loads the task, and by the first enqueue.
     """
 
 
@@ -99,7 +100,7 @@ class UnknownTaskError(InvalidError):
     def __init__(self, name: str, known: list[str]) -> None:
         self.name = name
         listing = f"known tasks: {', '.join(known)}" if known else "no task is loaded"
-        super().__init__(f"there is no task {name!r}; {listing} (name the module with --app)")
+        super().__init__(f"there is no task {name!r}; {listing}: load the module that defines it")
 
 
 class InvalidInputError(InvalidError):
@@ -165,11 +166,13 @@ class AmbiguousIdError(RefusedError):
         self.prefix = prefix
         self.matches = matches
         shown = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")  # noqa: PLR2004
-        super().__init__(f"{prefix!r} matches several jobs ({shown}): give more of the id, or --queue")
+        super().__init__(
+            f"{prefix!r} matches several jobs ({shown}): give more of the id, or the queue as well"
+        )
 
 
 class IllegalTransitionError(RefusedError):
-    """`decide` refused a command in the state the job is in."""
+    """The job is in a state in which this cannot be done to it, such as cancelling a job that has ended."""
 
     def __init__(self, job_id: str, state: str, command: str) -> None:
         self.job_id = job_id
@@ -271,7 +274,7 @@ class StreamMismatchError(RefusedError):
         self.differences = differences  #: "setting: is X, must be Y", one each
         super().__init__(
             f"stream {name} exists with settings jobledger cannot work with ({'; '.join(differences)}): "
-            "change them with your NATS tools, or use another --environment",
+            "change them with your NATS tools, or use another environment",
         )
 
 

@@ -402,7 +402,8 @@ def _unreachable(servers: str, failures: list[ConnectFailedError], error: Except
         return str(told)
     if told is not None:
         return (
-            f"no server answers at {servers}: start one with `jobledger server`, or name another with --url"
+            f"no server answers at {servers}: start one with `jobledger server`, or give the URL of another "
+            "(JOBLEDGER_URL)"
         )
     if isinstance(error, TimeoutError):
         return f"{servers} did not answer in time: is it a nats-server, and is it well? (`jobledger doctor`)"
