@@ -164,6 +164,8 @@ def test_a_carried_job_is_whole_with_its_archive(cli: Cli) -> None:
     assert FIRST in cli("jobs", "show", "charge-3").err
     (whole,) = cli.lines("jobs", "show", "charge-3", "--archive", "archive")
     assert [event["type"] for event in whole["events"]] == ["queued", "carried", "queued"]
+    chains = (part.pop("chain"), whole.pop("chain"))
+    assert [(each["events"], each["archived_before"]) for each in chains] == [(2, True), (3, False)]
     assert {**part, "events": []} == {**whole, "events": []}
     answer = cli("audit", "trail", "charge-3", "--archive", "archive")
     assert (answer.code, answer.err) == (0, "")

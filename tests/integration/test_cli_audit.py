@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import nats
 import pytest
 from tests.support.command_line import Answer, CommandLine
@@ -44,6 +45,7 @@ class Cli(CommandLine):
 
     def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(url, capsys)
+        self.folder = folder
         self._projection = folder / "projection.db"
 
     def __call__(self, *words: str) -> Answer:
@@ -61,8 +63,8 @@ class Cli(CommandLine):
 
         return self.with_ledger(work)
 
-    def forge(self, job_id: str) -> int:
-        """Publish, past all rules, a second outcome with the right link and the right condition."""
+    def forge(self, job_id: str, prev: str = "") -> int:
+        """Publish, past all rules, a second outcome with the right condition; the right link too, without `prev`."""
 
         async def forge(ledger: Ledger) -> int:
             ref = JobRef(queue="work", job_id=job_id)
@@ -74,7 +76,7 @@ class Cli(CommandLine):
                 at=datetime.now(UTC),
                 by="mallory",
                 attempt=1,
-                prev=digest(chain.last_data),
+                prev=prev or digest(chain.last_data),
             )
             condition = {
                 "Nats-Expected-Last-Subject-Sequence": str(chain.last_sequence),
@@ -350,7 +352,9 @@ def test_a_story_tells_each_event_and_what_was_waited_for(cli: Cli, monkeypatch:
         ", 2 attempts",
     ):
         assert said in words
-    assert answer.out.splitlines()[-1].startswith("completed after ")
+    summary, chain = answer.out.splitlines()[-2:]
+    assert summary.startswith("completed after ")
+    assert chain == "chain of 6 events: unbroken"
     assert "\x1b" not in answer.out
     on_a_terminal(monkeypatch, WIDTH)
     assert max(map(len, unstyled(cli("trail", job[:30]).out))) <= WIDTH
@@ -391,6 +395,50 @@ def test_a_takeover_is_told(cli: Cli) -> None:
     words = " ".join(cli("trail", "lost").out.split())
     assert "started: attempt 2 on w2; attempt 1 is lost: worker w1 had recorded nothing for " in words
     assert "2 attempts (1 lost)" in words
+
+
+def test_a_broken_chain_is_told_by_all_who_read_it(cli: Cli) -> None:
+    (job,) = cli.work(1)
+    _acted(cli)
+    where = (*cli.where, "--projection", str(cli.folder / "projection.db"))
+    whole = cli.run("jobs", "show", "b", *where)
+    assert (whole.code, "chain of 5 events: unbroken" in whole.out) == (0, True)
+    sequence = cli.forge("b", prev="0" * 64)
+    for words in (("audit", "trail", "b"), ("jobs", "show", "b")):
+        answer = cli.run(*words, *where)
+        assert answer.code == 4
+        assert f"chain of 6 events: BROKEN at {sequence}: it follows '000" in " ".join(answer.out.split())
+        assert f"the chain of job b is BROKEN at stream sequence {sequence}" in answer.err
+        (body,) = cli.run(*words, *where, "--json").lines
+        assert (body["chain"]["events"], body["chain"]["broken_at"]) == (6, sequence)
+    answer = cli("who")
+    assert answer.code == 4
+    assert f"work/b: chain of 6 events: BROKEN at {sequence}" in " ".join(answer.out.split())
+    told = {each["job"]: each["chain_broken_at"] for each in cli("who", "--json").lines}
+    assert told == {"a": None, "b": sequence}
+    assert cli("who", "--by", "nobody").code == 0
+    assert cli("trail", job).code == 0, "another job's chain is whole"
+
+
+def test_a_hidden_beginning_is_told(cli: Cli) -> None:
+    """A planted first event makes the older ones those of another job: only an archive run may free an id."""
+    (job,) = cli.work(1)
+
+    async def plant(ledger: Ledger) -> int:
+        ref = JobRef(queue="work", job_id=job)
+        first = (await ledger.job(job)).ref
+        assert first == ref
+        event = (await (await ledger.job(job)).history())[0].event
+        planted = msgspec.structs.replace(event, by="mallory")
+        raw = await nats.connect(cli.url)
+        try:
+            return (await raw.jetstream().publish(ledger.names.event(planted), encode(planted))).seq
+        finally:
+            await raw.close()
+
+    sequence = cli.with_ledger(plant)
+    answer = cli("trail", job)
+    assert (answer.code, f"BROKEN at {sequence}" in answer.out) == (4, True), answer
 
 
 def test_a_story_of_no_job_is_not_found(cli: Cli) -> None:
@@ -437,6 +485,7 @@ def test_acts_of_people_are_listed_the_newest_first(cli: Cli) -> None:
     limited = cli("who", "--limit", "1")
     assert limited.out.splitlines()[0].endswith("discard  work/b by bob")
     assert limited.err == "the newest 1 of 4 are shown; --limit shows more\n"
+    assert limited.out.splitlines()[-1] == "chains of 1 job, 5 events: unbroken"
     shown = cli("who")
     assert (shown.code, shown.err) == (0, "")
     assert r"cancel   work/a by bob: a [red]mistake\x1b[0m" in shown.out

@@ -17,6 +17,7 @@ from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.audit.trail import Lost, Trail, trail_of
 from jobledger.audit.trail_words import count, span
+from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.audit.trail import show_trail
 from jobledger.cli.output import Output
 from jobledger.ledger.model.codec import StoredEvent
@@ -274,7 +275,8 @@ def test_the_trail_in_the_docs_is_told_like_this(
     course.do(Dispatch(cause="retried"), by=second, after_s=30.006).claim(after_s=0.003, worker=first)
     course.do(TakeOver(worker=second, lease_s=15, lost_epoch=course.epoch), by=second, after_s=16.2)
     course.do(Complete(epoch=course.epoch), by=second, after_s=0.4)
-    show_trail(Output(), course.events, course.now)
+    check = ChainCheck(events=len(course.events), broken_at=None)
+    show_trail(Output(), course.events, course.now, check)
     shown = "\n".join(unstyled(capsys.readouterr().out))
     assert f"```text\n{shown.rstrip()}\n```\n" in CLI_DOCS.read_text(encoding="utf-8"), shown
 

@@ -11,6 +11,7 @@ from jobledger.admin.errors import ChoiceError, NotADeadLetterError
 from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.admin.views import JobDetails, job_details
+from jobledger.audit.verify.links import ChainCheck, check_history
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.fingerprint import job_fingerprint
@@ -75,6 +76,7 @@ class Shown(NamedTuple):
     details: JobDetails
     history: list[StoredEvent]
     fingerprint: str
+    chain: ChainCheck  #: whether the hash links of the history hold
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +117,8 @@ async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) ->
             f"job {job.id} is {job.state.value.replace('_', ' ')} and not a dead letter: "
             f"see `jobledger jobs show {job.id}`"
         )
-    return Shown(job, await job_details(rows.ledger, job, history), history, job_fingerprint(job))
+    chain = await check_history(rows.ledger.log, history)
+    return Shown(job, await job_details(rows.ledger, job, history), history, job_fingerprint(job), chain)
 
 
 async def find_chosen(rows: Rows, choice: Choice, limit: int | None = None) -> list[Chosen]:

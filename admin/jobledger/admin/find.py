@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jobledger.admin.archived import missing, refuse_hole, with_archive
 from jobledger.admin.errors import JobNotHeldError, Missing
 from jobledger.admin.rows import Rows
+from jobledger.audit.verify.links import ChainCheck, check_history
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
@@ -27,6 +28,7 @@ class Found(NamedTuple):
     log: Log  #: the ledger with its archive in front of it, where one was named
     history: list[StoredEvent]  #: oldest first; of several jobs where an archived one left its id free
     missing: Missing | None  #: None where every event of the job is there
+    chain: ChainCheck  #: whether the hash links of the history hold
 
 
 async def find_job(rows: Rows, job_id: str, queue: str | None = None) -> JobHandle[Any]:
@@ -68,7 +70,7 @@ async def find_history(
     else:
         history = await (await find_job(rows, job_id, queue)).history()
     is_part = bool(history[0].event.prev)
-    return Found(log, history, gap if is_part else None)
+    return Found(log, history, gap if is_part else None, await check_history(log, history))
 
 
 def newest_life(history: Sequence[StoredEvent]) -> tuple[list[StoredEvent], StoredEvent | None]:
@@ -144,6 +146,7 @@ class Chain(NamedTuple):
 
     label: str  #: what a person calls it: `lock account/42`
     messages: list[Message]  #: oldest first, at least one
+    check: ChainCheck  #: whether their hash links hold
 
 
 async def find_chain(ledger: Ledger, name: str, archives: Sequence[Path] = ()) -> Chain:
@@ -171,4 +174,4 @@ async def find_chain(ledger: Ledger, name: str, archives: Sequence[Path] = ()) -
         messages = [message async for batch in batches for message in batch]
     if not messages:
         raise NotFoundError(f"no event of {aggregate.label(tuple(key))} is in the ledger")
-    return Chain(aggregate.label(tuple(key)), messages)
+    return Chain(aggregate.label(tuple(key)), messages, await check_history(log, messages))

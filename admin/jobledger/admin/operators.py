@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from jobledger.admin.archived import missing, with_archive
 from jobledger.admin.errors import Missing
 from jobledger.admin.rows import Rows
+from jobledger.audit.export import JoinedLog
+from jobledger.audit.trail_words import count
+from jobledger.audit.verify.links import ChainCheck, check_history
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import ActFilter, ActRow, EventGapError, Projector, Store
+
+_CHAINS_AT_ONCE: Final = 48  # of some ten events each
+
+
+class Chains(NamedTuple):
+    """The chains of the jobs that were acted on, whose hash links were checked."""
+
+    jobs: int
+    events: int
+    broken: dict[tuple[str, str], ChainCheck]  #: by queue and job id
+
+    def texts(self) -> list[str]:
+        """Return what was found for a person, a line for each broken chain."""
+        if not self.broken:
+            return [f"chains of {count(self.jobs, 'job')}, {count(self.events, 'event')}: unbroken"]
+        return [f"{queue}/{job}: {found.text()}" for (queue, job), found in self.broken.items()]
 
 
 class Acted(NamedTuple):
@@ -23,6 +45,7 @@ class Acted(NamedTuple):
     newest: list[ActRow]
     total: int  #: of all that match
     missing: Missing | None  #: None where no earlier action can be missing
+    chains: Chains
 
 
 async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: Sequence[Path] = ()) -> Acted:
@@ -37,7 +60,35 @@ async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: 
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)
         with Store.open(path) as store, store.one_moment():
-            return Acted(store.acts(limit, chosen=chosen), store.act_count(chosen), gap)
+            newest, total = store.acts(limit, chosen=chosen), store.act_count(chosen)
+    return Acted(newest, total, gap, await _chains(log, sorted({(act.queue, act.job) for act in newest})))
+
+
+async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> Chains:
+    """Read the chains of these jobs, some at a time, and check their links."""
+    events, broken = 0, dict[tuple[str, str], ChainCheck]()
+    for at in range(0, len(names), _CHAINS_AT_ONCE):
+        for name, history in (await _histories(log, names[at : at + _CHAINS_AT_ONCE])).items():
+            found = await check_history(log, history)
+            events += found.events
+            if not found.is_unbroken:
+                broken[name] = found
+    return Chains(len(names), events, broken)
+
+
+async def _histories(log: Log, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[StoredEvent]]:
+    """Return the events of some jobs; an archive has no index, so it is read once for all of them."""
+    if not isinstance(log, JoinedLog):
+        chains = [log.names.chain(JobRef(queue=queue, job_id=job)) for queue, job in names]
+        return dict(zip(names, await asyncio.gather(*map(log.read_chain, chains)), strict=True))
+    found: dict[tuple[str, str], list[StoredEvent]] = {name: [] for name in names}
+    async with contextlib.aclosing(log.read()) as batches:
+        async for batch in batches:
+            for stored in batch:
+                history = found.get((stored.event.queue, stored.event.job))
+                if history is not None:
+                    history.append(stored)
+    return found
 
 
 async def _projected(rows: Rows, log: Log, folder: Path, first_sequence: int) -> Path:

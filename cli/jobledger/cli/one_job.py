@@ -11,7 +11,9 @@ import typer
 
 from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.find import find_history, newest_life
+from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.command import Cli
+from jobledger.cli.errors import LedgerNotSoundError
 from jobledger.cli.output import Output
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.codec import StoredEvent
@@ -27,6 +29,7 @@ class Found(NamedTuple):
     log: Log  #: the ledger with the archive of --archive in front of it
     history: list[StoredEvent]
     missing: str  #: a sentence where events of the job are not among them, else ""
+    chain: ChainCheck  #: whether the hash links of the history hold
 
 
 @contextlib.asynccontextmanager
@@ -45,8 +48,19 @@ async def found_history(
         except JobNotHeldError as error:
             raise error.read_by(command) from None
         way = f"`{command} {found.history[0].event.job} --archive DIR`"
-        yield Found(
-            ledger, found.log, found.history, "" if found.missing is None else found.missing.sentence(way)
+        sentence = "" if found.missing is None else found.missing.sentence(way)
+        yield Found(ledger, found.log, found.history, sentence, found.chain)
+
+
+def refuse_broken(check: ChainCheck, label: str) -> None:
+    """Say that what was shown cannot be trusted, where a hash link does not hold.
+
+    Raises: LedgerNotSoundError.
+    """
+    if not check.is_unbroken:
+        raise LedgerNotSoundError(
+            f"the chain of {label} is BROKEN at stream sequence {check.broken_at}: {check.problem}; "
+            "`jobledger audit verify` says what else is wrong"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.audit.verify.links import broken_link
 from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.codec import Message
@@ -82,10 +83,12 @@ class Chains:
         self._known.put(chain, after)
 
     def _check_link(self, known: _Known | None, event: Envelope) -> Iterator[Broken]:
-        if known is not None and event.prev != known.digest.hex():
-            yield "chain", f"it follows {event.prev!a}, the event before it has the hash {known.digest.hex()}"
-        if known is None and event.prev and self._from_start:
-            yield "chain", f"it follows {event.prev!a}, and no event of its {self._of.name} is before it"
+        if known is None and not self._from_start:
+            return
+        before = None if known is None else known.digest
+        problem = broken_link(event.prev, before, of=self._of.name, age=0 if known is None else known.age)
+        if problem is not None:
+            yield "chain", problem
 
 
 def _records_of(aggregate: Aggregate[Any, Any]) -> Form[_Known]:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from jobledger.audit.verify.chains import Chains
+from jobledger.audit.verify.links import broken_link
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, JobName
 from jobledger.audit.verify.records import (
     ATTEMPT_BYTES,
@@ -278,9 +279,13 @@ class Checker:
         if event.prev and self._from_sequence > 1:  # its chain began before the range
             self._follow_unknown(name, record, stored)
             return
-        if event.prev:
-            self._note(stored, "chain", f"it follows {event.prev!a}, and no event of its job is before it")
+        self._check_link(stored, None, 0)
         self._apply(name, None, record, stored)
+
+    def _check_link(self, stored: StoredEvent, before: bytes | None, age: int) -> None:
+        problem = broken_link(stored.event.prev, before, age=age)
+        if problem is not None:
+            self._note(stored, "chain", problem)
 
     def _begin_again(self, name: str, stored: StoredEvent, digest: bytes) -> None:
         """Take in the first event of another job whose id was free: all events of the older one were archived."""
@@ -290,13 +295,7 @@ class Checker:
 
     def _follow(self, name: str, record: Open, stored: StoredEvent, digest: bytes) -> None:
         """Take in a later event of a job."""
-        event = stored.event
-        if event.prev != record.digest.hex():
-            last = "" if record.job is None else f", stored at {record.age}"
-            sentence = (
-                f"it follows {event.prev!a}, the event before it{last} has the hash {record.digest.hex()}"
-            )
-            self._note(stored, "chain", sentence)
+        self._check_link(stored, record.digest, record.age)
         record.digest = digest
         record.age = stored.stream_sequence
         if record.job is None:

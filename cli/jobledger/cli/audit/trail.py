@@ -14,11 +14,12 @@ from jobledger.admin.archived import payload_places
 from jobledger.admin.find import Chain, find_chain
 from jobledger.audit.trail import Line, Trail, lines_of_chain, trail_of
 from jobledger.audit.trail_words import span
+from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.verify.payloads import NO_STATES, States, states_of
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import AUDIT
-from jobledger.cli.one_job import found_history, newest
+from jobledger.cli.one_job import found_history, newest, refuse_broken
 from jobledger.cli.output import Output
 from jobledger.cli.text import clock_time, plain
 from jobledger.ledger.model.codec import StoredEvent
@@ -41,39 +42,53 @@ async def trail(
         async with cli.ledger() as ledger:
             found_chain = await find_chain(ledger, job_id, archives or ())
         _show_chain(cli.output, found_chain)
+        refuse_broken(found_chain.check, found_chain.label)
         return
     async with found_history(cli, job_id, queue, archives, "jobledger audit trail") as found:
         now, events = found.ledger.clock.now(), newest(found.history, cli.output)
         states = await states_of(payload_places(found.ledger, found.log), events)
-    show_trail(cli.output, events, now, states)
+    show_trail(cli.output, events, now, found.chain, states)
     if found.missing:
         cli.output.note(found.missing)
+    refuse_broken(found.chain, f"job {events[0].event.job}")
 
 
 def _show_chain(output: Output, chain: Chain) -> None:
     lines = lines_of_chain(chain.messages)
     if output.as_json:
         shown = [{**msgspec.structs.asdict(line), "text": line.text()} for line in lines]
-        output.object({"chain": chain.label, "lines": shown})
+        output.object({"chain": chain.label, "lines": shown, "check": chain.check.as_object()})
         return
     output.say(chain.label, style="bold")
     output.say("times are the server's, UTC", style="dim")
     _show_lines(output, lines)
+    output.say()
+    _show_check(output, chain.check)
 
 
 def show_trail(
-    output: Output, history: Sequence[StoredEvent], now: datetime, states: States = NO_STATES
+    output: Output,
+    history: Sequence[StoredEvent],
+    now: datetime,
+    check: ChainCheck,
+    states: States = NO_STATES,
 ) -> None:
     """Print the trail of a job's events."""
     told, event = trail_of(history, now=now, states=states), history[0].event
     if output.as_json:
-        output.object(_trail_object({"id": event.job, "queue": event.queue, "task": event.task}, told))
+        names: dict[str, Any] = {"id": event.job, "queue": event.queue, "task": event.task}
+        output.object({**_trail_object(names, told), "chain": check.as_object()})
         return
     output.say(f"job {event.job}", style="bold")
     output.say(f"task {event.task} in queue {event.queue}; times are the server's, UTC", style="dim")
     _show_lines(output, told.lines)
     output.say()
     output.say(told.summary.text(), style="bold")
+    _show_check(output, check)
+
+
+def _show_check(output: Output, check: ChainCheck) -> None:
+    output.say(check.text(), style="" if check.is_unbroken else "bold red")
 
 
 def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
+import msgspec
 import typer
 from rich.text import Text
 
@@ -11,6 +12,7 @@ from jobledger.admin.operators import operator_acts
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import AUDIT
+from jobledger.cli.one_job import refuse_broken
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, plain
 from jobledger.cli.times import time_of
@@ -38,12 +40,15 @@ async def who(
     """List what operators did to jobs, the newest first: cancel, retry, requeue, discard, with actor and reason."""
     output, chosen = cli.output, ActFilter(by=by, since=time_of("--since", since))
     async with cli.ledger() as ledger:
-        newest, count, gap = await operator_acts(
+        newest, count, gap, chains = await operator_acts(
             cli.rows(ledger), chosen, limit=limit, archives=archives or ()
         )
     for act in newest:
         if output.as_json:
-            output.object(act)
+            found = chains.broken.get((act.queue, act.job))
+            output.object(
+                {**msgspec.structs.asdict(act), "chain_broken_at": found.broken_at if found else None}
+            )
         else:
             _show_act(output, act)
     if not count:
@@ -57,6 +62,11 @@ async def who(
         output.note(f"the newest {limit:,} of {count:,} are shown; --limit shows more")
     if gap is not None:
         output.note(gap.sentence("`jobledger audit who --archive DIR`"))
+    if newest:
+        for line in chains.texts():
+            output.say(line, style="bold red" if chains.broken else "dim")
+    for (queue, job), found in chains.broken.items():
+        refuse_broken(found, f"job {queue}/{job}")
 
 
 def _show_act(output: Output, act: ActRow) -> None:

@@ -11,7 +11,7 @@ from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.view import show_job
-from jobledger.cli.one_job import Found, JobId, found_history, newest
+from jobledger.cli.one_job import Found, JobId, found_history, newest, refuse_broken
 from jobledger.cli.past import asked, option_words
 from jobledger.ledger.model.chain import fold
 from jobledger.projections import Moment
@@ -42,11 +42,12 @@ async def show(
         now = then.at or now
     if output.as_json:
         as_of = {} if then is None else {"as_of": {"stream_sequence": then.stream_sequence, "at": then.at}}
-        output.object({**msgspec.structs.asdict(details), **as_of})
+        output.object({**msgspec.structs.asdict(details), **as_of, "chain": found.chain.as_object()})
     else:
-        show_job(output, job, details, events, now)
+        show_job(output, job, details, events, now=now, chain=found.chain)
     if found.missing:
         output.note(found.missing)
+    refuse_broken(found.chain, f"job {job.id}")
 
 
 async def _moment(found: Found, past: AsOf, job_id: str) -> Moment:

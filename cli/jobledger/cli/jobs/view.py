@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jobledger.admin.amounts import duration
 from jobledger.admin.views import Absent, JobDetails
+from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.events.lines import show_event
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, moment, plain_lines, shortened
@@ -25,7 +26,13 @@ _TRACEBACK_LINES_MAX: Final = 12
 
 
 def show_job(
-    output: Output, job: Job, details: JobDetails, history: Sequence[StoredEvent], now: datetime
+    output: Output,
+    job: Job,
+    details: JobDetails,
+    history: Sequence[StoredEvent],
+    *,
+    now: datetime,
+    chain: ChainCheck,
 ) -> None:
     """Print the job for a person."""
     output.say(f"job {job.id}", style="bold")
@@ -59,6 +66,7 @@ def show_job(
     )
     show_attempts(output, job)
     show_trail(output, history)
+    output.say(chain.text(), style="dim" if chain.is_unbroken else "bold red")
     _show_traceback(output, job.error)
 
 
