@@ -101,6 +101,7 @@ async def test_what_does_not_fit_is_refused_in_words(
     assert isinstance(raised, Raised)
     assert raised.error.kind == kind
     assert words in raised.error.message
+    assert raised.may_retry == (kind == "exception")  # what was done is not done again
 
 
 async def test_a_result_may_be_as_large_as_the_limit_and_no_larger(pool: ProcessPool) -> None:

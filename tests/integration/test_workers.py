@@ -8,6 +8,7 @@ import math
 import secrets
 import threading
 import time
+from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 import msgspec
@@ -72,13 +73,36 @@ def recurse(depth: int) -> int:
     return recurse(depth + 1)
 
 
+class Point(msgspec.Struct):
+    x: int
+
+
+class OddClock(tzinfo):
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        raise KeyError("no such place")
+
+    dst = utcoffset
+
+    def tzname(self, _: datetime | None) -> str:
+        return "nowhere"
+
+
 async def cancelled_elsewhere() -> None:
     inner = asyncio.ensure_future(asyncio.sleep(30))
     inner.cancel()
     await inner
 
 
-def misbehave(how: str) -> Any:  # noqa: C901, PLR0912 - a table of mischief
+def hostile(how: str) -> Any:
+    """Return a value that fails with an error of its own where it is written."""
+    if how == "odd clock":
+        return datetime(2026, 1, 1, tzinfo=OddClock())
+    unset = Point(1)
+    del unset.x
+    return unset
+
+
+def misbehave(how: str) -> Any:  # noqa: C901, PLR0912, PLR0911 - a table of mischief
     match how:
         case "raise":
             raise ValueError("no such user")
@@ -123,6 +147,8 @@ def misbehave(how: str) -> Any:  # noqa: C901, PLR0912 - a table of mischief
             return loop
         case "broken raw":
             return msgspec.Raw(b'{"never": ')
+        case "unset field" | "odd clock":
+            return hostile(how)
         case "huge result":
             return "x" * (9 << 20)
         case _:
@@ -162,6 +188,8 @@ _MISCHIEF = [
     ("deep", "invalid_result", "InvalidInputError", "deep"),
     ("cycle", "invalid_result", "InvalidInputError", "deep"),
     ("broken raw", "invalid_result", "InvalidInputError", "JSON"),
+    ("unset field", "invalid_result", "InvalidInputError", "JSON"),
+    ("odd clock", "invalid_result", "InvalidInputError", "JSON"),
     ("huge result", "invalid_result", "PayloadTooLargeError", "limit"),
 ]
 
@@ -172,8 +200,11 @@ async def test_whatever_a_task_does_is_its_own_failure_and_the_worker_goes_on(
 ) -> None:
     async with working(ledger, naughty, naughty_in_thread, double):
         jobs = {
-            how: await ledger.enqueue(mischief, how)
-            for how, *_ in _MISCHIEF
+            # What it did is done when it returns: a result that cannot be stored leaves no room for another attempt.
+            how: await ledger.enqueue(
+                mischief.options(max_attempts=3 if kind == "invalid_result" else 1), how
+            )
+            for how, kind, *_ in _MISCHIEF
             if mischief is naughty or how != "cancelled elsewhere"
         }
         for how, kind, name, words in _MISCHIEF:
@@ -184,6 +215,9 @@ async def test_whatever_a_task_does_is_its_own_failure_and_the_worker_goes_on(
             assert job.error is not None, how
             assert (job.error.kind, job.error.type) == (kind, name), how
             assert words in job.error.message, (how, job.error.message[:200])
+            rejected = kind == "invalid_result"
+            assert job.dead_reason == ("rejected" if rejected else "exhausted"), how
+            assert not rejected or job.error.message.startswith("the result of task naughty"), how
             assert len(job.error.message) <= 2_000
             assert len(job.error.traceback) <= 16_000
             assert [attempt.state for attempt in job.attempts] == ["failed"], how

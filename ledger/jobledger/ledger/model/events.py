@@ -266,8 +266,8 @@ class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):
 class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=False):
     """The job cannot be finished and waits for a person.
 
-    `exhausted`: its attempts are used up. `rejected`: the task gave up, or no worker knew the task. `invalid`: the
-    input cannot be read. `max_deliver`: its deliveries are used up and none led to an outcome.
+    `exhausted`: its attempts are used up. `rejected`: the task gave up, or ended with a result that cannot be
+    stored, or no worker knew the task. `invalid`: the input cannot be read. `max_deliver`: its deliveries are used up and none led to an outcome.
     """
 
     reason: DeadReason  #: why it cannot be finished

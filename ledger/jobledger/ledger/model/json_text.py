@@ -29,20 +29,15 @@ def encode_value(value: Any, *, what: str) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-        UnicodeError,
-        msgspec.MsgspecError,
-    ) as error:
+        if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
+            _check_depth(text, what)
+        if b"null" in text:  # it may stand for a NaN
+            _check_numbers(value, what)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # the value may run user code, or be changed by a thread meanwhile
         message = f"the {what} cannot be written as JSON: {_reason(error)}"
         raise InvalidInputError(message) from error
-    if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
-        _check_depth(text, what)
-    if b"null" in text:  # it may stand for a NaN
-        _check_numbers(value, what)
     return text
 
 
@@ -66,7 +61,7 @@ def _reason(error: Exception) -> str:
         return f"it is nested deeper than {DEPTH_MAX} levels"
     if isinstance(error, UnicodeError):
         return "it holds a character that is not valid Unicode (a lone surrogate)"
-    return str(error)
+    return str(error) or type(error).__name__
 
 
 def _check_depth(text: bytes, what: str) -> None:

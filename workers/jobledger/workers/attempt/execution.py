@@ -240,9 +240,8 @@ class Execution:
             result, reference = await retry_store(
                 f"the {what}", lambda: self._ledger.results.put(text, what=what)
             )
-        except InvalidError as error:
-            info = error_info("invalid_result", error)
-            return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
+        except InvalidError as error:  # the work is done: another attempt would only do it again
+            return Fail(epoch=epoch, error=error_info("invalid_result", error), give_up="rejected")
         return Complete(epoch=epoch, result=result, result_ref=reference)
 
     def _wish(self, task: Task[Any, Any], job: Job, value: Cancel | Retry | Snooze) -> Outcome:

@@ -275,7 +275,7 @@ class Runner:
             if len(text) > self._payload_bytes_max:
                 raise PayloadTooLargeError(what, len(text), self._payload_bytes_max)
         except (InvalidError, msgspec.MsgspecError) as error:
-            return Failure(number=number, error=error_info("invalid_result", error), may_retry=True)
+            return Failure(number=number, error=error_info("invalid_result", error), may_retry=False)
         return ReturnedValue(number=number, value=msgspec.Raw(text))
 
 

@@ -168,7 +168,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     number: int
     error: ErrorInfo
-    may_retry: bool  #: by the task's `retry_on` and `give_up_on`
+    may_retry: bool  #: by the task's `retry_on` and `give_up_on`; never once it has returned
 
 
 FromChild = (
