@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -16,6 +15,7 @@ import typer
 from jobledger.cli.commands import add_commands
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.session import exit_at_once, set_up_logs
+from jobledger.cli.streams import is_broken, let_go
 from jobledger.ledger.model.version import version
 
 #: These may stand anywhere on the line.
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     code = run(sys.argv[1:] if arguments is None else arguments)
     _leave_threads_behind(code)
+    if is_broken(sys.stdout):
+        let_go(sys.stdout)
     sys.exit(code)
 
 
@@ -122,8 +124,7 @@ def _after_error(group: BaseException, words: Sequence[str]) -> int:
 
 def _after_broken_pipe() -> int:
     """Whoever read our answer had enough, as in `| head`: the rest goes nowhere, also at the interpreter's end."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    let_go(sys.stdout)
     return DONE
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from jobledger.cli.streams import let_go
 from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.model.times import time_text
 
@@ -33,14 +34,21 @@ _COLUMN_MIN: Final = 4  #: of a column that may be cut
 Cell = str | Text | int | None
 
 
+class _Console(Console):
+    """Rich's, but that a pipe which nobody reads any more is an error like others, and does not exit."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Output:
     """One command's way to speak."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         # Job data is put in as Text, so that square brackets in it are not read as rich's markup.
-        self.console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-        self.notes = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        self.console = _Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self.notes = _Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
 
     @property
     def is_narrow(self) -> bool:
@@ -81,7 +89,17 @@ class Output:
 
     def note(self, text: str) -> None:
         """Tell a person something about the way to the answer, on stderr, also with --json."""
-        self.notes.print(Text(plain(text)), soft_wrap=True)
+        with contextlib.suppress(OSError, ValueError):
+            self.notes.print(Text(plain(text)), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def telling(self) -> Generator[None, None, None]:
+        """Let what is said in the block be lost where it cannot be written: a service that goes on must not end of it."""
+        try:
+            yield
+        except OSError as error:
+            let_go(sys.stdout)
+            self.note(f"stdout cannot be written ({error.strerror or error}): nothing more is said there")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
         """Print a table, on a terminal one that fits.

@@ -73,8 +73,9 @@ async def _tasks_run_on() -> bool:
 def exit_at_once(code: int) -> NoReturn:
     """End the process without waiting for a task's code, after letting out what was said."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 
@@ -88,10 +89,17 @@ class _Format(logging.Formatter):
 
 
 class _ToStderr(logging.Handler):
-    """Writes to whatever stderr is at the moment of writing, as a program may redirect it."""
+    """Writes to whatever stderr is at the moment of writing, as a program may redirect it.
+
+    A line that cannot be written is lost, and ends nothing.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write("\n".join(plain_lines(self.format(record))) + "\n")
+        try:
+            sys.stderr.write("\n".join(plain_lines(self.format(record))) + "\n")
+        except Exception:  # noqa: BLE001 - what is wrong with a line must not come to whoever logs
+            with contextlib.suppress(Exception):
+                self.handleError(record)
 
 
 def set_up_logs(*, verbose: bool, debug: bool) -> None:

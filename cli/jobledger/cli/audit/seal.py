@@ -165,7 +165,8 @@ async def _follow(cli: Cli, signer: Signer, config: SealingConfig, publisher: _P
                 output.note(
                     f"a seal could not be published, and is published with the next one: {error.strerror}"
                 )
-        _show_made(output, made)
+        with output.telling():
+            _show_made(output, made)
 
     async with cli.ledger() as ledger, anyio.create_task_group() as group:
         if publisher is not None:
@@ -173,7 +174,7 @@ async def _follow(cli: Cli, signer: Signer, config: SealingConfig, publisher: _P
         await group.start(watch_signals, group.cancel_scope.cancel)
         group.start_soon(until_closed, ledger)
         newest = await newest_seal(ledger.log)
-        if not output.as_json:
+        with output.telling():
             since = newest.seal.to_sequence if newest is not None else 0
             output.say(f"sealing events after stream sequence {since:,}; stop with Ctrl-C")
         await host(ledger, Sealer(ledger, signer, config, on_seal=tell))

@@ -75,8 +75,9 @@ async def _serve(cli: Cli, exposure: Exposure, label_values_max: int, lag_s_max:
             async with anyio.create_task_group() as group:
                 await group.start(watch_signals, group.cancel_scope.cancel)
                 group.start_soon(until_closed, ledger)
-                if output.as_json:
-                    output.object({"metrics": server.url, "projection": str(path), "pid": os.getpid()})
-                else:
-                    output.say(f"metrics at {server.url}, from {path}; stop with Ctrl-C")
+                with output.telling():
+                    if output.as_json:
+                        output.object({"metrics": server.url, "projection": str(path), "pid": os.getpid()})
+                    else:
+                        output.say(f"metrics at {server.url}, from {path}; stop with Ctrl-C")
                 await exporter.run()

@@ -28,7 +28,8 @@ async def server(
     async with anyio.create_task_group() as group:
         await group.start(watch_signals, group.cancel_scope.cancel)
         async with embedded(directory, port=port, durability=durability) as running:
-            _say_ready(cli.output, running)
+            with cli.output.telling():
+                _say_ready(cli.output, running)
             await until_ended(running)
 
 

@@ -134,7 +134,8 @@ async def _supervise(  # noqa: PLR0917 - what it was told
             group.start_soon(when_stdin_ends, at_once)
         if watch is not None:
             group.start_soon(watch.run, on_change)
-        _say_begun(output, supervisor, patience)
+        with output.telling():
+            _say_begun(output, supervisor, patience)
         code = await supervisor.run()
         group.cancel_scope.cancel()
     return code

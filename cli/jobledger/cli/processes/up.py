@@ -91,7 +91,8 @@ async def _up(cli: Cli, plan: _Plan) -> None:
             path = await cli.rows(ledger).path()
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
             async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
-                _say_ready(output, plan, server, url, made, projecting)
+                with output.telling():
+                    _say_ready(output, plan, server, url, made, projecting)
                 await _run(output, ledger, server, projecting, made)
 
 

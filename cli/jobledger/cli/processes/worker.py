@@ -173,8 +173,9 @@ async def _say_ready(output: Output, made: Worker, parent: Parent | None) -> Non
     await made.taking.wait()
     if parent is not None:
         parent.ready()
-    if output.as_json:
-        output.object({"worker": made.identity, "queues": made.queues, "pid": os.getpid()})
-    else:
-        stop = "" if parent is not None else "; stop it with Ctrl-C"
-        output.say(f"worker {made.identity} takes jobs of {', '.join(made.queues)}{stop}")
+    with output.telling():
+        if output.as_json:
+            output.object({"worker": made.identity, "queues": made.queues, "pid": os.getpid()})
+        else:
+            stop = "" if parent is not None else "; stop it with Ctrl-C"
+            output.say(f"worker {made.identity} takes jobs of {', '.join(made.queues)}{stop}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -67,14 +68,13 @@ async def _follow(cli: Cli, *, once: bool) -> None:
         position, path = await rows.catch_up(), await rows.path()
         if position.missing:
             output.note(position.missing)
-        if output.as_json:
-            output.object({"projection": str(path), "position": position.stream_sequence})
-        elif once:
-            output.say(f"{path} holds the ledger up to stream sequence {position.stream_sequence:,}")
-        else:
-            output.say(
-                f"{path} follows the ledger from stream sequence {position.stream_sequence:,}; stop with Ctrl-C"
-            )
+        with contextlib.nullcontext() if once else output.telling():
+            if output.as_json:
+                output.object({"projection": str(path), "position": position.stream_sequence})
+            else:
+                begins = "holds the ledger up to" if once else "follows the ledger from"
+                end = "" if once else "; stop with Ctrl-C"
+                output.say(f"{path} {begins} stream sequence {position.stream_sequence:,}{end}")
         if not once:
             with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
                 await projector.run()

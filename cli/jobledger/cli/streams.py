@@ -1,0 +1,86 @@
+"""Standard streams that cannot be used: closed when the program starts, or full or broken while it runs.
+
+Only what imports nothing of ours: it comes before everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any, Final, TextIO
+
+_STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+def prepare() -> None:
+    """Make the three standard streams such that nothing ends for want of one; once, before anything is opened.
+
+    In the place of one that is closed comes /dev/null: else the first file or socket gets its number, whoever logs
+    writes into that, and an event loop that closes it aborts. What stderr cannot take is dropped: it tells, and must
+    not end what it tells of. An error of stdout says that it is one of stdout.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        was_closed = _open_if_closed(number)
+        if getattr(sys, name) is None:
+            file = number if was_closed else os.devnull
+            setattr(sys, name, open(file, mode, encoding="utf-8", closefd=not was_closed))  # noqa: SIM115
+    sys.stdout = _around(sys.stdout, _Named)
+    sys.stderr = _around(sys.stderr, _Dropping)
+
+
+def _around(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
+    return io.TextIOWrapper(
+        io.BufferedWriter(kind(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream is sys.stderr or bool(stream.line_buffering),
+        write_through=bool(os.environ.get("PYTHONUNBUFFERED")),
+    )
+
+
+def _open_if_closed(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+        os.set_inheritable(number, True)  # noqa: FBT003 - as the one that a child process expects there
+        return True
+    return False
+
+
+class _Named(io.FileIO):
+    """Stdout, whose errors name it: else a sentence could not say what has no room."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "stdout") from error
+
+
+class _Dropping(io.FileIO):
+    """A file that takes everything, and keeps what its disk or pipe takes."""
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return len(data) if written is None else written
+
+
+def is_broken(stream: TextIO) -> bool:
+    """Return whether a stream holds something that it cannot get rid of."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def let_go(stream: TextIO) -> None:
+    """Send what a stream still holds, and all that follows, to nowhere: the interpreter's end must not fail on it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
