@@ -405,8 +405,9 @@ def test_a_full_ledger_refuses_and_can_still_be_read(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", [["jobs", "show", "x"], ["workers", "list"]])
-def test_without_a_server_the_code_is_5(cli: Cli, words: list[str]) -> None:
-    answer = cli(*words, "--url", "nats://u:secret@127.0.0.1:1")
+def test_without_a_server_the_code_is_5(cli: Cli, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBLEDGER_URL", "nats://u:secret@127.0.0.1:1")
+    answer = cli(*words)
     assert (answer.code, answer.out) == (5, "")
     assert "127.0.0.1:1" in answer.err
     assert "secret" not in answer.err

@@ -256,7 +256,8 @@ def test_an_error_ends_a_command_also_while_a_task_swallows_its_cancellation(tmp
 def test_up_does_not_take_another_server_than_the_one_it_is_told_to_start(
     start: Start, tmp_path: Path
 ) -> None:
-    up = start("up", "--dir", "d2", "--port", "0", "--url", "nats://user:secret@127.0.0.1:1")
+    there = {"JOBLEDGER_URL": "nats://user:secret@127.0.0.1:1"}
+    up = start("up", "--dir", "d2", "--port", "0", variables=there)
     assert up.end() == 2
     assert "leave one of them out" in up.errors
     assert "secret" not in up.errors

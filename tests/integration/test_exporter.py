@@ -409,7 +409,7 @@ async def test_the_command_serves_until_it_is_told_to_stop(written: str, command
     [
         (("--host", "0.0.0.0"), 2, "give a token file too"),
         (("--host", "nowhere.invalid"), 2, "is no address to listen on"),
-        (("--token-file", "/nonexistent/token"), 2, "cannot be read"),
+        (("--metrics-token-file", "/nonexistent/token"), 2, "cannot be read"),
         (("--lag-max", "0"), 2, "--lag-max"),
         (("--label-values-max", "0"), 2, "--label-values-max"),
         (("--port", "TAKEN"), 4, "choose another port"),

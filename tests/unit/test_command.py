@@ -14,6 +14,7 @@ import typer
 from jobledger.cli.command import LEDGER, OFFLINE, ROWS, Cli, command
 from jobledger.cli.commands import COMMANDS, Group
 from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.nats.access import NAMES
 
 Count = Annotated[int, typer.Option("--count")]
 
@@ -29,12 +30,15 @@ def _options(app: typer.Typer, name: str) -> list[str]:
     return [option for each in group.commands[name].params for option in each.opts]
 
 
+ACCESS = [f"--{name.replace('_', '-')}" for name in NAMES]
+
+
 @pytest.mark.parametrize(
     ("takes", "names"),
     [
         (OFFLINE, ["--json"]),
-        (LEDGER, ["--url", "--environment", "--json"]),
-        (ROWS, ["--projection", "--url", "--environment", "--json"]),
+        (LEDGER, ["--url", "--environment", "--json", *ACCESS]),
+        (ROWS, ["--projection", "--url", "--environment", "--json", *ACCESS]),
     ],
 )
 def test_a_command_has_its_own_options_and_those_that_it_takes(

@@ -16,9 +16,9 @@ from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.model.errors import ConfigurationError, InvalidError, LedgerError, LedgerNotFoundError
 from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.nats.access import Access
+from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.nats.addresses import shown
-from jobledger.ledger.nats.connection import NO_ACCESS, open_connection
+from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.streams import require_ledger, specifications
 from jobledger.projections import EventGapError, ProjectionError

@@ -19,6 +19,7 @@ from jobledger.cli.session import Target, opened, projection_path, projections_f
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.errors import LedgerNotFoundError
+from jobledger.ledger.nats.access import Access
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
 
@@ -29,6 +30,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "environment": (options.Environment, ""),
     "ledger_bytes_max": (options.LedgerBytesMax, None),
     "as_json": (options.Json, False),
+    **{name: (kind, None) for name, kind in options.ACCESS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
@@ -50,9 +52,14 @@ class Cli:
         create: bool = False,
         projection: Path | None = None,
         as_json: bool = False,
+        **access: str | None,
     ) -> None:
         self.target = Target(
-            url=url, environment=environment, ledger_bytes_max=ledger_bytes_max, create=create
+            url=url,
+            environment=environment,
+            ledger_bytes_max=ledger_bytes_max,
+            create=create,
+            access=Access(**{name: value for name, value in access.items() if value}),
         )
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
@@ -104,21 +111,23 @@ def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Ca
 
     A coroutine is run to its end, also one that a plain function returns: what such a function does before (import an
     application, read stdin) Ctrl-C ends at once, which in a loop it cannot. An int that comes of it is the exit code.
-    `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults.
+    `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults. Whoever
+    speaks to a server has those of `options.ACCESS` too.
     """
 
     def register(function: F) -> F:
         _, *own = inspect.signature(function).parameters.values()
         hints = get_type_hints(function, include_extras=True)
         parameters = [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in own]
-        for key in takes:
+        shared = (*takes, *options.ACCESS) if "environment" in takes else takes
+        for key in shared:
             kind, default = _SHARED[key]
             parameters.append(
                 inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             )
 
         def told(**given: Any) -> Any:
-            cli = Cli(create=CREATES in takes, **{key: given.pop(key) for key in takes})
+            cli = Cli(create=CREATES in takes, **{key: given.pop(key) for key in shared})
             answer = function(cli, **given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 

@@ -25,6 +25,7 @@ from jobledger.cli.options import split
 from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.nats.access import NO_ACCESS, Access
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
@@ -39,6 +40,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     ledger_bytes_max: int | None = None
     tracing: bool = False
     create: bool = False  #: streams that are missing; for what writes a job or runs one
+    access: Access = NO_ACCESS
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:
@@ -133,6 +135,7 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
         "name": "jobledger-cli",
         "tracing": target.tracing,
         "create": target.create,
+        **target.access.given(),
     }
     if target.ledger_bytes_max is not None:
         settings["ledger_bytes_max"] = target.ledger_bytes_max

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.nats.access import Access
+from jobledger.ledger.nats.access import LOGIN_NAMES, Access, from_variables
 from jobledger.ledger.nats.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
@@ -76,8 +76,13 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
 
 
 def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that were given, and beside them those that environment variables say."""
+    """Return the settings that were given, and beside them those that environment variables say.
+
+    Credentials and certificates of the environment are for its own server: they count where no `url` is given.
+    """
     said = {name: variables.get(variable, "") for name, variable in VARIABLES.items()}
+    if "url" not in settings:
+        said |= from_variables(variables, login=not LOGIN_NAMES & settings.keys())
     return {name: value for name, value in said.items() if value} | dict(settings)
 
 

@@ -41,6 +41,7 @@ async def doctor(
     asked = Asked(
         url=target.url,
         environment=target.environment,
+        access=target.access,
         monitor_url=monitor or _monitor_beside(target.url),
         port=_port(target.url),
         directory=directory,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import anyio
@@ -12,6 +11,7 @@ import typer
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
+from jobledger.cli.processes import options as process
 from jobledger.cli.session import until_closed, watch_signals
 
 
@@ -34,15 +34,7 @@ async def metrics(
             help="Address to serve on; one beyond this machine needs a token.",
         ),
     ] = LOOPBACK,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file",
-            envvar="JOBLEDGER_METRICS_TOKEN_FILE",
-            metavar="FILE",
-            help="File with the token that every request must carry (Authorization: Bearer).",
-        ),
-    ] = None,
+    metrics_token_file: process.MetricsTokenFile = None,
     label_values_max: Annotated[
         int,
         typer.Option(
@@ -59,7 +51,7 @@ async def metrics(
     ] = 30.0,
 ) -> None:
     """Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C."""
-    exposure = Exposure(port=port, host=host, token_file=token_file)
+    exposure = Exposure(port=port, host=host, token_file=metrics_token_file)
     await _serve(cli, exposure, label_values_max, lag_max)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from jobledger.cli.errors import UsageError
-from jobledger.cli.options import SERVER, split
+from jobledger.cli.options import SERVER, no_secret, split
 from jobledger.workers.supervision.supervisor import PROCESSES_MAX
 
 OptionalUrl = Annotated[
@@ -17,6 +17,7 @@ OptionalUrl = Annotated[
         "--url",
         envvar="JOBLEDGER_URL",
         metavar="URL",
+        callback=no_secret,
         help="Use this running server instead of an embedded one.",
         rich_help_panel=SERVER,
     ),

@@ -84,7 +84,7 @@ def _command(
 
 def _environment(target: Target) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
-    return inherited | {"JOBLEDGER_URL": target.url}
+    return inherited | {"JOBLEDGER_URL": target.url} | target.access.variables()
 
 
 async def _supervise(  # noqa: PLR0917 - what it was told

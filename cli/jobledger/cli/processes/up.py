@@ -20,7 +20,8 @@ from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.session import load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
-from jobledger.ledger.nats.addresses import shown
+from jobledger.ledger.nats.access import NO_ACCESS
+from jobledger.ledger.nats.addresses import holds_secret, shown
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
@@ -86,8 +87,9 @@ async def _up(cli: Cli, plan: _Plan) -> None:
     tune_collector()
     output = cli.output
     async with _server(plan) as server:
-        url = server.url if server is not None else plan.url or ""
-        async with opened(msgspec.structs.replace(cli.target, url=url)) as ledger:
+        url = plan.url or "" if server is None else server.url
+        access = cli.target.access if server is None else NO_ACCESS  # ours lets everybody in
+        async with opened(msgspec.structs.replace(cli.target, url=url, access=access)) as ledger:
             path = await cli.rows(ledger).path()
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
             async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
@@ -175,13 +177,13 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
     projecting: _Projecting,
 ) -> None:
     if output.as_json:
-        body = described(server) if server is not None else {"url": url}
-        shown = {} if projecting.metrics is None else {"metrics": projecting.metrics}
+        body = described(server) if server is not None else {"url": shown(url)}
+        page = {} if projecting.metrics is None else {"metrics": projecting.metrics}
         worker = made.identity if made else None
-        output.object({**body, "worker": worker, "projection": str(projecting.path), **shown})
+        output.object({**body, "worker": worker, "projection": str(projecting.path), **page})
         return
-    output.say(f"jobledger is ready at {url}", style="bold green")
-    here = "" if url == "nats://127.0.0.1:4222" else f" --url {url}"
+    output.say(f"jobledger is ready at {shown(url)}", style="bold green")
+    here = "" if url == "nats://127.0.0.1:4222" or holds_secret(url) else f" --url {url}"
     store = (
         f"{server.directory} ({server.durability}: {safety(server.durability)})"
         if server is not None

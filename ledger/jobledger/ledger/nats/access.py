@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.nats.addresses import shown
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _JWT: Final = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s")
@@ -68,11 +69,15 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def __repr__(self) -> str:
-        """Show which words are given, and no value: a repr goes into logs."""
-        return f"{type(self).__name__}({', '.join(f'{name}=...' for name in self.given())})"
+        """Show no value that is secret: a repr goes into logs."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        hidden = {name: "..." for name in (*NAMES, "nats_options") if fields.get(name)}
+        address = {"url": shown(fields["url"])} if "url" in fields else {}
+        words = (f"{name}={value!r}" for name, value in {**fields, **hidden, **address}.items() if value)
+        return f"{type(self).__name__}({', '.join(words)})"
 
-    def given(self) -> dict[str, str]:
-        """Return what is given, for another `connect`."""
+    def given(self) -> dict[str, Any]:
+        """Return what is given, as text, for another `connect`."""
         found = {name: getattr(self, name) for name in NAMES}
         return {name: str(value) for name, value in found.items() if value}
 
@@ -141,7 +146,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"{name} {getattr(self, name)} holds no {what}")
         return Signer(seed[1], "" if jwt is None or self.nkey else jwt[1].decode())
 
-    def shown(self) -> str:
+    def told(self) -> str:
         """Return what a person is to check when the server lets us in with none of it; no secret."""
         for name in ("creds", "nkey", "password_file", "token_file"):
             if getattr(self, name):
@@ -201,7 +206,9 @@ class Signer(NamedTuple):
         return at if expires > 0 and at < datetime.now(UTC) else None
 
 
+NO_ACCESS: Final = Access()
 NAMES: Final = Access.__struct_fields__
+LOGIN_NAMES: Final = frozenset(name for way in _WAYS for name in way)
 
 
 def variable(name: str) -> str:
@@ -215,9 +222,10 @@ def named(name: str) -> str:
     return f"{name} ({option}{variable(name)})"
 
 
-def from_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the words that an environment gives."""
-    return {name: variables[variable(name)] for name in NAMES if variables.get(variable(name))}
+def from_variables(variables: Mapping[str, str], *, login: bool = True) -> dict[str, str]:
+    """Return the words that an environment gives; without `login` only those about TLS."""
+    names = NAMES if login else sorted({*NAMES} - LOGIN_NAMES)
+    return {name: variables[variable(name)] for name in names if variables.get(variable(name))}
 
 
 def _refuse_to_ask() -> NoReturn:

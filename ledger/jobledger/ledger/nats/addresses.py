@@ -22,6 +22,11 @@ def redact(url: str) -> str:
     return f"{scheme}{separator}***@{host}" if at and credentials else url
 
 
+def holds_secret(url: str) -> bool:
+    """Return whether a list of addresses holds a password or token."""
+    return any(redact(server) != server for server in servers_of(url))
+
+
 def shown(url: str) -> str:
     """Return a list of addresses as messages show it.
 

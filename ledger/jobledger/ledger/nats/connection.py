@@ -31,7 +31,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     UnsupportedServerError,
 )
-from jobledger.ledger.nats.access import Access
+from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.nats.addresses import decoded_credentials, redact, servers_of, shown
 from jobledger.ledger.nats.parser import Collector, Handler, MessageParser
 from jobledger.ledger.nats.reasons import ConnectFailedError, check_tls, failure, most_telling
@@ -44,9 +44,8 @@ SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were cl
 PENDING_BYTES_MAX: Final = 32 << 20
 _RECONNECT_WAIT_S: Final = 0.25
 #: A server that was silent for so many pings is given up: after 7.5 s, whatever its process or the network do.
-_PINGS: Final = {"ping_interval": 2.5, "max_outstanding_pings": 2}
+_PINGS: Final[dict[str, Any]] = {"ping_interval": 2.5, "max_outstanding_pings": 2}
 _CLOSE_S: Final = 2.0
-NO_ACCESS: Final = Access()
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
 )

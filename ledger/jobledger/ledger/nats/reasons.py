@@ -85,8 +85,8 @@ def refused_login(server: str, access: Access) -> str:
     with contextlib.suppress(ConfigurationError):  # a file that is gone was told before
         ended = access.signer().expired_at if access.creds else None
         if ended is not None:
-            return f"{server} refused the credentials: those in {access.shown()} expired at {ended:%Y-%m-%d %H:%M} UTC"
-    what = access.shown() or "user and password, or token, of the URL; or give creds, nkey, user or token"
+            return f"{server} refused the credentials: those in {access.told()} expired at {ended:%Y-%m-%d %H:%M} UTC"
+    what = access.told() or "user and password, or token, of the URL; or give creds, nkey, user or token"
     return f"{server} refused the credentials: check {what}, and that the server knows this user"
 
 

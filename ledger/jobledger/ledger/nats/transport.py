@@ -13,6 +13,14 @@ from nats.aio.transport import TcpTransport
 _FAREWELL_S: Final = 0.5
 
 
+class _TlsProtocol(asyncio.StreamReaderProtocol):
+    """Ends with the peer, as TLS does; the one for plain TCP would stay open half, and be warned of that in the log."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
 class Transport(TcpTransport):
     """One connection's bytes."""
 
@@ -21,14 +29,25 @@ class Transport(TcpTransport):
         self._aborted = False
 
     async def connect_tls(
-        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
     ) -> None:
         """Shake hands; a connection on which that failed is gone, and nobody is told of its end any more."""
+        assert self._io_writer is not None, "there is a connection already"
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=buffer_size)
+        protocol = _TlsProtocol(reader)
+        host = uri if isinstance(uri, str) else uri.hostname
         try:
-            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+            async with asyncio.timeout(connect_timeout):
+                transport = await loop.start_tls(
+                    self._io_writer.transport, protocol, ssl_context, server_hostname=host
+                )
         except BaseException:
             self.abort()
             raise
+        assert transport is not None, "a handshake that did not fail"
+        self._io_reader = reader
+        self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def readline(self) -> bytes:
         """Return a line of the handshake.
