@@ -243,8 +243,10 @@ async def test_a_cancelled_reader_leaves_the_log_usable(log: Log) -> None:
 async def test_what_no_version_knows_stops_its_readers_and_nobody_else(log: Log) -> None:
     await log.append([entry(log, 0)])
     subject = f"{log.names.ledger_root}.job.email.new.escalated"
-    await log.append([Entry(subject, b'{"type":"escalated","v":1}', chain_of(log, "new"), 0)])
-    with pytest.raises(UnknownEventError, match="'escalated' at stream sequence 2"):
+    await log.append([Entry(subject, newer("escalated", "email", "new"), chain_of(log, "new"), 0)])
+    with pytest.raises(
+        UnknownEventError, match="stream sequence 2 was written by a newer jobledger: upgrade"
+    ):
         await collect(log.read())
     with pytest.raises(UnknownEventError):
         await log.read_chain(chain_of(log, "new"))
@@ -253,10 +255,18 @@ async def test_what_no_version_knows_stops_its_readers_and_nobody_else(log: Log)
     assert sequences(await log.read_chain(chain_of(log))) == [1]
 
 
-async def test_what_precedes_the_unreadable_is_read_first_and_what_follows_can_be(log: Log) -> None:
+def newer(kind: str, queue: str = "", job: str = "") -> bytes:
+    """An event as a later version may append it."""
+    said = {"type": kind, "v": 1, "at": NOW, "by": "w", "prev": "", "queue": queue, "job": job}
+    return msgspec.json.encode(said)
+
+
+async def test_what_precedes_an_event_of_a_newer_version_is_read_first_and_what_follows_can_be(
+    log: Log,
+) -> None:
     await fill(log, 2)
-    subject = f"{log.names.ledger_root}.job.email.new.cancelled"
-    await log.append([Entry(subject, b"{}", chain_of(log, "new"), 0)])
+    subject = f"{log.names.ledger_root}.job.email.new.escalated"
+    await log.append([Entry(subject, newer("escalated", "email", "new"), chain_of(log, "new"), 0)])
     await log.append([entry(log, 0, event("later"))])
     before: list[StoredEvent] = []
     with pytest.raises(CorruptLedgerError) as caught:
@@ -337,6 +347,6 @@ async def test_subjects_in_use_are_told_from_others(log: Log, text: str) -> None
 
 async def test_an_aggregate_that_no_version_knows_stops_the_reader(log: Log) -> None:
     subject = f"{log.names.ledger_root}.schedule.nightly.ticked"
-    await log.append([entry(log, 0), Entry(subject, b"{}", f"{subject}.>", 0)])
+    await log.append([entry(log, 0), Entry(subject, newer("ticked"), f"{subject}.>", 0)])
     with pytest.raises(UnknownEventError, match="stream sequence 2 is about something"):
         await collect(log.read())

@@ -30,11 +30,11 @@ from jobledger.audit.errors import (
     ExportDamagedError,
     ExportExistsError,
 )
-from jobledger.audit.export import read_manifest, write_export
+from jobledger.audit.export import ExportLog, import_export, read_manifest, write_export
 from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
-from jobledger.ledger.model.codec import Message, encode
+from jobledger.ledger.model.codec import Message, Unreadable, encode
 from jobledger.ledger.model.commands import Complete, Fence
-from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, MalformedEventError
+from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, UnknownEventError
 from jobledger.ledger.model.events import Carried, Started
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.log import Entry
@@ -190,16 +190,41 @@ async def test_a_ledger_that_is_not_sound_is_not_purged_unless_forced(world: Wor
     assert (await world.archive(force=True)).jobs_carried == 1
 
 
-async def test_what_cannot_be_read_is_not_purged_even_if_forced(world: World) -> None:
-    await world.enqueue("a", CLAIM, Complete(epoch=0))
+async def _append_what_is_no_event_of_ours(world: World, data: bytes, event_type: str) -> None:
     ref = JobRef(queue="email", job_id="b")
-    subject, chain = f"{world.log.names.jobs_root}email.b.started", world.log.names.chain(ref)
-    await world.log.append([Entry(subject, b'{"type":"started"}', chain, 0)])
+    subject, chain = f"{world.log.names.jobs_root}email.b.{event_type}", world.log.names.chain(ref)
+    await world.log.append([Entry(subject, data, chain, 0)])
+
+
+async def test_what_a_newer_version_wrote_is_not_purged_even_if_forced(world: World) -> None:
+    await world.enqueue("a", CLAIM, Complete(epoch=0))
+    data = b'{"type":"escalated","v":1,"at":"2026-01-01T00:00:00Z","by":"w","queue":"email","job":"b"}'
+    await _append_what_is_no_event_of_ours(world, data, "escalated")
     world.clock.at = NEW
     for force in (False, True):
-        with pytest.raises(MalformedEventError, match="stream sequence 4 is not an event of this ledger"):
+        with pytest.raises(UnknownEventError, match="stream sequence 4 was written by a newer jobledger"):
             await world.archive(force=force)
     assert (await world.log.head()).first_sequence == 1
+
+
+async def test_what_is_no_event_is_archived_byte_for_byte_once_somebody_says_so(world: World) -> None:
+    await world.enqueue("a", CLAIM, Complete(epoch=0))
+    data = b'{"type":"started" \xff'
+    await _append_what_is_no_event_of_ours(world, data, "started")
+    world.clock.at = NEW
+    with pytest.raises(
+        ArchiveRefusedError, match="not sound: the message at stream sequence 4 is no job event"
+    ):
+        await world.archive()
+    assert (await world.log.head()).first_sequence == 1
+    await world.archive(force=True)
+    (export,) = world.folder.iterdir()
+    archived = [message async for batch in ExportLog(export).read_messages() for message in batch]
+    assert (archived[3].stream_sequence, archived[3].data) == (4, data)
+    assert isinstance(archived[3], Unreadable)
+    again = MemoryLog()
+    assert await import_export(export, again) == len(archived)
+    assert [message async for batch in again.read_messages() for message in batch][3].data == data
 
 
 async def test_damage_to_the_archive_is_found_and_nothing_is_taken_away(world: World) -> None:

@@ -12,7 +12,7 @@ from tests.support.tables import each_row
 from tests.support.working import until
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.errors import InvalidError, LedgerError, MalformedEventError
+from jobledger.ledger.model.errors import InvalidError, LedgerError, UnknownEventError
 from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
 
 pytestmark = pytest.mark.anyio
@@ -145,11 +145,22 @@ async def test_a_beginning_beyond_the_end_is_refused(ledger: Ledger) -> None:
     assert await ledger.subscriptions() == []
 
 
-async def test_an_event_that_cannot_be_read_stops_the_reader_and_stays(ledger: Ledger) -> None:
+async def test_what_is_no_event_is_handed_to_nobody(ledger: Ledger) -> None:
     await enqueue(ledger, 1)
-    names = ledger.names
-    await ledger.connection.request(f"{names.ledger_root}.job.billing.n9.queued.normal", b"{}")
-    with pytest.raises(MalformedEventError, match="stream sequence 2"):
+    await ledger.connection.request(f"{ledger.names.ledger_root}.job.billing.n9.queued.normal", b"{}")
+    await enqueue(ledger, 10)
+    assert await rest(ledger, "s") == [1, 3]
+    assert [info.in_flight for info in await ledger.subscriptions()] == [0]
+    assert [stored.stream_sequence async for stored in ledger.events(follow=False)] == [1, 3]
+
+
+async def test_an_event_of_a_newer_version_stops_the_reader_and_stays(ledger: Ledger) -> None:
+    await enqueue(ledger, 1)
+    data = b'{"type":"queued","v":2,"at":"2026-01-02T00:00:00Z","by":"w","queue":"billing","job":"n9"}'
+    await ledger.connection.request(f"{ledger.names.ledger_root}.job.billing.n9.queued.normal", data)
+    with pytest.raises(
+        UnknownEventError, match="stream sequence 2 was written by a newer jobledger: upgrade"
+    ):
         await rest(ledger, "s")
     assert [info.in_flight for info in await ledger.subscriptions()] == [1]
 

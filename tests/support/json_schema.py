@@ -5,6 +5,7 @@ Small on purpose, so that the tests need no further dependency.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -19,7 +20,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _SAID = {"title", "description", "default", "$schema", "$id", "$defs"}  # restrict nothing
 _KNOWN = _SAID | {
     "type", "const", "enum", "pattern", "format", "properties", "required", "items", "additionalProperties", "anyOf",
-    "oneOf", "$ref",
+    "oneOf", "$ref", "minimum", "maximum",
 }  # fmt: skip
 
 
@@ -39,6 +40,9 @@ def violations(value: Any, schema: Schema, root: Schema | None = None, at: str =
         yield f"{at} is {value!r:.60}, which is none of {schema['enum']}"
     if "pattern" in schema and not re.search(schema["pattern"], value):
         yield f"{at} is {value!r:.60}, which does not match {schema['pattern']}"
+    for keyword, is_apart in (("minimum", operator.lt), ("maximum", operator.gt)):
+        if keyword in schema and is_apart(value, schema[keyword]):
+            yield f"{at} is {value!r:.60}, {keyword} {schema[keyword]}"
     if schema.get("format") == "date-time" and datetime.fromisoformat(value).tzinfo is None:
         yield f"{at} is a time without a zone"
     for keyword, wanted in (("anyOf", None), ("oneOf", 1)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -145,20 +145,24 @@ def test_a_subject_that_says_something_else_is_found(subject: str) -> None:
     story = rich()
     first = story.messages[0]
     story.messages[0] = read_message(subject, first.data, 1, first.stored_at)
-    assert found(check(story.messages)) == [(1, "email/a", "subject")]
+    rule = (
+        "subject" if subject.startswith("staging") else "readable"
+    )  # the environment is the reader's to know
+    assert found(check(story.messages))[0][::2] == (1, rule)
 
 
 def test_a_name_that_is_no_token_is_found() -> None:
     story = Story()
     event = Queued(job="a.b", queue="email", task="send", at=BEGIN, by="w1")
     story.store(NAMES.event(event), encode(event))
-    assert found(check(story.messages)) == [(1, "email/a.b", "subject")]
+    assert found(check(story.messages)) == [(1, "email/a", "readable")]
 
 
 def test_a_time_without_a_zone_is_found_and_stops_nothing() -> None:
     story = Story()
     story.enqueue("a", run_at=BEGIN + timedelta(hours=1))
-    story.plant("a", Queued, cause="due", max_attempts=3, at=datetime(2026, 1, 2))  # noqa: DTZ001
+    story.plant("a", Queued, cause="due", max_attempts=3)
+    story.messages[1] = changed(story.messages[1], b'Z","by"', b'","by"')
     assert found(check(story.messages)) == [(2, "email/a", "readable")]
 
 

@@ -48,19 +48,27 @@ def test_what_cannot_be_read_is_a_violation_and_the_check_goes_on_behind_it() ->
             story.run(job_id)
         await stored_in(story, log)
         log._kept[1] = log._kept[1]._replace(data=b"{}")
-        await log.append([entry_of(log, "ledger.job.email.new.escalated", b'{"type":"escalated"}')])
+        await log.append(
+            [
+                entry_of(
+                    log,
+                    "ledger.job.email.new.escalated",
+                    b'{"type":"escalated","v":1,"at":"2026-01-02T00:00:00Z","by":"w","queue":"email","job":"new"}',
+                )
+            ]
+        )
         story.plant("b", Cancelled)
         last = story.messages[-1]
         await log.append([entry_of(log, last.subject, last.data)])
         report = await verify(log)
         assert found(report) == [
-            (2, "", "readable"),
+            (2, "email/a", "readable"),
             (3, "email/a", "chain"),
             (3, "email/a", "transition"),
             (7, "", "readable"),
             (8, "email/b", "transition"),
         ]
-        assert (report.events, report.head_sequence) == (6, 8)
+        assert (report.events, report.head_sequence) == (7, 8)
 
     asyncio.run(scenario())
 
@@ -69,8 +77,9 @@ def test_verify_gives_up_on_what_is_no_ledger(monkeypatch: pytest.MonkeyPatch) -
     async def scenario() -> None:
         monkeypatch.setattr("jobledger.audit.verify.checking.UNREADABLE_MAX", 3)
         log = MemoryLog()
-        for number in range(5):
-            await log.append([entry_of(log, f"ledger.job.email.j{number}.cancelled", b"{}")])
+        for _ in range(5):
+            data = b'{"type":"escalated","v":1,"at":"2026-01-02T00:00:00Z","by":"w"}'
+            await log.append([entry_of(log, "ledger.plan.weekly.escalated", data)])
         report = await verify(log)
         assert found(report) == [
             (1, "", "readable"),

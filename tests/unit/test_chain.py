@@ -34,7 +34,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names
 
@@ -187,12 +187,12 @@ class _Lagging(MemoryLog):
     behind = 0
     reads = 0
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
+    async def read_chain(self, chain: str) -> ChainEvents:
         found = await super().read_chain(chain)
         if not self.reads:
             return found
         self.reads -= 1
-        return found[: len(found) - self.behind]
+        return ChainEvents(found[: len(found) - self.behind])
 
 
 @pytest.mark.parametrize("behind", [1, 2, 3])

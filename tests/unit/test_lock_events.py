@@ -123,9 +123,10 @@ def test_an_append_is_linked_to_the_chain_and_conditional_on_it() -> None:
 @each_row(
     ("data", "error"),
     [
-        (b'{"type":"borrowed","v":1}', UnknownEventError),
+        (b'{"type":"borrowed","v":1,"at":"2026-01-02T00:00:00Z","by":"w"}', UnknownEventError),
+        (b'{"type":"acquired","v":2,"at":"2026-01-02T00:00:00Z","by":"w"}', UnknownEventError),
+        (b'{"type":"borrowed","v":1}', MalformedEventError),
         (b'{"type":"acquired","v":1}', MalformedEventError),
-        (b'{"type":"completed","v":1}', UnknownEventError),
         (b"[]", MalformedEventError),
         (b"", MalformedEventError),
         (b"[" * 100_000, MalformedEventError),
@@ -134,7 +135,7 @@ def test_an_append_is_linked_to_the_chain_and_conditional_on_it() -> None:
 )
 def test_what_is_no_lock_event_stops_its_reader(data: bytes, error: type[LedgerError]) -> None:
     with pytest.raises(error, match="stream sequence 9") as caught:
-        LOCK.decode(stored(data))
+        LOCK.decode(msgspec.structs.replace(stored(data), subject="ledger.lock.account.42.borrowed.acquired"))
     assert (vars(caught.value)["stream_sequence"], vars(caught.value)["next_sequence"]) == (9, 10)
 
 

@@ -412,5 +412,11 @@ async def test_what_stands_among_the_seals_and_is_none_is_named(signer: Signer) 
     witness = await seals_as_witness(log)
     assert witness is not None
     report = await verify(log, witnesses=[witness])
-    assert report.broken["seal"] == 1
-    assert report.violations[-1].stream_sequence == head.last_sequence + 1
+    assert report.broken == {"readable": 1}
+    assert report.violations[0].stream_sequence == head.last_sequence + 1
+    assert report.violations[0].job == "reactor seals"
+    again = await seal_next(log, signer, by="w", at=datetime.now(UTC))
+    assert again is not None
+    before = await log.get(last.stream_sequence)
+    assert before is not None
+    assert again.seal.prev == before.hash  # what is no seal is no link of the chain

@@ -12,7 +12,6 @@ from tests.support.tables import each_row
 
 from jobledger.ledger import MemoryLog
 from jobledger.ledger.model.chain import transact
-from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, Command, Dispatch, Enqueue, Snooze, Stamp
 from jobledger.ledger.model.errors import MalformedEventError
 from jobledger.ledger.model.events import (
@@ -25,6 +24,7 @@ from jobledger.ledger.model.events import (
     Snoozed,
     Started,
 )
+from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import id_of
@@ -171,7 +171,7 @@ def test_what_is_known_of_the_servers_clock_is_forgotten_after_a_minute() -> Non
 class CountingLog(MemoryLog):
     reads = 0
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
+    async def read_chain(self, chain: str) -> ChainEvents:
         self.reads += 1
         return await super().read_chain(chain)
 

@@ -16,7 +16,7 @@ from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError, NotFoundError
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import JobRow, Store
 from jobledger.projections.queries import FIND_MATCHES_MAX
@@ -97,7 +97,7 @@ async def _archived_history(
         chain = names.chains_of_id(job_id)
     else:
         chain = names.chain(JobRef(queue=check_token("queue", queue), job_id=job_id))
-    history = await log.read_chain(chain)
+    history: list[StoredEvent] = await log.read_chain(chain)
     found = {_ref(stored) for stored in history}
     if not history:
         found = await _of_prefix(log, rows, job_id, queue)
@@ -171,7 +171,7 @@ async def find_chain(ledger: Ledger, name: str, archives: Sequence[Path] = ()) -
     log = await with_archive(ledger.log, archives)
     batches = log.read_messages(subject=aggregate.chain(log.names, *key))
     async with contextlib.aclosing(batches):
-        messages = [message async for batch in batches for message in batch]
+        messages = [message async for batch in batches for message in events_among(batch)]
     if not messages:
         raise NotFoundError(f"no event of {aggregate.label(tuple(key))} is in the ledger")
     return Chain(aggregate.label(tuple(key)), messages, await check_history(log, messages))

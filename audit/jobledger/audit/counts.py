@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import WrongSequenceError
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.reactor import (
     ARCHIVE,
     REACTOR,
@@ -91,10 +91,11 @@ async def append_counts(log: Log, parts: Sequence[Counted]) -> None:
         UnreachableError.
     """
     for part in parts:
-        last = await log.last(REACTOR.chain(log.names, ARCHIVE))
-        if part.part > 1 and (last is None or not _precedes(REACTOR.decode(last), part)):
-            raise WrongSequenceError(REACTOR.chain(log.names, ARCHIVE), last.stream_sequence if last else 0)
-        await log.append(REACTOR.link(log.names, [part], REACTOR.view(last)))
+        chain = REACTOR.chain(log.names, ARCHIVE)
+        last = await end_of_chain(log, chain)
+        if part.part > 1 and (last.event is None or not _precedes(REACTOR.decode(last.event), part)):
+            raise WrongSequenceError(chain, last.last_sequence)
+        await log.append(REACTOR.link(log.names, [part], REACTOR.view(*last)))
 
 
 def _precedes(event: ReactorEvent, part: Counted) -> bool:
@@ -133,7 +134,7 @@ async def _chain(log: Log, first_sequence: int) -> AsyncGenerator[tuple[int, Rea
     batches = log.read_messages(from_sequence=first_sequence, subject=REACTOR.chain(log.names, ARCHIVE))
     async with contextlib.aclosing(batches):
         async for batch in batches:
-            for message in batch:
+            for message in events_among(batch):
                 yield message.stream_sequence, REACTOR.decode(message)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec
 
@@ -17,13 +17,12 @@ import uuid_utils
 
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
-from jobledger.ledger.model.chain import EMPTY_CHAIN, Linked, link
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, Linked, link, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError, WrongSequenceError
 from jobledger.ledger.model.events import Order
-from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.parts import Client
@@ -84,13 +83,14 @@ class Enqueuer:
         if options.id is not None:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
             raise InvalidInputError(message)
-        bulk = _Bulk(self._log, self._config.enqueue_in_flight_max, on_progress)
+        bulk = _Bulk(self._config.enqueue_in_flight_max, self._begin_again, on_progress)
         with self._enqueuing(plain, options.queue):
             try:
                 async with contextlib.aclosing(_numbered(inputs)) as numbered:
                     async for number, values in numbered:
                         command = await self._bulk_order(plain, options, values, number, ids)
-                        await bulk.add(self._seal_first(command).entries)
+                        await bulk.make_room()
+                        bulk.add(command, self._log.submit(self._seal_first(command).entries))
             except BaseException:
                 await bulk.abandon()  # the error under way is the one that counts
                 raise
@@ -132,17 +132,27 @@ class Enqueuer:
 
         Raises: LedgerFullError, UnreachableError.
         """
-        linked = self._seal_first(command)
         try:
-            sequence = await self._log.append(linked.entries)
+            sequence = await self._log.append(self._seal_first(command).entries)
         except WrongSequenceError:
-            existing = await self._log.read_chain(self._log.names.chain(command.ref))
-            # A replica that lags may answer that it has nothing yet.
-            return (existing[0].stream_sequence if existing else 0), False
+            return await self._begin_again(command)
         return sequence, True
 
-    def _seal_first(self, command: Enqueue) -> Linked:
-        return link(EMPTY_CHAIN, decide(None, command, self._client.stamp()), self._log.names)
+    async def _begin_again(self, command: Enqueue) -> tuple[int, bool]:
+        """Find the job that has the id; or begin it behind what somebody stored under its subjects and is no event."""
+
+        async def attempt() -> tuple[int, bool]:
+            existing = await self._log.read_chain(self._log.names.chain(command.ref))
+            # A replica that lags may answer that it has nothing yet.
+            if existing or not existing.last_sequence:
+                return (existing[0].stream_sequence if existing else 0), False
+            linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence))
+            return await self._log.append(linked.entries), True
+
+        return await retry_raced(attempt)
+
+    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN) -> Linked:
+        return link(chain, decide(None, command, self._client.stamp()), self._log.names)
 
     async def _bulk_order(
         self,
@@ -163,34 +173,53 @@ class Enqueuer:
 
 
 class _Bulk:
-    """Appends on their way, in order, at most so many; lost races among them are jobs that exist."""
+    """Appends on their way, in order, at most so many; lost races among them are, as a rule, jobs that exist."""
 
-    def __init__(self, log: Log, in_flight_max: int, on_progress: Callable[[int], None] | None) -> None:
-        self._log = log
+    def __init__(
+        self,
+        in_flight_max: int,
+        begin_again: Callable[[Enqueue], Awaitable[tuple[int, bool]]],
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
         self._in_flight_max = in_flight_max
+        self._begin_again = begin_again
         self._on_progress = on_progress
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._waiting: deque[tuple[Enqueue, asyncio.Future[int]]] = deque()
         self._created = 0
         self._existing = 0
         self._last_sequence = 0
 
-    async def add(self, entries: Sequence[Any]) -> None:
-        """Submit one job's first event, after making room."""
+    async def make_room(self) -> None:
+        """Wait until one more may be submitted."""
         if len(self._waiting) >= self._in_flight_max:
             await self._collect(self._in_flight_max // 2)
-        self._waiting.append(self._log.submit(entries))
+
+    def add(self, command: Enqueue, appended: asyncio.Future[int]) -> None:
+        """Keep count of one job's first event, which was submitted."""
+        self._waiting.append((command, appended))
 
     async def _collect(self, count: int) -> None:
+        refused: list[Enqueue] = []
         for _ in range(min(count, len(self._waiting))):
+            command, appended = self._waiting.popleft()
             try:
-                sequence = await self._waiting.popleft()
+                self._count(await appended)
             except WrongSequenceError:
-                self._existing += 1
+                refused.append(command)
+        for found in await asyncio.gather(*map(self._begin_again, refused), return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            sequence, created = found
+            if created:
+                self._count(sequence)
             else:
-                self._created += 1
-                self._last_sequence = max(self._last_sequence, sequence)
+                self._existing += 1
         if self._on_progress is not None:
             self._on_progress(self._created + self._existing)
+
+    def _count(self, sequence: int) -> None:
+        self._created += 1
+        self._last_sequence = max(self._last_sequence, sequence)
 
     async def drain(self) -> None:
         """Wait for the rest."""
@@ -202,7 +231,7 @@ class _Bulk:
 
     async def abandon(self) -> None:
         """Wait until nothing is in flight, whatever comes of it; cancel nothing, since what was sent may be stored."""
-        rest = list(self._waiting)
+        rest = [appended for _, appended in self._waiting]
         self._waiting.clear()
         await asyncio.gather(*rest, return_exceptions=True)
 

@@ -31,7 +31,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.lock import LOCK, Acquire, Lock, LockEvent, Release, decide
-from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.log import Entry, Log, end_of_chain
 from jobledger.ledger.model.subjects import LockRef, check_token
 from jobledger.ledger.nats.leases import Leases
 from jobledger.ledger.nats.lock_hints import LockHints, LockWatch
@@ -270,7 +270,7 @@ class Locks:
         return held
 
     async def _look(self, ref: LockRef) -> View[Lock]:
-        return LOCK.view(await self._log.last(LOCK.chain(self._log.names, ref.scope, ref.lock_id)))
+        return LOCK.view(*await end_of_chain(self._log, LOCK.chain(self._log.names, ref.scope, ref.lock_id)))
 
     # Giving it back.
 

@@ -19,7 +19,7 @@ import msgspec
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import SequenceGapError
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import files
@@ -115,7 +115,7 @@ async def whole_from(log: Log) -> int:
     chain = REACTOR.chain(log.names, ARCHIVE)
     async with contextlib.aclosing(log.read_messages(from_sequence=first, subject=chain)) as batches:
         async for batch in batches:
-            for message in batch:
+            for message in events_among(batch):
                 event = REACTOR.decode(message)
                 if isinstance(event, Archived) and event.through_sequence < first:  # else not purged yet
                     found = message.stream_sequence

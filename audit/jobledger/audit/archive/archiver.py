@@ -46,7 +46,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import WAITING_STATES, Job
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import wait_timer
@@ -357,7 +357,7 @@ class Archiver:
     async def _record(self, export: ExportLog) -> None:
         """Say in the ledger where its oldest events are from now on, on condition that nobody else just did."""
         manifest = export.manifest
-        last = await self._log.last(REACTOR.chain(self._log.names, ARCHIVE))
+        last = await end_of_chain(self._log, REACTOR.chain(self._log.names, ARCHIVE))
         newest = await newest_archived(self._log)
         stamp = self._deps.stamp()
         own = manifest_sha256(export.folder)
@@ -379,7 +379,7 @@ class Archiver:
             folder=place_of(self._folder),
         )
         try:
-            await self._log.append(REACTOR.link(self._log.names, [event], REACTOR.view(last)))
+            await self._log.append(REACTOR.link(self._log.names, [event], REACTOR.view(*last)))
         except WrongSequenceError as error:
             newest = await newest_archived(self._log)
             if newest is None or newest.manifest_sha256 != own:

@@ -15,7 +15,7 @@ from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
 from jobledger.ledger.model.errors import NotFoundError
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
 
@@ -47,7 +47,7 @@ async def newest_archived(log: Log) -> Archived | None:
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    message = await log.last(REACTOR.of_type(log.names, "archived", ARCHIVE))
+    message = (await end_of_chain(log, REACTOR.of_type(log.names, "archived", ARCHIVE))).event
     if message is None:
         return None
     event = REACTOR.decode(message)

@@ -19,7 +19,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import Carried, Fenced
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
-from jobledger.ledger.model.log import Head, Log
+from jobledger.ledger.model.log import Head, Log, events_among
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
@@ -88,7 +88,7 @@ async def _kept(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[Kept
     newest: dict[tuple[str, ...], Message] = {}
     async with contextlib.aclosing(log.read_messages(subject=aggregate.everything(log.names))) as batches:
         async for batch in batches:
-            newest.update((aggregate.key_in(message.subject), message) for message in batch)
+            newest.update((aggregate.key_in(message.subject), message) for message in events_among(batch))
     for message in newest.values():
         kept = aggregate.kept(message)
         if kept is not None:

@@ -23,9 +23,9 @@ from jobledger.audit.export.manifest import (
     read_manifest,
 )
 from jobledger.audit.export.reader import check_file, event_file
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError, SequenceGapError
-from jobledger.ledger.model.log import Entry, Head, JobReading, Log, jobs_among, readable
+from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReading, Log, readable
 from jobledger.ledger.model.subjects import Names, filter_pattern
 
 _READ_BATCH: Final = 256
@@ -107,13 +107,13 @@ class ExportLog(_ReadOnly):
                 return batch[0] if batch[0].stream_sequence == stream_sequence else None
         return None
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
+    async def read_chain(self, chain: str) -> ChainEvents:
         """Return the events that fit a filter, by reading every event; see `Log.read_chain`."""
-        found: list[StoredEvent] = []
+        found: list[Message] = []
         async with contextlib.aclosing(self._batches(1, None, chain)) as batches:
             async for batch in batches:
-                found.extend(jobs_among(batch))
-        return found
+                found += batch
+        return ChainEvents(found)
 
     async def last(self, chain: str) -> Message | None:
         """Return the newest that fits a filter, by reading every event; see `Log.last`."""
@@ -262,11 +262,14 @@ class JoinedLog(_ReadOnly):
                 return await export.get(stream_sequence)
         return await self._live.get(stream_sequence)
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
+    async def read_chain(self, chain: str) -> ChainEvents:
         """Return a whole chain, by reading every export; see `Log.read_chain`."""
-        found = [stored for export in self._archives for stored in await export.read_chain(chain)]
+        parts = [await export.read_chain(chain) for export in self._archives]
         live = await self._live.read_chain(chain)
-        return found + [stored for stored in live if stored.stream_sequence > self.archived_through]
+        found = ChainEvents(stored for part in parts for stored in part)
+        found += [stored for stored in live if stored.stream_sequence > self.archived_through]
+        found.last_sequence = max(part.last_sequence for part in (*parts, live))
+        return found
 
     async def last(self, chain: str) -> Message | None:
         """Return the newest that fits a filter; see `Log.last`."""

@@ -20,16 +20,16 @@ from jobledger.audit.errors import NotAnExportError
 from jobledger.audit.export.log import ExportLog
 from jobledger.audit.export.payloads import PayloadSink, import_payloads
 from jobledger.audit.export.reader import read_export
-from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import MalformedEventError, RefusedError
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.codec import Message, Unreadable
+from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.log import Entry, Log
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.subjects import Names, aggregate_of
 
 _BATCH_EVENTS: Final = 500
 _BATCH_BYTES: Final = 1 << 20
 #: Chains whose last sequence is kept; the log is asked for others.
 _CHAINS_KEPT: Final = 100_000
-_CHAIN_TOKENS: Final = {"job": 4, "lock": 4, "reactor": 3}  #: of its subject, before the event
 
 
 class _Link(msgspec.Struct):
@@ -62,11 +62,11 @@ async def import_export(
     export = restorable(folder, log.names)
     manifest = export.manifest
     last = manifest.last_sequence if through is None else min(through, manifest.last_sequence)
-    held = await _held(export, log, last)
+    chains = _Chains(log)
+    held = await _held(export, log, chains, last)
     if payloads is not None:
         await import_payloads(export.folder, manifest, payloads)
-    source, chains = read_export(folder), _Chains(log)
-    count = 0
+    source, count = read_export(folder), 0
     with contextlib.closing(_wanted(source, held, last)) as wanted:
         while batch := await anyio.to_thread.run_sync(_next_batch, wanted):
             entries = [await chains.entry(message) for message in batch]
@@ -94,7 +94,7 @@ def restorable(folder: Path, names: Names) -> ExportLog:
     return export
 
 
-async def _held(export: ExportLog, log: Log, last: int) -> int:
+async def _held(export: ExportLog, log: Log, chains: _Chains, last: int) -> int:
     """Return up to where the log holds the export already, after comparing what both hold.
 
     Raises: RefusedError.
@@ -110,17 +110,18 @@ async def _held(export: ExportLog, log: Log, last: int) -> int:
             f"the ledger has {head.last_sequence:,} events, more than the export: it has to be an empty one"
         )
     if head.last_sequence >= first:
-        await _compare(export, log, max(first, head.first_sequence), min(last, head.last_sequence))
+        await _compare(export, log, chains, max(first, head.first_sequence), min(last, head.last_sequence))
     return head.last_sequence
 
 
-async def _compare(export: ExportLog, log: Log, first: int, last: int) -> None:
+async def _compare(export: ExportLog, log: Log, chains: _Chains, first: int, last: int) -> None:
     theirs = log.read_messages(from_sequence=first)
     async with contextlib.aclosing(theirs), contextlib.aclosing(_one_by_one(export, first)) as ours:
         async for batch in theirs:
             for found in batch:
                 if found.stream_sequence > last:
                     return
+                chains.heed(found)
                 wanted = await anext(ours)
                 if (found.subject, found.data) != (wanted.subject, wanted.data):
                     raise RefusedError(
@@ -157,13 +158,12 @@ def _next_batch(wanted: Iterator[Message]) -> list[Message]:
 def chain_of(subject: str) -> str:
     """Return the filter of the chain that an event belongs to, as whoever appended it named it.
 
-    Raises: MalformedEventError for what is no subject of the ledger.
+    What has not the subject of an event, and so is none, makes a chain of its own.
     """
     tokens = subject.split(".")
-    length = _CHAIN_TOKENS.get(tokens[1], 0) if len(tokens) > 1 else 0
-    if not length or len(tokens) <= length:
-        raise MalformedEventError(f"{subject[:200]!r} is not the subject of an event")
-    return ".".join([*tokens[:length], ">"])
+    aggregate = AGGREGATES.get(aggregate_of(subject))
+    length = 0 if aggregate is None else 2 + len(aggregate.key)
+    return ".".join([*tokens[:length], ">"]) if 0 < length < len(tokens) else subject
 
 
 class _Chains:
@@ -172,9 +172,15 @@ class _Chains:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._last: OrderedDict[str, int] = OrderedDict()
+        self._has_unreadable = False
+
+    def heed(self, message: Message) -> None:
+        """Take note of what is in the log: behind what is no event, a chain's first event is not its first message."""
+        self._has_unreadable = self._has_unreadable or isinstance(message, Unreadable)
 
     async def entry(self, message: Message) -> Entry:
-        """Return the event with its condition; it counts as stored from now on."""
+        """Return the message with its condition; it counts as stored from now on."""
+        self.heed(message)
         chain = chain_of(message.subject)
         expected = self._last.get(chain)
         if expected is None:
@@ -186,14 +192,7 @@ class _Chains:
         return Entry(message.subject, message.data, chain, expected)
 
     async def _look(self, chain: str, message: Message) -> int:
-        try:
-            link = _link_decoder.decode(message.data)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise MalformedEventError(
-                f"the event at stream sequence {message.stream_sequence} has no link to the one before it: {error}",
-                stream_sequence=message.stream_sequence,
-            ) from error
-        if not link.prev:
+        if not self._has_unreadable and not _link_decoder.decode(message.data).prev:
             return 0
         newest = await self._log.last(chain)
         return 0 if newest is None else newest.stream_sequence

@@ -21,7 +21,7 @@ from jobledger.audit.seals.keys import Signer, TrustedKeys
 from jobledger.audit.seals.merkle import MerkleTree
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, MalformedEventError
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.reactor import REACTOR, SEALS, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of
 
@@ -72,7 +72,7 @@ async def newest_seal(log: Log) -> Seal | None:
 
     Raises: MalformedEventError, UnknownEventError, UnreachableError.
     """
-    return _seal_of(await log.last(REACTOR.chain(log.names, SEALS)), log.names)
+    return _seal_of((await end_of_chain(log, REACTOR.chain(log.names, SEALS))).event, log.names)
 
 
 def _seal_of(message: Message | None, names: Names) -> Seal | None:
@@ -97,7 +97,7 @@ async def each_seal(log: Log) -> AsyncGenerator[Seal, None]:
     batches = log.read_messages(subject=REACTOR.chain(log.names, SEALS))
     async with contextlib.aclosing(batches):
         async for batch in batches:
-            for message in batch:
+            for message in events_among(batch):
                 seal = _seal_of(message, log.names)
                 assert seal is not None, "there is a message"
                 yield seal
@@ -119,8 +119,8 @@ async def seal_next(
         LedgerFullError.
     """
     chain = REACTOR.chain(log.names, SEALS)
-    last = await log.last(chain)
-    before = _seal_of(last, log.names)
+    last = await end_of_chain(log, chain)
+    before = _seal_of(last.event, log.names)
     head = await log.head()
     begin = before.seal.to_sequence + 1 if before is not None else head.first_sequence
     if head.last_sequence < begin:
@@ -139,11 +139,11 @@ async def seal_next(
         previous_root=before.seal.merkle_root if before is not None else "",
         key=signer.key_id,
         signature="",
-        prev=last.hash if last is not None else "",
+        prev=last.event.hash if last.event is not None else "",
     )
     signature = signer.sign(signed_text(draft, log.names.environment))
     event = msgspec.structs.replace(draft, signature=signature)
-    entry = REACTOR.link(log.names, [event], REACTOR.view(last))[0]
+    entry = REACTOR.link(log.names, [event], REACTOR.view(*last))[0]
     sequence = await log.append([entry])
     return Seal(environment=log.names.environment, stream_sequence=sequence, seal=event)
 

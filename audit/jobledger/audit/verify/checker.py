@@ -27,16 +27,16 @@ from jobledger.audit.verify.records import (
     unpack,
 )
 from jobledger.audit.verify.report import Compared, Intact, LargeValues, Report, Violation
-from jobledger.audit.verify.rules import broken_rule, early, overdue
+from jobledger.audit.verify.rules import broken_at_end, broken_rule, early
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.times import StoredTimes
-from jobledger.ledger.model.aggregate import Broken, Rule
-from jobledger.ledger.model.aggregates import AGGREGATES, JOB
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.aggregate import Rule
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB, chain_named
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
 from jobledger.ledger.model.events import Carried, Fenced
-from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, JobState, evolve
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import Archived, SealRecorded
@@ -131,7 +131,10 @@ class Checker:
         self._total.update(digest)
         if sequence == self._before_ends:
             self._compare_with_before()
-        if isinstance(message, StoredEvent):
+        if isinstance(message, Unreadable):
+            self._half = None
+            self.note(chain_named(message.subject), "readable", message.why, stream_sequence=sequence)
+        elif isinstance(message, StoredEvent):
             event = message.event
             name = f"{event.queue}/{event.job}"
             if self._half is not None:
@@ -424,7 +427,7 @@ class Checker:
         for name, job in self._open_jobs():
             if job is None:
                 continue
-            for rule, sentence in _broken_at_end(job, expected, now, grace):
+            for rule, sentence in broken_at_end(job, expected, now, grace):
                 yield Violation(stream_sequence=job.last_sequence, job=name, rule=rule, sentence=sentence)
 
     def _open_jobs(self) -> Iterator[tuple[str, Job | None]]:
@@ -483,15 +486,3 @@ class Checker:
             broken=dict(self._broken),
             elapsed_s=time.perf_counter() - self._began,
         )
-
-
-def _broken_at_end(job: Job, expected: Expected, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
-    if expected.all_final and job.state not in FINAL_STATES:
-        yield "final", f"it is still {job.state.value}: it has no final state"
-    until, due_at = expected.timers_until, job.due_at
-    if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
-        yield "timer", f"it was due at {due_at.isoformat()} and is still {job.state.value}"
-        return
-    late = overdue(job, now, grace) if now is not None else None
-    if late is not None:
-        yield "timer", late

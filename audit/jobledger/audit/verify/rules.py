@@ -5,10 +5,11 @@ Pure. The state of a job is `job.evolve`'s alone; the rules here either ask `tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Final, cast
 
+from jobledger.audit.verify.options import Expected
 from jobledger.ledger.model.aggregate import Broken
 from jobledger.ledger.model.carried import difference
 from jobledger.ledger.model.events import (
@@ -25,7 +26,7 @@ from jobledger.ledger.model.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, Job
+from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job
 from jobledger.ledger.model.lifecycle import OUTCOMES
 from jobledger.ledger.model.transitions import violation
 
@@ -138,3 +139,16 @@ def overdue(job: Job, now: datetime, grace: timedelta) -> str | None:
         return None
     late_s = (now - due_at).total_seconds()
     return f"it was due at {due_at.isoformat()}, {late_s:,.0f} s ago, and is still {job.state.value}"
+
+
+def broken_at_end(job: Job, expected: Expected, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
+    """Yield what is wrong with a job that is not over when the ledger ends; `now`: None where nobody can tell."""
+    if expected.all_final and job.state not in FINAL_STATES:
+        yield "final", f"it is still {job.state.value}: it has no final state"
+    until, due_at = expected.timers_until, job.due_at
+    if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
+        yield "timer", f"it was due at {due_at.isoformat()} and is still {job.state.value}"
+        return
+    late = overdue(job, now, grace) if now is not None else None
+    if late is not None:
+        yield "timer", late

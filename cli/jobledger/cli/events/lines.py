@@ -10,7 +10,7 @@ from rich.text import Text
 from jobledger.cli.output import Output
 from jobledger.cli.text import clock_time, colored, plain, shortened
 from jobledger.ledger.model.aggregates import AGGREGATES
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.events import EVENT_TYPES, event_type
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.subjects import aggregate_of
@@ -18,12 +18,19 @@ from jobledger.ledger.model.times import time_text
 
 _TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
 _DETAIL_MAX: Final = 300
+_SET_ASIDE: Final = "unreadable"
 _ID_NARROW: Final = 18
 
 
 def event_json(stored: Message) -> str:
-    """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time."""
+    """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time.
+
+    What is no event has its subject and a field `unreadable` that says why.
+    """
     head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
+    if isinstance(stored, Unreadable):
+        said = {"subject": stored.subject, "unreadable": stored.why}
+        return head + msgspec.json.encode(said).decode()[1:]
     data = stored.data.strip()
     if b"\n" in data or b"\r" in data:  # written by somebody else's encoder
         data = msgspec.json.format(data, indent=-1)
@@ -34,7 +41,16 @@ def message_line(message: Message, *, narrow: bool = False) -> Text:
     """Return an event of any aggregate as one line for a person."""
     if isinstance(message, StoredEvent):
         return event_line(message, narrow=narrow)
+    if isinstance(message, Unreadable):
+        return _set_aside_line(message)
     return _other_line(message)
+
+
+def _set_aside_line(message: Unreadable) -> Text:
+    """Return what is no event as one line: where it is stored, and why no reader takes it for one."""
+    line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
+    line.append(f"{_SET_ASIDE} ", style="red")
+    return line.append(shortened(message.why, _DETAIL_MAX), style="dim")
 
 
 def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:

@@ -20,7 +20,7 @@ from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import TOP
 from jobledger.cli.times import parse_time
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
 from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
@@ -158,7 +158,7 @@ async def _refuse_middle(log: Log) -> None:
         return
     async with contextlib.aclosing(log.read_messages(subject=REACTOR.chain(log.names, ARCHIVE))) as batches:
         async for batch in batches:
-            for message in batch:
+            for message in events_among(batch):
                 event = REACTOR.decode(message)
                 if isinstance(event, Archived) and event.through_sequence == first - 1:
                     return

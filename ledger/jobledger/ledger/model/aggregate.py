@@ -13,10 +13,11 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 import msgspec
 from msgspec.structs import force_setattr
 
-from jobledger.ledger.model.codec import Message, decode_message, digest
+from jobledger.ledger.model.codec import Message, Unreadable, check_message, decode_message, digest
 from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.errors import InvalidInputError, MalformedEventError
 from jobledger.ledger.model.log import Entry
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.subjects import Names, is_token
 
 E = TypeVar("E", bound=Envelope)
 S = TypeVar("S")
@@ -52,16 +53,16 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Place(Protocol):
-    """The newest event of a chain, on which the next append is conditional."""
+    """The end of a chain, on which the next append is conditional."""
 
     @property
     def last_sequence(self) -> int:
-        """Its stream sequence, 0 for none."""
+        """The stream sequence of its newest message, readable or not; 0 for none."""
         ...
 
     @property
     def last_hash(self) -> str:
-        """The hex sha256 of its bytes, "" for none."""
+        """The hex sha256 of its newest event, "" for none."""
         ...
 
 
@@ -69,7 +70,7 @@ class View(msgspec.Struct, Generic[S_co], frozen=True, gc=False):
     """What a chain adds up to, and where its next event must follow."""
 
     state: S_co | None = None  #: None: the chain has no event
-    last_sequence: int = 0
+    last_sequence: int = 0  #: of its newest message, which may be one that is no event
     last_data: bytes = b""  #: the newest event as stored
 
     @property
@@ -157,22 +158,37 @@ class Aggregate(Generic[E, S]):
 
     def subject(self, names: Names, event: E) -> str:
         """Return the subject under which `event` is stored."""
-        leaf = self.type_of(event) if self._leaf is None else self._leaf(event)
-        return self.of_type(names, leaf, *self.key_of(event))
+        return self.of_type(names, self._leaf_of(event), *self.key_of(event))
+
+    def _leaf_of(self, event: E) -> str:
+        return self.type_of(event) if self._leaf is None else self._leaf(event)
+
+    def is_at(self, subject: str, event: E) -> bool:
+        """Return whether a stored subject says what the event itself says, of whatever environment it is."""
+        key = self.key_of(event)
+        place = ".".join((self.name, *map(str, key), self._leaf_of(event)))
+        return subject.partition(".")[2] == place and all(is_token(str(word)) for word in key)
 
     def decode(self, message: Message) -> E:
         """Return the event in a message of one of its chains.
 
-        Raises: UnknownEventError for a type of a newer version, MalformedEventError for anything else.
+        Raises: UnknownEventError for an event of a newer version, MalformedEventError for anything else.
         """
+        if isinstance(message, Unreadable):
+            sequence = message.stream_sequence
+            raise MalformedEventError(message.why, stream_sequence=sequence, next_sequence=sequence + 1)
         return decode_message(self._decoder, message, f"{self.name} event", self.types)
 
-    def view(self, newest: Message | None) -> View[S]:
-        """Return what the newest message of a chain says, for aggregates whose events say the whole state."""
+    def view(self, newest: Message | None, last_sequence: int = 0) -> View[S]:
+        """Return what the newest event of a chain says, for aggregates whose events say the whole state.
+
+        `last_sequence`: of the chain's newest message, where that is no event; see `log.end_of_chain`.
+        """
         if newest is None:
-            return View()
-        state = self.evolve(None, self.decode(newest), newest.stream_sequence)
-        return View(state, newest.stream_sequence, newest.data)
+            return View(last_sequence=last_sequence)
+        sequence = newest.stream_sequence
+        state = self.evolve(None, self.decode(newest), sequence)
+        return View(state, max(sequence, last_sequence), newest.data)
 
     def chain_of(self, names: Names, event: E) -> str:
         """Return the filter of the chain that `event` belongs to."""
@@ -183,7 +199,13 @@ class Aggregate(Generic[E, S]):
 
         Raises: InvalidInputError for what no reader could read again.
         """
-        return _encode(event)
+        try:
+            data = _encode(event)
+            check_message(self._decoder, data)
+        except (TypeError, OverflowError, UnicodeError, msgspec.MsgspecError) as error:
+            message = f"a value of the event for {self.label(self.key_of(event))} cannot be recorded: {error}"
+            raise InvalidInputError(message) from error
+        return data
 
     def link(self, names: Names, events: Sequence[E], place: Place) -> tuple[Entry, ...]:
         """Link fresh events to their chain and to each other, ready to append on condition that nothing came between.

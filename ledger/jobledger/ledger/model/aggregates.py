@@ -5,20 +5,21 @@ Another one is declared in a module of its own and added to `AGGREGATES`: nothin
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from jobledger.ledger.model import codec
 from jobledger.ledger.model.aggregate import Aggregate
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.errors import UnknownEventError
-from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
+from jobledger.ledger.model.events import JobEvent, Queued, event_type
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import REACTOR
-from jobledger.ledger.model.subjects import Names, aggregate_of
+from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 
 
 class _Jobs(Aggregate[JobEvent, Job]):
@@ -42,21 +43,74 @@ def aggregate_for(event: Envelope) -> Aggregate[Any, Any]:
     return next(each for each in AGGREGATES.values() if kind in each.types.values())
 
 
+def chain_named(subject: str) -> str:
+    """Return which chain a stored subject names, as a check calls it: `<queue>/<job id>`, `lock a/b`; "" for none."""
+    aggregate = AGGREGATES.get(aggregate_of(subject))
+    key = () if aggregate is None else aggregate.key_in(subject)
+    if aggregate is None or len(key) < len(aggregate.key) or not all(map(is_token, key)):
+        return ""
+    return "/".join(key) if aggregate is JOB else aggregate.label(key)
+
+
+#: One token each: an id with a wildcard in it would be a filter of other jobs' chains.
+_OF_A_JOB: Final = re.compile(r"[^.]+\.job\.[\w-]{1,64}\.[\w-]{1,64}\.[a-z_]+(?:\.[a-z]+)?", flags=re.ASCII)
+
+
 def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: datetime) -> Message:
     """Return what is stored under `subject`: `StoredEvent` for a job's event, a plain `Message` for another aggregate's.
 
-    Raises: UnknownEventError for an aggregate or type of a newer version, MalformedEventError for anything else.
+    `Unreadable` for what is no event: anybody who may publish to the stream can put it there, so no reader stops at it.
+
+    Raises: UnknownEventError for an event of a newer version, without which whatever is computed would be wrong.
     """
-    aggregate = aggregate_of(subject)
-    if aggregate == "job":
-        event = codec.decode(data, stream_sequence=stream_sequence)
-        return StoredEvent(
-            event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
+    try:
+        if aggregate_of(subject) == "job":
+            event = codec.decode(data, stream_sequence=stream_sequence, subject=subject)
+            if _OF_A_JOB.fullmatch(subject) is None or not subject.endswith(_place_of(event)):
+                _refuse_place(subject, stream_sequence)
+            return StoredEvent(
+                event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
+            )
+        message = Message(data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject)
+        _check_other(message)
+    except MalformedEventError as error:
+        return Unreadable(
+            data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject, why=str(error)
         )
-    if aggregate in AGGREGATES:
-        return Message(data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject)
-    message = (
-        f"{subject[:200]!r} at stream sequence {stream_sequence} is about something that this version does not "
-        "know: read this ledger with a newer jobledger"
+    return message
+
+
+def _place_of(event: JobEvent) -> str:
+    kind = event_type(event)
+    if type(event) is Queued:
+        kind = f"queued.{event.priority}"
+    return f".job.{event.queue}.{event.job}.{kind}"
+
+
+def _check_other(message: Message) -> None:
+    """Prove that a message is an event of its aggregate.
+
+    Raises: as `codec.decode`.
+    """
+    subject, sequence = message.subject, message.stream_sequence
+    aggregate = AGGREGATES.get(aggregate_of(subject))
+    if aggregate is not None:
+        if not aggregate.is_at(subject, aggregate.decode(message)):
+            _refuse_place(subject, sequence)
+    elif codec.newer(message.data, subject, ()):
+        raise UnknownEventError(
+            f"{subject[:200]!r} at stream sequence {sequence} is about something that this version does not know: "
+            "upgrade jobledger to read this ledger",
+            stream_sequence=sequence,
+            next_sequence=sequence + 1,
+        )
+    else:
+        raise MalformedEventError(
+            f"the message at stream sequence {sequence} is stored as {subject[:200]!a}, which is no subject of an event"
+        )
+
+
+def _refuse_place(subject: str, stream_sequence: int) -> NoReturn:
+    raise MalformedEventError(
+        f"the message at stream sequence {stream_sequence} is stored as {subject[:200]!a}, its own fields say otherwise"
     )
-    raise UnknownEventError(message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1)

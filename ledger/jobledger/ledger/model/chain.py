@@ -36,7 +36,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A job and the place in the log where its next event must follow."""
 
     folded: Job | None = None  #: the job before `unfolded`
-    last_sequence: int = 0
+    last_sequence: int = 0  #: of its newest message, which may be one that is no event
     last_data: bytes = b""  #: the newest event as stored
     unfolded: tuple[
         JobEvent, ...
@@ -109,8 +109,16 @@ def advance(chain: JobView, linked: Linked, first_sequence: int) -> JobView:
 
 
 async def load(log: Log, ref: JobRef) -> JobView:
-    """Return the chain as it is stored now; empty when there is no such job."""
-    return fold(await log.read_chain(log.names.chain(ref)))
+    """Return the chain as it is stored now; without a job when there is no such job.
+
+    What is stored under the job's subjects and is no event changes nothing but the sequence that the next append has to
+    name: neither the state nor the link.
+    """
+    events = await log.read_chain(log.names.chain(ref))
+    view = fold(events)
+    if events.last_sequence > view.last_sequence:  # what is no event lies behind the newest one
+        view = JobView(view.job, events.last_sequence, view.last_data)
+    return view
 
 
 async def commit(log: Log, chain: JobView, events: Sequence[JobEvent]) -> JobView:

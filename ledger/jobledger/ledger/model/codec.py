@@ -7,24 +7,38 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar, cast
 
 import msgspec
 
-from jobledger.ledger.model.errors import InvalidInputError, MalformedEventError, UnknownEventError
-from jobledger.ledger.model.events import EVENT_TYPES, Completed, JobEvent, Queued, Started
+from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, VERSION, WHOLE_MAX, Envelope, Moment
+from jobledger.ledger.model.errors import (
+    CorruptLedgerError,
+    InvalidInputError,
+    MalformedEventError,
+    UnknownEventError,
+)
+from jobledger.ledger.model.events import (
+    EVENT_CLASSES,
+    EVENT_TYPES,
+    Carried,
+    Completed,
+    Failed,
+    JobEvent,
+    Paused,
+    Queued,
+    Scheduled,
+    Snoozed,
+    Started,
+)
+from jobledger.ledger.model.subjects import is_token
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[JobEvent] = msgspec.json.Decoder(JobEvent)
-
-
-class _Tag(msgspec.Struct):
-    type: str = ""
-
-
-_tag_decoder: msgspec.json.Decoder[_Tag] = msgspec.json.Decoder(_Tag)
+#: The only time in these is `at`.
+TIMELESS: Final = frozenset(EVENT_CLASSES) - {Scheduled, Failed, Paused, Snoozed, Carried}
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -44,6 +58,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return digest(self.data)
 
 
+class Unreadable(Message, frozen=True, kw_only=True, gc=False):
+    """What the log holds at a stream sequence and is no event: readers set it aside and go on.
+
+    It is not counted as an event of any chain. Only the condition of the next append has to name its sequence.
+    """
+
+    why: str  #: one sentence
+
+
 class StoredEvent(Message, frozen=True, kw_only=True, gc=False):
     """A job's event as the log holds it."""
 
@@ -59,7 +82,11 @@ def encode(event: JobEvent) -> bytes:
         data = _encoder.encode(event)
         kind = type(event)
         if kind is not Started and kind is not Completed and not _is_first_dispatch(event):
-            _decoder.decode(data)
+            _within_bounds(_decoder.decode(data))
+        elif not TIME_MIN <= event.at <= TIME_MAX:
+            raise msgspec.ValidationError(
+                f"the time {event.at.isoformat()} is outside the years 1970 to 9999"
+            )
     except UnicodeEncodeError as error:
         message = f"a text of the event for job {event.job!a} holds half a surrogate pair: replace it before recording"
         raise InvalidInputError(message) from error
@@ -78,30 +105,25 @@ def _is_first_dispatch(event: JobEvent) -> bool:
     return isinstance(event, Queued) and event.cause == "new"
 
 
-def decode(data: bytes, *, stream_sequence: int = 0) -> JobEvent:
-    """Return the event in `data`; `stream_sequence` only serves the error's sentence.
+def decode(data: bytes, *, stream_sequence: int = 0, subject: str = "") -> JobEvent:
+    """Return the event in `data`; the rest serves the error's sentence, `subject` to tell rubbish from the future.
 
-    Raises: UnknownEventError for a type of a newer version, MalformedEventError for anything else.
+    Raises: UnknownEventError for an event of a newer version, MalformedEventError for anything else.
     """
     try:
-        return _decoder.decode(data)
+        event = _decoder.decode(data)
+        if not data.isascii():
+            data.decode()  # a raw value may be no text
+        if event.v == VERSION and TIME_MIN <= event.at <= TIME_MAX and type(event) in TIMELESS:
+            return event  # nearly always
+        return _within_bounds(event)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        tag = _read_tag(data)
-        if tag and tag not in EVENT_TYPES:
-            message = (
-                f"event {tag!r} at stream sequence {stream_sequence} is not known to this version: "
-                "read this ledger with a newer jobledger"
-            )
-            raise UnknownEventError(
-                message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1
-            ) from error
-        message = f"the message at stream sequence {stream_sequence} is not an event of this ledger: {error}"
-        raise MalformedEventError(
-            message, stream_sequence=stream_sequence, next_sequence=stream_sequence + 1
+        raise _refusal(
+            error, "job event", EVENT_TYPES, data=data, sequence=stream_sequence, subject=subject
         ) from error
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=Envelope)
 
 
 def decode_message(
@@ -109,27 +131,100 @@ def decode_message(
 ) -> _T:
     """Return the event of another aggregate in a message; `noun` is what its events are called in a sentence.
 
-    Raises: UnknownEventError for a type that is not among `types`, MalformedEventError for anything else.
+    Raises: as `decode`.
     """
     try:
-        return decoder.decode(message.data)
+        return check_message(decoder, message.data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        sequence, tag = message.stream_sequence, _read_tag(message.data)
-        where = {"stream_sequence": sequence, "next_sequence": sequence + 1}
-        if tag and tag not in types:
-            sentence = (
-                f"{noun} {tag!r} at stream sequence {sequence} is not known: read it with a newer jobledger"
-            )
-            raise UnknownEventError(sentence, **where) from error
-        sentence = f"what is stored at stream sequence {sequence} is no {noun}: {error}"
-        raise MalformedEventError(sentence, **where) from error
+        sequence, subject = message.stream_sequence, message.subject
+        raise _refusal(error, noun, types, data=message.data, sequence=sequence, subject=subject) from error
 
 
-def _read_tag(data: bytes) -> str:
+def check_message(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
+    """Return the event in stored bytes.
+
+    Raises: msgspec.MsgspecError, RecursionError, UnicodeError for what is no event of this version.
+    """
+    data.decode()
+    return _within_bounds(decoder.decode(data))
+
+
+def _within_bounds(event: _T) -> _T:
+    """Return an event of this version whose times every reader can hold.
+
+    Raises: msgspec.ValidationError.
+    """
+    if event.v != VERSION:
+        raise msgspec.ValidationError(f"its form has version {event.v}, and this program knows {VERSION}")
+    for moment in _moments(event):
+        if not TIME_MIN <= moment <= TIME_MAX:
+            raise msgspec.ValidationError(f"the time {moment.isoformat()} is outside the years 1970 to 9999")
+    return event
+
+
+def _moments(value: object) -> Iterator[datetime]:
+    """Yield every time in an event, however deep."""
+    if isinstance(value, datetime):
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _moments(getattr(value, name))
+    elif isinstance(value, tuple):
+        for each in cast("tuple[object, ...]", value):
+            yield from _moments(each)
+
+
+def _refusal(
+    error: Exception, noun: str, types: Collection[str], *, data: bytes, sequence: int, subject: str
+) -> CorruptLedgerError:
+    """Return what is to be raised instead of an event."""
+    where = {"stream_sequence": sequence, "next_sequence": sequence + 1}
+    if newer(data, subject, types):
+        return UnknownEventError(
+            f"the {noun} at stream sequence {sequence} was written by a newer jobledger: upgrade this one to read "
+            f"the ledger ({_outline(data)})",
+            **where,
+        )
+    return MalformedEventError(f"the message at stream sequence {sequence} is no {noun}: {error}", **where)
+
+
+class _Outline(msgspec.Struct):
+    """What an event has in every version, whatever it is about."""
+
+    type: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
+    v: Annotated[int, msgspec.Meta(ge=1, le=WHOLE_MAX)]
+    at: Moment
+    by: Annotated[str, msgspec.Meta(min_length=1)]
+    prev: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    queue: str = ""
+    job: str = ""
+
+
+_outline_decoder: Final = msgspec.json.Decoder(_Outline)
+
+
+def _outline(data: bytes) -> str:
+    found = _outline_decoder.decode(data)
+    return f"type {found.type!r}, form {found.v}"
+
+
+def newer(data: bytes, subject: str, types: Collection[str]) -> bool:
+    """Return whether this is an event that a later version of this program may have appended.
+
+    It has all that events have in every version, is of a type that is not among `types` or of a higher form, and its
+    subject, where that is known, says the same of it. Anything else is no event, whoever reads it.
+    """
     try:
-        return _tag_decoder.decode(data).type
+        found = _outline_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return ""
+        return False
+    if not TIME_MIN <= found.at <= TIME_MAX or (found.type in types and found.v == VERSION):
+        return False
+    if not subject:
+        return True
+    words = subject.split(".")
+    named = (found.queue, found.job) if words[1] == "job" else ()
+    return found.type in words[2:] and all(map(is_token, words)) and all(word in words for word in named)
 
 
 def digest(data: bytes) -> str:

@@ -7,9 +7,6 @@ from datetime import datetime
 import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import (
-    InvalidInputError,
-)
 from jobledger.ledger.model.events import (
     Cause,
     DeadReason,
@@ -18,7 +15,7 @@ from jobledger.ledger.model.events import (
     PayloadRef,
     Priority,
 )
-from jobledger.ledger.model.inputs import check_finite, keep_utc
+from jobledger.ledger.model.inputs import check_finite, check_whole, keep_utc
 from jobledger.ledger.model.subjects import JobRef
 
 
@@ -47,8 +44,7 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
         """
         keep_utc(self, "run_at")
         check_finite("timeout_s", self.order.timeout_s)
-        if self.order.max_attempts < 1:
-            raise InvalidInputError(f"max_attempts is {self.order.max_attempts}: give at least 1")
+        check_whole("max_attempts", self.order.max_attempts, 1)
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):

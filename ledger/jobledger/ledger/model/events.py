@@ -8,13 +8,12 @@ have defaults, and one golden line per event of every release must decode for ev
 from __future__ import annotations
 
 import operator
-from datetime import datetime
 from typing import Literal
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from jobledger.ledger.model.envelope import NO_VALUE, Envelope
+from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Moment, Whole
 
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
@@ -44,7 +43,7 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
     """Where a JSON value above the inline limit lies in the object store."""
 
     sha256: str  #: hex digest of the value's JSON text, and its name in the store
-    size_bytes: int  #: of that text
+    size_bytes: Whole  #: of that text
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,7 +92,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         NO_VALUE  #: JSON object of keyword arguments; absent where `input_ref` says where it lies
     )
     input_ref: PayloadRef | None = None  #: where a large input lies
-    max_attempts: int = 1  #: how many `started` the job may have, beyond those given back
+    max_attempts: Whole = 1  #: how many `started` the job may have, beyond those given back
     timeout_s: float | None = None  #: of one attempt; None: no limit
     notify: str = ""  #: token of the inbox that wants a hint when the job ends
     tenant: str = ""  #: whom the job belongs to
@@ -107,12 +106,12 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt of a job that is carried over; the fields are `job.Attempt`'s."""
 
-    number: int  #: from 1
+    number: Whole  #: from 1
     worker: str  #: `<host>-<pid>-<random>`
-    epoch: int  #: stream sequence of its `started`
-    started_at: datetime  #: when it began
+    epoch: Whole  #: stream sequence of its `started`
+    started_at: Moment  #: when it began
     state: AttemptStateName = "running"  #: how it ended
-    finished_at: datetime | None = None  #: when it ended
+    finished_at: Moment | None = None  #: when it ended
     error: ErrorInfo | None = None  #: why it failed
 
 
@@ -132,20 +131,22 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
 
     state: StateName  #: where the job is
-    created_at: datetime  #: time of its first event
-    updated_at: datetime  #: time of its newest event
-    last_sequence: int  #: stream sequence of the newest event that is added up here: the one before `carried`
+    created_at: Moment  #: time of its first event
+    updated_at: Moment  #: time of its newest event
+    last_sequence: (
+        Whole  #: stream sequence of the newest event that is added up here: the one before `carried`
+    )
     order: Order = Order()  #: as requeues and retries changed it
     attempts: tuple[CarriedAttempt, ...] = ()  #: in their order
-    attempts_given_back: int = 0  #: interrupted, snoozed and paused attempts, which do not count
-    claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
-    dispatches: int = 0  #: `queued` events since the last `started`
-    dispatch_sequence: int = 0  #: stream sequence of the newest `queued`
-    wait_sequence: int = (
+    attempts_given_back: Whole = 0  #: interrupted, snoozed and paused attempts, which do not count
+    claim_epoch: Whole = 0  #: of the running attempt; 0 when nobody holds the job
+    dispatches: Whole = 0  #: `queued` events since the last `started`
+    dispatch_sequence: Whole = 0  #: stream sequence of the newest `queued`
+    wait_sequence: Whole = (
         0  #: stream sequence of the event that began the present wait; 0 when it does not wait
     )
-    due_at: datetime | None = None  #: when a waiting job moves on by itself
-    finished_at: datetime | None = None  #: when the present final state was entered
+    due_at: Moment | None = None  #: when a waiting job moves on by itself
+    finished_at: Moment | None = None  #: when the present final state was entered
     result: msgspec.Raw = NO_VALUE  #: what the task returned
     result_ref: PayloadRef | None = None  #: where a large result lies
     error: ErrorInfo | None = None  #: of the newest failed attempt or of the dead letter
@@ -155,7 +156,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     checkpoint: msgspec.Raw = NO_VALUE  #: what the next attempt is handed
     checkpoint_ref: PayloadRef | None = None  #: where a large checkpoint lies
     progress: CarriedProgress | None = None  #: what the running attempt last said of itself
-    fenced_count: int = 0  #: outcomes of stale claims that were refused
+    fenced_count: Whole = 0  #: outcomes of stale claims that were refused
 
 
 class Event(Envelope, frozen=True, kw_only=True, gc=False):
@@ -176,7 +177,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
         NO_VALUE  #: JSON object of keyword arguments; absent when `input_ref` or an earlier event has it
     )
     input_ref: PayloadRef | None = None  #: where a large input lies
-    max_attempts: int = 1  #: how many `started` the job may have, beyond those given back
+    max_attempts: Whole = 1  #: how many `started` the job may have, beyond those given back
     timeout_s: float | None = None  #: of one attempt; None: no limit
     notify: str = ""  #: token of the inbox that wants a hint when the job ends
     tenant: str = ""  #: whom the job belongs to
@@ -188,14 +189,14 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
     """The job exists and becomes due later."""
 
-    run_at: datetime  #: when it becomes due
+    run_at: Moment  #: when it becomes due
 
 
 class _Ready(_Order, frozen=True, kw_only=True, gc=False):
     """The job may run as far as its own course goes: `queued`, or `held` where it has limits."""
 
     cause: Cause = "new"  #: why
-    attempt: int = 1  #: the number the next attempt will have
+    attempt: Whole = 1  #: the number the next attempt will have
     reason: str = ""  #: why an operator dispatched it; empty where the job's own course did
 
 
@@ -213,7 +214,7 @@ class Queued(_Ready, frozen=True, kw_only=True, tag="queued", gc=False):
 class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
     """A worker claimed the job. The stream sequence of this event is the claim epoch; older ones are stale."""
 
-    attempt: int  #: 1 for the first
+    attempt: Whole  #: 1 for the first
     worker: str  #: `<host>-<pid>-<random>`, as in `jobledger workers list`
     lease_s: float  #: how long after its last renewal the worker may still be running the job
 
@@ -221,7 +222,7 @@ class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
 class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
     """The attempt returned."""
 
-    attempt: int  #: which attempt, from 1
+    attempt: Whole  #: which attempt, from 1
     result: msgspec.Raw = NO_VALUE  #: what the task returned
     result_ref: PayloadRef | None = None  #: where a large result lies
 
@@ -229,9 +230,9 @@ class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
 class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
     """The attempt raised, timed out or could not run. Without `retry_at` the next event of the batch decides."""
 
-    attempt: int  #: which attempt, from 1
+    attempt: Whole  #: which attempt, from 1
     error: ErrorInfo  #: why
-    retry_at: datetime | None = None  #: when it will be tried again
+    retry_at: Moment | None = None  #: when it will be tried again
     retry_priority: Priority | None = None  #: of the dispatch at `retry_at`; None: as before
 
 
@@ -244,23 +245,23 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
 class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False):
     """The worker gave a running job back unfinished, as in a deploy; the attempt does not count."""
 
-    attempt: int  #: which attempt, from 1
+    attempt: Whole  #: which attempt, from 1
     reason: str = ""  #: why
 
 
 class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     """The job waits for a time or for an event, and holds no slot meanwhile."""
 
-    attempt: int  #: which attempt, from 1
-    until: datetime | None = None  #: when the job may run again
+    attempt: Whole  #: which attempt, from 1
+    until: Moment | None = None  #: when the job may run again
     event: str = ""  #: what it waits for
 
 
 class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):
     """The task asked to run again later; the attempt does not count."""
 
-    attempt: int  #: which attempt, from 1
-    until: datetime  #: when the job may run again
+    attempt: Whole  #: which attempt, from 1
+    until: Moment  #: when the job may run again
 
 
 class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=False):
@@ -283,7 +284,7 @@ class Discarded(Event, frozen=True, kw_only=True, tag="discarded", gc=False):
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed", gc=False):
     """A value that the next attempt is handed."""
 
-    attempt: int  #: which attempt, from 1
+    attempt: Whole  #: which attempt, from 1
     value: msgspec.Raw = NO_VALUE  #: what the next attempt is handed
     value_ref: PayloadRef | None = None  #: where a large value lies
 
@@ -291,7 +292,7 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed", gc=Fals
 class Progressed(Event, frozen=True, kw_only=True, tag="progressed", gc=False):
     """How far a running attempt says it is."""
 
-    attempt: int  #: which attempt, from 1
+    attempt: Whole  #: which attempt, from 1
     done: float  #: how much is done
     total: float | None = None  #: of how much; None: not known
     note: str = ""  #: a word about it
@@ -306,10 +307,10 @@ class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested", 
 class Fenced(Event, frozen=True, kw_only=True, tag="fenced", gc=False):
     """The receipt of a worker whose outcome was refused because its claim was stale."""
 
-    attempt: int  #: the attempt that the worker held
+    attempt: Whole  #: the attempt that the worker held
     worker: str  #: whose outcome was refused
-    held_epoch: int  #: its claim
-    current_epoch: int  #: 0 when nobody held the job any more
+    held_epoch: Whole  #: its claim
+    current_epoch: Whole  #: 0 when nobody held the job any more
     outcome: str  #: the type of the event that was refused
 
 
@@ -323,7 +324,7 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     attempts' tracebacks are left out.
     """
 
-    through: int  #: the last stream sequence that the run takes away
+    through: Whole  #: the last stream sequence that the run takes away
     job_state: CarriedJob  #: all that the job's events add up to
 
 

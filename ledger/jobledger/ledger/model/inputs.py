@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, WHOLE_MAX
 from jobledger.ledger.model.errors import InvalidInputError
 
 
@@ -16,18 +17,26 @@ def keep_utc(command: msgspec.Struct, field: str) -> None:
     Raises: InvalidInputError, naming `field`.
     """
     value: datetime | None = getattr(command, field)
-    if value is None or value.tzinfo is UTC:
+    if value is None or (value.tzinfo is UTC and value >= TIME_MIN):
         return
     if value.utcoffset() is None:
         raise InvalidInputError(
             f"{field} has no time zone: give an aware datetime, such as datetime.now(UTC)"
         )
-    try:
-        msgspec.structs.force_setattr(command, field, value.astimezone(UTC))
-    except OverflowError as error:
-        raise InvalidInputError(
-            f"{field} {value} lies outside the years 1 to 9999 in UTC: choose another"
-        ) from error
+    if not TIME_MIN <= value <= TIME_MAX:
+        raise InvalidInputError(f"{field} {value} lies outside the years 1970 to 9999 in UTC: choose another")
+    msgspec.structs.force_setattr(command, field, value.astimezone(UTC))
+
+
+def check_whole(field: str, value: int, least: int = 0) -> None:
+    """Refuse a number that is too small, or that no reader of the ledger could hold.
+
+    Raises: InvalidInputError, naming `field`.
+    """
+    if value < least:
+        raise InvalidInputError(f"{field} is {value}: give at least {least}")
+    if value > WHOLE_MAX:
+        raise InvalidInputError(f"{field} is above {WHOLE_MAX:,}, the most that the ledger holds: give less")
 
 
 def finite(field: str, value: object) -> float:

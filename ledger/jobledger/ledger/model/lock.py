@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.envelope import Envelope, Whole
 from jobledger.ledger.model.errors import LockHeldError, LockLostError, RefusedError
 from jobledger.ledger.model.subjects import LockRef
 
@@ -30,13 +30,13 @@ class Acquired(_Fact, frozen=True, kw_only=True, tag="acquired", gc=False):
 
     holder: str  #: whose lease keeps the lock: `<host>-<pid>-<random>`
     lease_s: float  #: how long after its last renewal the holder may still be at work
-    took_over: int = 0  #: fencing number of the holder whose lease had expired; 0: the lock was free
+    took_over: Whole = 0  #: fencing number of the holder whose lease had expired; 0: the lock was free
 
 
 class Released(_Fact, frozen=True, kw_only=True, tag="released", gc=False):
     """The holder gave the lock back."""
 
-    fencing_number: int  #: which acquisition this ends
+    fencing_number: Whole  #: which acquisition this ends
 
 
 LockEvent = Acquired | Released

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import CorruptLedgerError, SequenceGapError
 from jobledger.ledger.model.subjects import Names
 
@@ -92,6 +92,47 @@ def jobs_among(messages: Iterable[Message]) -> list[StoredEvent]:
     return [message for message in messages if isinstance(message, StoredEvent)]
 
 
+def events_among(messages: Iterable[Message]) -> list[Message]:
+    """Return the events, whatever they are about, and leave out what is none."""
+    return [message for message in messages if not isinstance(message, Unreadable)]
+
+
+class ChainEvents(list[StoredEvent]):
+    """The events of a job's chain, oldest first."""
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        """Take what is stored in the chain, in stream order."""
+        last: Message | None = None
+        for last in messages:
+            if isinstance(last, StoredEvent):
+                self.append(last)
+        #: Stream sequence of the chain's newest message, readable or not; 0 for none.
+        self.last_sequence = 0 if last is None else last.stream_sequence
+
+
+class Newest(NamedTuple):
+    """The end of a chain of any aggregate."""
+
+    event: Message | None  #: the newest one; None: the chain has none
+    last_sequence: int  #: of its newest message, readable or not; 0 for none
+
+
+async def end_of_chain(log: Log, chain: str) -> Newest:
+    """Return the end of the chain that fits the filter `chain`; only one that ends in what is no event is read whole.
+
+    Raises: UnknownEventError, UnreachableError.
+    """
+    last = await log.last(chain)
+    if not isinstance(last, Unreadable):
+        return Newest(last, 0 if last is None else last.stream_sequence)
+    event: Message | None = None
+    async with contextlib.aclosing(log.read_messages(subject=chain)) as batches:
+        async for batch in batches:
+            event = next(reversed(events_among(batch)), event)
+            last = batch[-1]
+    return Newest(event, last.stream_sequence)
+
+
 async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenerator[list[StoredEvent], None]:
     """Hand on the job events of each batch that has some."""
     async with contextlib.aclosing(batches):
@@ -159,16 +200,16 @@ class Log(Protocol):
         """
         ...
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
-        """Return every job event that fits the filter `chain`, oldest first; [] when there is none."""
+    async def read_chain(self, chain: str) -> ChainEvents:
+        """Return every job event that fits the filter `chain`, oldest first; empty when there is none."""
         ...
 
     async def last(self, chain: str) -> Message | None:
-        """Return the newest message that fits the filter `chain`, None when there is none."""
+        """Return the newest message that fits the filter `chain`, readable or not; None when there is none."""
         ...
 
     async def get(self, stream_sequence: int) -> Message | None:
-        """Return the message at one sequence, None where there is none."""
+        """Return the message at one sequence, readable or not; None where there is none."""
         ...
 
     async def present(self, subjects: Sequence[str]) -> set[str]:
@@ -203,12 +244,12 @@ class Log(Protocol):
 
         Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the
         call, or never with `follow`. Without `subject` the sequences are checked to be dense, other
-        aggregates' included. What precedes an event that cannot be read is yielded before the error is
-        raised. Close the iterator (`contextlib.aclosing`) when leaving early.
+        aggregates' included. What is no event is passed over; what precedes an event of a newer version is
+        yielded before the error is raised. Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
             SequenceGapError: a sequence is missing or in an archive, or the log ends before `from_sequence - 1`.
-            UnknownEventError, MalformedEventError: what is stored cannot be read.
+            UnknownEventError: an event of a newer version, which is not passed over: what follows may build on it.
         """
         ...
 
@@ -222,6 +263,6 @@ class Log(Protocol):
     ) -> AsyncGenerator[list[Message], None]:
         """Yield everything in the log, as `read` does: job events as `StoredEvent`, others as plain messages.
 
-        For who keeps a position in the log, or reads another aggregate.
+        What is no event comes as `Unreadable`. For who keeps a position in the log, or reads another aggregate.
         """
         ...

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerFullError,
@@ -23,10 +23,10 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.log import (
     BATCH_MESSAGES_MAX,
+    ChainEvents,
     Entry,
     Head,
     JobReading,
-    jobs_among,
     readable,
     start_of,
 )
@@ -127,13 +127,13 @@ class MemoryLog(JobReading):
         indexes = self._chains.get(chain)
         return indexes[-1] + 1 if indexes else 0
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
+    async def read_chain(self, chain: str) -> ChainEvents:
         """Return the events of a chain; see `Log.read_chain`."""
         if _ONE_CHAIN.fullmatch(chain):
-            return jobs_among(self._message(index) for index in self._chains.get(chain, []))
+            return ChainEvents(self._message(index) for index in self._chains.get(chain, []))
         fits = filter_pattern(chain)
         found = (index for index in self._held() if fits.fullmatch(self._kept[index].subject))
-        return jobs_among(self._message(index) for index in found)
+        return ChainEvents(self._message(index) for index in found)
 
     async def last(self, chain: str) -> Message | None:
         """Return the newest message of a chain; see `Log.last`."""

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
-from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.envelope import Envelope, Signed, Whole
 
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
 ARCHIVE: Final = "archive"  #: the reactor that moves old events into files
@@ -28,8 +28,8 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
 class SealRecorded(_Fact, frozen=True, kw_only=True, tag="sealed", gc=False):
     """The signed root of a Merkle tree over a range of the ledger. A copy of it shows any later change in the range."""
 
-    from_sequence: int  #: of the range; the one after the previous seal's last
-    to_sequence: int  #: of the range, inclusive
+    from_sequence: Whole  #: of the range; the one after the previous seal's last
+    to_sequence: Whole  #: of the range, inclusive
     merkle_root: str  #: hex; over the sha256 of each event of the range as stored, in stream order
     head_hash: str  #: hex sha256 of the event at `to_sequence`
     previous_root: str = (
@@ -42,11 +42,11 @@ class SealRecorded(_Fact, frozen=True, kw_only=True, tag="sealed", gc=False):
 class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     """Everything up to a sequence lies in an export, and may be gone from the stream."""
 
-    through_sequence: int  #: the last one that was moved
+    through_sequence: Whole  #: the last one that was moved
     manifest_sha256: str  #: hex; of the export's manifest as written
     head_hash: str  #: hex sha256 of the event at `through_sequence`
     digest: str  #: of all events of the export, as its manifest has it
-    count: int  #: events in the export
+    count: Whole  #: events in the export
     folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; for people alone
 
 
@@ -55,7 +55,7 @@ class CountedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     queue: str  #: the queue
     task: str  #: the task's name
-    counts: tuple[int, ...]  #: one number per name in `columns`, in their order
+    counts: tuple[Signed, ...]  #: one number per name in `columns`, in their order
 
 
 class CountedFailure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,7 +64,7 @@ class CountedFailure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queue: str  #: the queue
     task: str  #: the task's name
     error_type: str  #: the exception's class name
-    counts: tuple[int, ...]  #: one number per name in `failure_columns`, in their order
+    counts: tuple[Signed, ...]  #: one number per name in `failure_columns`, in their order
 
 
 class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -72,8 +72,8 @@ class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     queue: str  #: the queue
     job: str  #: the job's id
-    first_us: int  #: its first event; microseconds since 1970
-    since_us: int  #: the event that began its present state or attempt; microseconds since 1970
+    first_us: Whole  #: its first event; microseconds since 1970
+    since_us: Whole  #: the event that began its present state or attempt; microseconds since 1970
 
 
 class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
@@ -82,11 +82,11 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     All parts of one count come one after the other, right before the `archived` event of the same run.
     """
 
-    archive_through: int  #: `through_sequence` of that `archived` event
-    through_sequence: int  #: the newest event that is counted
-    begins_at: int  #: the oldest event that is counted; above 1 where an earlier count is missing
-    part: int  #: from 1
-    parts: int  #: how many there are of this count
+    archive_through: Whole  #: `through_sequence` of that `archived` event
+    through_sequence: Whole  #: the newest event that is counted
+    begins_at: Whole  #: the oldest event that is counted; above 1 where an earlier count is missing
+    part: Whole  #: from 1
+    parts: Whole  #: how many there are of this count
     columns: tuple[str, ...] = ()  #: what is counted by task; durations in microseconds
     totals: tuple[CountedTask, ...] = ()  #: the one that came first in the ledger first
     failure_columns: tuple[str, ...] = ()  #: what is counted by type of error

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
-from jobledger.ledger.model.log import jobs_among
-from jobledger.ledger.nats.api import Found
+from jobledger.ledger.model.log import ChainEvents
+from jobledger.ledger.nats.api import ApiError, Found
 from jobledger.ledger.nats.inbox import header, resolve
 
 Read = Callable[[dict[str, Any]], Awaitable[list[Found]]]
@@ -40,18 +40,27 @@ class ChainReader:
         self._waiting: dict[str, list[asyncio.Future[list[Found]]]] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
-    async def read(self, chain: str) -> list[StoredEvent]:
+    async def read(self, chain: str) -> ChainEvents:
         """Return the events that fit a filter; see `Log.read_chain`."""
         if _is_one_jobs(chain):
-            events = jobs_among(self._messages(await self._newest(chain)))
-            if _is_whole(events):
+            try:
+                messages = self._messages(await self._newest(chain))
+            except (
+                ApiError
+            ):  # it has more subjects than the server answers at once: somebody put rubbish there
+                return ChainEvents(await self._pages(chain))
+            events = ChainEvents(messages)
+            if len(events) == len(messages) and _is_whole(
+                events
+            ):  # what is no event hides one of its subject
                 return events
-            pages = [self._pages(subject) for subject in {event.subject for event in events}]
-            events = jobs_among(itertools.chain.from_iterable(await asyncio.gather(*pages)))
-            events.sort(key=_stream_sequence)
+            pages = [self._pages(subject) for subject in {message.subject for message in messages}]
+            messages = list(itertools.chain.from_iterable(await asyncio.gather(*pages)))
+            messages.sort(key=_stream_sequence)
+            events = ChainEvents(messages)
             if _is_whole(events) or _is_what_is_held(events):
                 return events
-        return jobs_among(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
+        return ChainEvents(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
 
     def _messages(self, raws: Iterable[Found]) -> list[Message]:
         return [self._parse(data, headers) for data, headers in raws]
@@ -89,13 +98,15 @@ class ChainReader:
             request["max_bytes"] = _BYTES_AT_ONCE
         try:
             raws = await self._read(request)
+        except ApiError as error:
+            await self._ask_again(waiting, error)
+            return
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             for answer in itertools.chain.from_iterable(waiting.values()):
                 resolve(answer, error)
             return
         if len(waiting) > 1 and sum(len(data) + len(headers) for data, headers in raws) >= _BYTES_AT_ONCE:
-            for chain, answers in waiting.items():  # it was cut: one by one they fit
-                await self._ask_for({chain: answers})
+            await self._ask_again(waiting)  # it was cut
             return
         found: dict[str, list[Found]] = {}
         for raw in raws:
@@ -103,6 +114,17 @@ class ChainReader:
         for chain, answers in waiting.items():
             for answer in answers:
                 resolve(answer, found.get(chain, []))
+
+    async def _ask_again(
+        self, waiting: dict[str, list[asyncio.Future[list[Found]]]], error: ApiError | None = None
+    ) -> None:
+        """Ask for each chain by itself, since all at once were too much; one that was alone gets the error."""
+        for chain, answers in waiting.items():
+            if len(waiting) > 1 or error is None:
+                await self._ask_for({chain: answers})
+            else:
+                for answer in answers:
+                    resolve(answer, error)
 
 
 def _chain_of(subject: str) -> str:

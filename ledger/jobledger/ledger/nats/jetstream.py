@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.model.aggregates import read_message
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
     LedgerError,
@@ -25,7 +25,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Entry, Head, JobReading, start_of
+from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, ChainEvents, Entry, Head, JobReading, start_of
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats import api
@@ -220,7 +220,7 @@ class JetStreamLog(JobReading):
     def _limit(self) -> str:
         return f"within {self._append_timeout_s:g} s"
 
-    async def read_chain(self, chain: str) -> list[StoredEvent]:
+    async def read_chain(self, chain: str) -> ChainEvents:
         """Return the events of a chain; see `Log.read_chain`."""
         self._connection.require_here()
         return await self._chains.read(chain)

@@ -15,6 +15,8 @@ import msgspec
 import nats.errors
 from nats.aio.subscription import Subscription
 
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.nats.api import pull_subject
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import header, status_of
@@ -49,6 +51,14 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     def stored_at(self) -> datetime:
         """The server's timestamp, microseconds, UTC."""
         return time_of(self.stored_ns)
+
+    def read(self) -> Message:
+        """Return what a consumer of the ledger handed out; see `read_message`.
+
+        Raises: UnknownEventError.
+        """
+        subject = self.subject.decode(errors="replace")
+        return read_message(subject, self.data, self.stream_sequence, self.stored_at)
 
 
 def time_of(nanoseconds: int) -> datetime:

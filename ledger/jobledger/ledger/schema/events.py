@@ -24,6 +24,8 @@ from jobledger.ledger.model.errors import InvalidInputError
 Schema = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+#: With a zone, in a year that every reader can hold; see `envelope.TIME_MIN`.
+_TIME: Final = r"^(19[7-9]\d|[2-9]\d{3})-.*(Z|[+-]\d\d:?\d\d)$"
 _TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
 #: Fields that are words of a subject as well.
 _TOKENS: Final = frozenset({"task", *(field for each in AGGREGATES.values() for field in each.key)})
@@ -129,7 +131,9 @@ class SchemaBuilder:
             case types.DictType():
                 return {"type": "object", "additionalProperties": self.of(info.value_type)}
             case types.DateTimeType():
-                return {"type": "string", "format": "date-time"}
+                return {"type": "string", "format": "date-time", "pattern": _TIME}
+            case types.IntType(ge=least, le=most) if least is not None:
+                return {"type": "integer", "minimum": least, "maximum": most}
             case types.RawType() | types.AnyType():
                 return {}
             case _:

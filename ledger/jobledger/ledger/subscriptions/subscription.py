@@ -15,13 +15,11 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     InvalidInputError,
     LedgerError,
-    MalformedEventError,
     SequenceGapError,
     ServerUnreachableError,
 )
@@ -220,8 +218,8 @@ class Subscription:
     async def __anext__(self) -> EventDelivery:
         """Wait for the next delivery.
 
-        Raises: SubscriptionNotFoundError when it was deleted meanwhile, CorruptLedgerError for an event that cannot
-            be read, ServerUnreachableError when the connection was closed.
+        Raises: SubscriptionNotFoundError when it was deleted meanwhile, UnknownEventError for an event of a newer
+            version, ServerUnreachableError when the connection was closed.
         """
         if self._created_at is None:
             raise InvalidInputError(
@@ -248,13 +246,12 @@ class Subscription:
             return None
         raw = held.delivery
         try:
-            found = read_message(raw.subject.decode(errors="replace"), raw.data, sequence, raw.stored_at)
-            if not isinstance(found, StoredEvent):  # a filter is of jobs alone
-                raise MalformedEventError(f"no job's event at {sequence}", stream_sequence=sequence)
+            found = raw.read()
         except CorruptLedgerError:
             self.settle(sequence, nak(growing_s(raw.delivered)))  # a newer process may know it
             raise
-        if not self.config.filter.fits(found):
+        # What is no event is nothing that anybody subscribed to.
+        if not isinstance(found, StoredEvent) or not self.config.filter.fits(found):
             self.settle(sequence, ACK)
             return None
         held.since = self._loop.time()

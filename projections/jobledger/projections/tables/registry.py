@@ -11,7 +11,7 @@ from typing import Final
 
 from jobledger.audit.counts import Counts
 from jobledger.ledger.model.aggregates import JOB
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.log import jobs_among
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.projections.position import POSITION_TABLE
@@ -68,6 +68,6 @@ def _others(messages: Sequence[Message]) -> dict[str, list[Message]]:
     """Return the messages that are not about jobs by what they are about."""
     found: dict[str, list[Message]] = {}
     for message in messages:
-        if not isinstance(message, StoredEvent):
+        if not isinstance(message, StoredEvent | Unreadable):
             found.setdefault(aggregate_of(message.subject), []).append(message)
     return found

@@ -114,6 +114,8 @@ class Attempts:
     async def _attempt(self, delivery: Delivery) -> Settlement:
         """Read, claim, execute and record; return how the delivery is to be settled."""
         queued = read_dispatch(delivery)
+        if queued is None:
+            return ACK  # nobody can do anything with it
         task = self._tasks.find(queued.task)
         obstacle = self._obstacle(delivery, queued, task)
         if obstacle is not None:

@@ -6,16 +6,17 @@ conditional append is refused, and only then the chain is read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.chain import JobView, commit, load
-from jobledger.ledger.model.codec import decode
+from jobledger.ledger.model.codec import StoredEvent, Unreadable
 from jobledger.ledger.model.commands import Claim, DeadLetter, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import MalformedEventError, WrongSequenceError
+from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.subjects import JobRef
@@ -28,6 +29,8 @@ from jobledger.workers.attempt.settlement import (
     nak,
     soon_s,
 )
+
+logger = logging.getLogger("jobledger.workers.attempt.claims")
 
 _TRIES_MAX: Final = 8
 _WAIT_STEP_S_MIN: Final = 0.25
@@ -127,15 +130,21 @@ class Claimer:
         return self._ledger.stamp(self._lease.identity)
 
 
-def read_dispatch(delivery: Delivery) -> Queued:
-    """Return the event of a work item.
+def read_dispatch(delivery: Delivery) -> Queued | None:
+    """Return the event of a work item; None for what is none, which somebody stored under the subject of one.
 
-    Raises: MalformedEventError, UnknownEventError.
+    Raises: UnknownEventError.
     """
-    event = decode(delivery.data, stream_sequence=delivery.stream_sequence)
-    if not isinstance(event, Queued):
-        raise MalformedEventError(f"stream sequence {delivery.stream_sequence} is not a dispatch")
-    return event
+    stored = delivery.read()
+    if isinstance(stored, StoredEvent) and isinstance(stored.event, Queued):
+        return stored.event
+    logger.warning(
+        "%s: set aside",
+        stored.why
+        if isinstance(stored, Unreadable)
+        else f"stream sequence {delivery.stream_sequence} is no dispatch",
+    )
+    return None
 
 
 def _only(delivery: Delivery, queued: Queued) -> JobView:

@@ -17,7 +17,7 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import commit, retry_raced
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.codec import decode
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Dispatch
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
@@ -164,8 +164,8 @@ class TimerSetter(ConsumerReactor):
 
     def keep(self, delivery: Delivery) -> Delivery | None:
         """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
-        sequence = delivery.stream_sequence
-        timer = timer_of(decode(delivery.data, stream_sequence=sequence), sequence)
+        stored = delivery.read()
+        timer = timer_of(stored.event, stored.stream_sequence) if isinstance(stored, StoredEvent) else None
         if timer is None:
             return None
         self._clocks.heard(delivery)
