@@ -14,15 +14,17 @@ import msgspec
 import nats
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.orders import enqueue_of
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 from tests.support.working import LIMIT_S, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, Retry, task
-from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.chain import commit, load
 from jobledger.ledger.model.codec import digest, encode
-from jobledger.ledger.model.commands import Claim, DeadLetter, TakeOver
+from jobledger.ledger.model.commands import CancelJob, Claim, DeadLetter, Stamp, TakeOver
+from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.events import Completed
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector
@@ -439,6 +441,34 @@ def test_a_hidden_beginning_is_told(cli: Cli) -> None:
     sequence = cli.with_ledger(plant)
     answer = cli("trail", job)
     assert (answer.code, f"BROKEN at {sequence}" in answer.out) == (4, True), answer
+
+
+def test_times_are_the_events_own_after_a_restore(cli: Cli) -> None:
+    """The server stored these events now; they say that they were made in 2020, a day apart."""
+
+    async def bring_back(ledger: Ledger) -> None:
+        ref = JobRef(queue="work", job_id="old")
+        made = datetime(2020, 1, 31, 8, tzinfo=UTC)
+        for command, at, by in (
+            (enqueue_of(ref, task=double.name), made, "shop"),
+            (CancelJob(reason="late"), made + timedelta(days=1), "alice"),
+        ):
+            chain = await load(ledger.log, ref)
+            await commit(ledger.log, chain, decide(chain.job, command, Stamp(at=at, by=by)))
+
+    cli.with_ledger(bring_back)
+    answer = cli("trail", "old")
+    assert answer.code == 0
+    assert "times are the events' own, UTC; the server's differ by up to" in " ".join(answer.out.split())
+    assert "2020-01-31" in answer.out
+    assert "cancelled after 1 d: waiting 1 d" in answer.out
+    (body,) = cli("trail", "old", "--json").lines
+    assert (body["times"], body["lines"][1]["at"]) == ("events", "2020-02-01T08:00:00.000000Z")
+    where = (*cli.where, "--projection", str(cli.folder / "projection.db"))
+    assert "events; times are the events' own" in " ".join(cli.run("jobs", "show", "old", *where).out.split())
+    (act,) = cli("who", "--json").lines
+    assert (act["at"], act["times"]) == ("2020-02-01T08:00:00.000000Z", "events")
+    assert "2020-02-01 08:00:00 cancel   work/old by alice: late" in cli("who").out
 
 
 def test_a_story_of_no_job_is_not_found(cli: Cli) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,12 +15,14 @@ import msgspec
 from jobledger.admin.archived import missing, with_archive
 from jobledger.admin.errors import Missing
 from jobledger.admin.rows import Rows
+from jobledger.audit.clocks import clocks_of
 from jobledger.audit.export import JoinedLog
 from jobledger.audit.trail_words import count
 from jobledger.audit.verify.links import ChainCheck, check_history
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.times import time_text
 from jobledger.projections import ActFilter, ActRow, EventGapError, Projector, Store
 
 _CHAINS_AT_ONCE: Final = 48  # of some ten events each
@@ -46,6 +49,9 @@ class Acted(NamedTuple):
     total: int  #: of all that match
     missing: Missing | None  #: None where no earlier action can be missing
     chains: Chains
+    own_times: frozenset[
+        int
+    ]  #: stream sequences of events of these jobs whose own time is told, not the server's
 
 
 async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: Sequence[Path] = ()) -> Acted:
@@ -61,19 +67,33 @@ async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: 
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)
         with Store.open(path) as store, store.one_moment():
             newest, total = store.acts(limit, chosen=chosen), store.act_count(chosen)
-    return Acted(newest, total, gap, await _chains(log, sorted({(act.queue, act.job) for act in newest})))
+    chains, own = await _chains(log, sorted({(act.queue, act.job) for act in newest}))
+    newest = [
+        msgspec.structs.replace(act, at=time_text(own[act.stream_sequence]))
+        if act.stream_sequence in own
+        else act
+        for act in newest
+    ]
+    return Acted(newest, total, gap, chains, frozenset(own))
 
 
-async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> Chains:
-    """Read the chains of these jobs, some at a time, and check their links."""
-    events, broken = 0, dict[tuple[str, str], ChainCheck]()
+async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> tuple[Chains, dict[int, datetime]]:
+    """Read the chains of these jobs, some at a time, and check their links.
+
+    Returns also the own time of each event whose own is to be told, by stream sequence.
+    """
+    events, broken, own = 0, dict[tuple[str, str], ChainCheck](), dict[int, datetime]()
     for at in range(0, len(names), _CHAINS_AT_ONCE):
         for name, history in (await _histories(log, names[at : at + _CHAINS_AT_ONCE])).items():
             found = await check_history(log, history)
             events += found.events
             if not found.is_unbroken:
                 broken[name] = found
-    return Chains(len(names), events, broken)
+            clocks = clocks_of(history)
+            if clocks.of == "events":
+                sequences = (each.stream_sequence for each in history)
+                own.update(zip(sequences, clocks.times, strict=True))
+    return Chains(len(names), events, broken), own
 
 
 async def _histories(log: Log, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[StoredEvent]]:

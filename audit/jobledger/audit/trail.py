@@ -1,16 +1,17 @@
 """The trail of one job: for each event who did what, how long after the one before, and what the job waits for then.
 
-Pure. The state between the events is `job.evolve`'s; the times are the server's, which order, never the appender's.
-Which words an event gets is `trail_words`'s business.
+Pure. The state between the events is `job.evolve`'s. Whose times are told is `clocks`' business, which words an event
+gets that of `trail_words`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 
+from jobledger.audit.clocks import Clocks, clocks_of
 from jobledger.audit.trail_words import count, happened, span, waits_for
 from jobledger.audit.verify.payloads import NO_STATES, States
 from jobledger.ledger.model.aggregates import AGGREGATES
@@ -31,6 +32,7 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.ledger.model.times import as_utc
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One event of the trail."""
 
     stream_sequence: int
-    at: datetime  #: the server's clock, UTC
+    at: datetime  #: UTC; by the clock that the trail names
     since_s: float | None  #: after the event before it; None for the first
     event: str  #: its type
     by: str  #: who appended it: a worker, an application, or an operator
@@ -97,6 +99,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     waiting_s: float  #: for a worker or for a moment, wherever it waited
     running_s: float  #: some attempt held the job, alive or not
     dead_s: float  #: as a dead letter, until a person acted; one that nobody acted on does not count
+    carried_through: int = (
+        0  #: stream sequence up to which the sums come from a `carried` event; 0 without one
+    )
 
     def text(self) -> str:
         """Return the summary as one line."""
@@ -104,8 +109,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         dead = f", dead letter {span(self.dead_s)}" if self.dead_s else ""
         return (
             f"{self.state.replace('_', ' ')} after {span(self.total_s)}: waiting {span(self.waiting_s)}, "
-            f"running {span(self.running_s)}{dead}, {count(self.attempts, 'attempt')}{lost}"
+            f"running {span(self.running_s)}{dead}, {count(self.attempts, 'attempt')}{lost}{self._carried()}"
         )
+
+    def _carried(self) -> str:
+        if not self.carried_through:
+            return ""
+        return f"; what happened up to stream sequence {self.carried_through:,} is as `carried` sums it up"
 
 
 class Trail(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,37 +123,38 @@ class Trail(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: tuple[Line, ...]
     summary: Summary
+    clocks: Clocks
 
 
 def trail_of(
-    events: Iterable[StoredEvent], *, now: datetime | None = None, states: States = NO_STATES
+    events: Sequence[StoredEvent], *, now: datetime | None = None, states: States = NO_STATES
 ) -> Trail:
     """Return the trail of one job's events, all of them in stream order; at least one.
 
     With `now` the summary of a job that waits or runs counts up to then; without, up to its newest event.
     `states` says what became of the large values that the events refer to.
     """
-    teller = _Teller(states)
-    for stored in events:
-        teller.tell(stored)
-    return teller.end(now)
+    clocks, teller = clocks_of(events), _Teller(states)
+    for stored, at in zip(events, clocks.times, strict=True):
+        teller.tell(stored, at)
+    return Trail(lines=tuple(teller.lines), summary=teller.end(now), clocks=clocks)
 
 
-def lines_of_chain(messages: Iterable[Message]) -> tuple[Line, ...]:
+def lines_of_chain(messages: Sequence[Message], clocks: Clocks) -> tuple[Line, ...]:
     """Return the trail of a chain of any aggregate but jobs: all its messages in stream order; may be empty.
 
     Raises: UnknownEventError, MalformedEventError.
     """
     lines: list[Line] = []
-    for message in messages:
+    for message, at in zip(messages, clocks.times, strict=True):
         aggregate = AGGREGATES[aggregate_of(message.subject)]
         event = aggregate.decode(message)
         kind, said = aggregate.type_of(event), aggregate.words(event)
         lines.append(
             Line(
                 stream_sequence=message.stream_sequence,
-                at=message.stored_at,
-                since_s=_between(lines[-1].at, message.stored_at) if lines else None,
+                at=at,
+                since_s=_between(lines[-1].at, at) if lines else None,
                 event=kind,
                 by=event.by,
                 what=f"{kind}: {said}" if said else kind,
@@ -158,21 +169,22 @@ class _Teller:
     def __init__(self, states: States) -> None:
         self._states = states
         self._job: Job | None = None
-        self._lines: list[Line] = []
+        self.lines: list[Line] = []
+        self._carried_through = 0
         self._heard_at: datetime | None = None  # the newest event of the worker that holds the claim
         self._wait: tuple[datetime, str] | None = None  # since when the job waits, and for what
         self._waiting_s = self._running_s = self._dead_s = 0.0
 
-    def tell(self, stored: StoredEvent) -> None:
-        before, event, at = self._job, stored.event, stored.stored_at
+    def tell(self, stored: StoredEvent, at: datetime) -> None:
+        before, event = self._job, stored.event
         after = self._job = evolve(before, event, stored.stream_sequence)
-        since_s = _between(self._lines[-1].at, at) if self._lines else None
+        since_s = _between(self.lines[-1].at, at) if self.lines else None
         if before is not None:
             self._count(before, since_s or 0.0)
         moved = before is None or _place(before) != _place(after)
         waits = waits_for(after, event) if moved or isinstance(event, CancelRequested) else None
         waited = self._end_wait(at) if moved else None
-        self._lines.append(
+        self.lines.append(
             Line(
                 stream_sequence=stored.stream_sequence,
                 at=at,
@@ -198,6 +210,8 @@ class _Teller:
         )
         if waits is not None:
             self._wait = (at, waits)
+        if before is None and isinstance(event, Carried):
+            self._count_carried(after, event, at)
         holder = after.running_attempt
         if holder is not None and (event.by == holder.worker or isinstance(event, Started)):
             self._heard_at = at
@@ -216,6 +230,24 @@ class _Teller:
         silent_s = _between(self._heard_at or running.started_at, at)
         return Lost(attempt=running.number, worker=running.worker, silent_s=silent_s)
 
+    def _count_carried(self, job: Job, event: Carried, at: datetime) -> None:
+        """Count what happened before a `carried` event that nothing precedes, as it tells it.
+
+        What it does not tell apart counts as waiting: how long a job was a dead letter before a person acted.
+        """
+        self._carried_through = event.job_state.last_sequence
+        ends = [*(each.started_at for each in job.attempts[1:]), at]
+        self._running_s = sum(
+            _between(each.started_at, each.finished_at or end)
+            for each, end in zip(job.attempts, ends, strict=False)
+        )
+        if job.state is JobState.DEAD_LETTERED and job.finished_at is not None:
+            self._dead_s = _between(job.finished_at, at)
+        self._waiting_s = max(0.0, _between(job.created_at, at) - self._running_s - self._dead_s)
+        if self._wait is not None:  # which began no later than with the job's newest event
+            self._wait = (min(at, as_utc(event.job_state.updated_at)), self._wait[1])
+        self._heard_at = event.job_state.updated_at
+
     def _count(self, state: Job, seconds: float) -> None:
         if state.state is JobState.RUNNING:
             self._running_s += seconds
@@ -224,27 +256,27 @@ class _Teller:
         elif state.state is JobState.DEAD_LETTERED:
             self._dead_s += seconds
 
-    def end(self, now: datetime | None) -> Trail:
+    def end(self, now: datetime | None) -> Summary:
         job = self._job
         assert job is not None, "a trail has at least one event"
         if now is not None and not job.is_final:
-            self._count(job, _between(self._lines[-1].at, now))
-        summary = Summary(
+            self._count(job, _between(self.lines[-1].at, now))
+        return Summary(
             state=job.state.value,
-            events=len(self._lines),
+            events=len(self.lines),
             attempts=len(job.attempts),
             attempts_lost=sum(attempt.state == "lost" for attempt in job.attempts),
             total_s=self._waiting_s + self._running_s + self._dead_s,
             waiting_s=self._waiting_s,
             running_s=self._running_s,
             dead_s=self._dead_s,
+            carried_through=self._carried_through,
         )
-        return Trail(lines=tuple(self._lines), summary=summary)
 
 
 def _between(begin: datetime, end: datetime) -> float:
-    """Return the seconds between two times of the server; a clock that was set back does not make them negative."""
-    return max(0.0, (end - begin).total_seconds())
+    """Return the seconds between two times; a clock that was set back does not make them negative."""
+    return max(0.0, (as_utc(end) - as_utc(begin)).total_seconds())
 
 
 def _place(job: Job) -> tuple[JobState, int, int]:

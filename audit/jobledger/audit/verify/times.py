@@ -59,7 +59,7 @@ class StoredTimes:
     def feed(self, message: Message) -> None:
         """Take the next event."""
         stored_at = message.stored_at
-        at = message.event.at if isinstance(message, StoredEvent) else _own_time(message.data)
+        at = message.event.at if isinstance(message, StoredEvent) else own_time(message.data)
         if at is not None and at.tzinfo is not None:
             apart = abs(stored_at - at)
             if apart > self._apart or not self._apart_sequence:
@@ -87,7 +87,8 @@ class _Timed(msgspec.Struct):
 _decode: Final = msgspec.json.Decoder(_Timed).decode
 
 
-def _own_time(data: bytes) -> datetime | None:
+def own_time(data: bytes) -> datetime | None:
+    """Return the time that an event has in its own bytes; None where there is none."""
     try:
         return _decode(data).at
     except (msgspec.MsgspecError, UnicodeError):

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from jobledger.admin.archived import payload_places
 from jobledger.admin.find import Chain, find_chain
+from jobledger.audit.clocks import clocks_of
 from jobledger.audit.trail import Line, Trail, lines_of_chain, trail_of
 from jobledger.audit.trail_words import span
 from jobledger.audit.verify.links import ChainCheck
@@ -54,13 +55,15 @@ async def trail(
 
 
 def _show_chain(output: Output, chain: Chain) -> None:
-    lines = lines_of_chain(chain.messages)
+    clocks = clocks_of(chain.messages)
+    lines = lines_of_chain(chain.messages, clocks)
     if output.as_json:
         shown = [{**msgspec.structs.asdict(line), "text": line.text()} for line in lines]
-        output.object({"chain": chain.label, "lines": shown, "check": chain.check.as_object()})
+        body = {"chain": chain.label, "times": clocks.of, "times_apart_s": clocks.apart_s, "lines": shown}
+        output.object({**body, "check": chain.check.as_object()})
         return
     output.say(chain.label, style="bold")
-    output.say("times are the server's, UTC", style="dim")
+    output.say(clocks.text(), style="dim")
     _show_lines(output, lines)
     output.say()
     _show_check(output, chain.check)
@@ -80,7 +83,7 @@ def show_trail(
         output.object({**_trail_object(names, told), "chain": check.as_object()})
         return
     output.say(f"job {event.job}", style="bold")
-    output.say(f"task {event.task} in queue {event.queue}; times are the server's, UTC", style="dim")
+    output.say(f"task {event.task} in queue {event.queue}; {told.clocks.text()}", style="dim")
     _show_lines(output, told.lines)
     output.say()
     output.say(told.summary.text(), style="bold")
@@ -94,7 +97,8 @@ def _show_check(output: Output, check: ChainCheck) -> None:
 def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
     lines = [{**msgspec.structs.asdict(line), "text": line.text()} for line in told.lines]
     summary = {**msgspec.structs.asdict(told.summary), "text": told.summary.text()}
-    return {**names, "lines": lines, "summary": summary}
+    clocks = {"times": told.clocks.of, "times_apart_s": told.clocks.apart_s}
+    return {**names, **clocks, "lines": lines, "summary": summary}
 
 
 def _show_lines(output: Output, lines: Iterable[Line]) -> None:

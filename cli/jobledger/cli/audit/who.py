@@ -40,15 +40,15 @@ async def who(
     """List what operators did to jobs, the newest first: cancel, retry, requeue, discard, with actor and reason."""
     output, chosen = cli.output, ActFilter(by=by, since=time_of("--since", since))
     async with cli.ledger() as ledger:
-        newest, count, gap, chains = await operator_acts(
+        newest, count, gap, chains, own_times = await operator_acts(
             cli.rows(ledger), chosen, limit=limit, archives=archives or ()
         )
     for act in newest:
         if output.as_json:
             found = chains.broken.get((act.queue, act.job))
-            output.object(
-                {**msgspec.structs.asdict(act), "chain_broken_at": found.broken_at if found else None}
-            )
+            times = "events" if act.stream_sequence in own_times else "server"
+            broken_at = found.broken_at if found else None
+            output.object({**msgspec.structs.asdict(act), "times": times, "chain_broken_at": broken_at})
         else:
             _show_act(output, act)
     if not count:
@@ -62,6 +62,8 @@ async def who(
         output.note(f"the newest {limit:,} of {count:,} are shown; --limit shows more")
     if gap is not None:
         output.note(gap.sentence("`jobledger audit who --archive DIR`"))
+    if any(act.stream_sequence in own_times for act in newest):
+        output.say("times are the events' own where the server's differ, as after a restore", style="dim")
     if newest:
         for line in chains.texts():
             output.say(line, style="bold red" if chains.broken else "dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -69,18 +70,21 @@ def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
     return line
 
 
-def event_parts(stored: StoredEvent) -> tuple[Text, Text]:
-    """Return what every line about an event begins with, a blank at its end, and what it says beyond its type."""
+def event_parts(stored: StoredEvent, at: datetime | None = None) -> tuple[Text, Text]:
+    """Return what every line about an event begins with, a blank at its end, and what it says beyond its type.
+
+    `at` is the time to be shown; the server's without it.
+    """
     name = event_type(stored.event)
-    head = Text(f"{stored.stream_sequence:>6} {clock_time(stored.stored_at)} ", style="dim")
+    head = Text(f"{stored.stream_sequence:>6} {clock_time(at or stored.stored_at)} ", style="dim")
     head.append_text(_unstyled(colored(name), name))
     head.append(" ")
     return head, Text(shortened(words(stored.event), _DETAIL_MAX))
 
 
-def show_event(output: Output, stored: StoredEvent) -> None:
+def show_event(output: Output, stored: StoredEvent, at: datetime | None = None) -> None:
     """Print an event of a job that was named before; on a terminal what it says is folded, and nothing is cut off."""
-    output.hanging(*event_parts(stored))
+    output.hanging(*event_parts(stored, at))
 
 
 def _unstyled(word: Text, name: str) -> Text:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jobledger.admin.amounts import duration
 from jobledger.admin.views import Absent, JobDetails
+from jobledger.audit.clocks import clocks_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.events.lines import show_event
 from jobledger.cli.output import Output
@@ -93,11 +94,12 @@ def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
 
 
 def show_trail(output: Output, history: Sequence[StoredEvent]) -> None:
-    """Print every event of one job, a line each, times as the server has them."""
+    """Print every event of one job, a line each."""
+    clocks = clocks_of(history)
     output.say()
-    output.say("events", style="bold")
-    for stored in history:
-        show_event(output, stored)
+    output.say("events" if clocks.of == "server" else f"events; {clocks.text()}", style="bold")
+    for stored, at in zip(history, clocks.times, strict=True):
+        show_event(output, stored, at)
 
 
 def _show_traceback(output: Output, error: ErrorInfo | None) -> None:
