@@ -68,10 +68,15 @@ def lease_s() -> float:
 
 @pytest.fixture
 def connected(server: EmbeddedServer, environment: str, lease_s: float) -> ConnectTo:
-    """Connect to the test's environment; the first who does makes it."""
+    """Connect to the test's environment; the first who does makes it. Its enqueues wait until a fault is over."""
 
     def make(url: str | None = None, **settings: Any) -> AbstractAsyncContextManager[Ledger]:
-        given: dict[str, Any] = {"ledger_bytes_max": 1 << 30, "lease_s": lease_s, **settings}
+        given: dict[str, Any] = {
+            "ledger_bytes_max": 1 << 30,
+            "lease_s": lease_s,
+            "request_timeout_s": 30.0,
+            **settings,
+        }
         return connect(url or server.url, environment=environment, **given)
 
     return make

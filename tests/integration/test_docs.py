@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = typer.main.get_command(program())
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = ROOT / "README.md"
+WEB = ROOT / "docs" / "web.md"  # its programs run under web servers, in test_web_servers.py
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
@@ -184,7 +185,9 @@ async def _working(ledger: Ledger, names: dict[str, Any]) -> AsyncGenerator[None
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")], ids=_name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if _blocks(page, "python") and page != WEB], ids=_name
+)
 async def test_python_blocks_run(
     page: Path, nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import socket
 import threading
 import time
@@ -186,15 +187,41 @@ def test_a_failed_connect_leaves_no_thread(free_port: int) -> None:
 def test_a_call_in_the_ledgers_own_thread_says_so(nats_server: EmbeddedServer, environment: str) -> None:
     with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 24) as ledger:
 
-        def inputs() -> Iterator[dict[str, int]]:
-            yield {"number": 1}
-            ledger.enqueue(double, 2)
+        def name(_: object) -> str:
+            return ledger.enqueue(double, 2).id
 
         with pytest.raises(InvalidInputError, match="runs in the ledger's own thread"):
-            ledger.enqueue_many(double, inputs())
+            ledger.enqueue_many(double, [{"number": 1}], ids=name)
         with pytest.raises(InvalidInputError, match="runs in the ledger's own thread"):
             ledger.enqueue_many(double, [{"number": 1}], on_progress=lambda _: ledger.close())
         assert ledger.enqueue(double, 3).created
+
+
+def test_inputs_are_produced_in_the_thread_that_calls(nats_server: EmbeddedServer, environment: str) -> None:
+    """They may read a database whose connection belongs to that thread, or use the ledger."""
+    ended: list[str] = []
+
+    def inputs(count: int) -> Iterator[dict[str, int]]:
+        try:
+            for number in range(count):
+                assert threading.current_thread() is threading.main_thread()
+                if not number % 200:
+                    ledger.enqueue(double, number)
+                yield {"number": number}
+            raise KeyError("broken source")
+        finally:
+            ended.append(threading.current_thread().name)
+
+    with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 24) as ledger:
+        with pytest.raises(KeyError, match="broken source"):
+            ledger.enqueue_many(double, inputs(1_000))
+        with pytest.raises(InvalidInputError, match=r"input 3: .*the 3 before it are enqueued"):
+            ledger.enqueue_many(double, itertools.chain(itertools.islice(inputs(9), 3), [{"text": 1}]))
+        with pytest.raises(InvalidInputError, match="input 0: "):
+            ledger.enqueue_many(double_text, inputs(9))
+        done = ledger.enqueue_many(double, iter([{"number": 1}, {"number": 2}]))
+        assert (done.created, done.last_sequence) == (2, 1_000 + 5 + 3 + 1 + 1 + 2)
+    assert ended == ["MainThread"] * 3
 
 
 async def test_it_works_inside_a_running_event_loop(nats_server: EmbeddedServer, environment: str) -> None:

@@ -1,8 +1,10 @@
-"""A connection that is made before gunicorn or uWSGI fork serves every worker, and stops when they are told to."""
+"""Applications under real web servers: connections made before a fork, and the programs of docs/web.md."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,11 +17,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio.from_thread
+import anyio.to_thread
 import pytest
+from tests.conftest import ServerFactory
 from tests.support.limits import LIMIT_S
+from tests.support.proxy import Proxy
 
 from jobledger.ledger.server import EmbeddedServer
 
+ROOT = Path(__file__).parents[2]
 APPS = Path(__file__).parent / "apps"
 COUNT = 40
 WORKERS = 2
@@ -56,29 +63,32 @@ def _answers(url: str) -> bool:
 
 
 @pytest.fixture
-def serve(nats_server: EmbeddedServer, environment: str, tmp_path: Path) -> Iterator[Serve]:
-    """Start a web server; return it with its address once it answers. What it says is shown when a test fails."""
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start a web server in a folder; return it with its address once it answers. What it says is shown on failure."""
     made: list[subprocess.Popen[bytes]] = []
     said = tmp_path / "said"
 
-    def begin(*words: str) -> tuple[subprocess.Popen[bytes], str]:
-        address = f"127.0.0.1:{_free_port()}"
-        variables = {"JOBLEDGER_URL": nats_server.url, "LEDGER_ENVIRONMENT": environment}
-        variables["PYTHONPATH"] = os.pathsep.join(
-            filter(None, sys.path)
-        )  # uWSGI may be of another environment
+    def begin(folder: Path, variables: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], str]:
+        port = _free_port()
+        environment = {
+            **os.environ,
+            **variables,
+            "HOME": str(tmp_path),  # where gunicorn keeps a socket of its own
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # uWSGI may be of another environment
+        }
         with said.open("wb") as sink:
-            command = [word.replace("ADDRESS", address) for word in words]
+            command = [word.replace("PORT", str(port)) for word in words]
             child = subprocess.Popen(
-                command, cwd=APPS, env={**os.environ, **variables}, stdout=sink, stderr=subprocess.STDOUT
+                command, cwd=folder, env=environment, stdout=sink, stderr=subprocess.STDOUT
             )
         made.append(child)
+        url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + LIMIT_S
-        while not _answers(f"http://{address}/"):
+        while not _answers(f"{url}/"):
             assert child.poll() is None, said.read_text(errors="replace")
             assert time.monotonic() < deadline, said.read_text(errors="replace")
             time.sleep(0.02)
-        return child, f"http://{address}"
+        return child, url
 
     yield begin
     for child in made:
@@ -105,10 +115,14 @@ def _use(url: str) -> set[str]:
 
 
 @pytest.mark.parametrize("worker_class", ["sync", "gthread"])
-def test_a_connection_made_before_gunicorn_forks_serves_every_worker(serve: Serve, worker_class: str) -> None:
+def test_a_connection_made_before_gunicorn_forks_serves_every_worker(
+    serve: Serve, nats_server: EmbeddedServer, environment: str, worker_class: str
+) -> None:
     words = ["-m", "gunicorn", "--preload", "--workers", str(WORKERS), "--worker-class", worker_class]
     threads = ["--threads", "8"] if worker_class == "gthread" else []
-    server, url = serve(sys.executable, *words, *threads, "--bind", "ADDRESS", "preloaded:app")
+    variables = {"JOBLEDGER_URL": nats_server.url, "LEDGER_ENVIRONMENT": environment}
+    program = [sys.executable, *words, *threads, "--bind", "127.0.0.1:PORT", "preloaded:app"]
+    server, url = serve(APPS, variables, *program)
     pids = _use(url)
     assert len(pids) == WORKERS
     assert str(server.pid) not in pids
@@ -119,16 +133,111 @@ def test_a_connection_made_before_gunicorn_forks_serves_every_worker(serve: Serv
 
 
 @pytest.mark.fault
-def test_a_connection_made_before_uwsgi_forks_serves_every_worker(serve: Serve) -> None:
+def test_a_connection_made_before_uwsgi_forks_serves_every_worker(
+    serve: Serve, nats_server: EmbeddedServer, environment: str
+) -> None:
     """Set UWSGI to a program that is not on the path."""
     uwsgi = shutil.which(os.environ.get("UWSGI", "uwsgi"))
     if uwsgi is None:
         pytest.skip("uwsgi is not installed: pip install pyuwsgi")
     server, url = serve(
+        APPS,
+        {"JOBLEDGER_URL": nats_server.url, "LEDGER_ENVIRONMENT": environment},
         *(uwsgi, "--master", "--processes", str(WORKERS), "--threads", "4", "--enable-threads"),
-        *("--http-socket", "ADDRESS", "--module", "preloaded:app", "--die-on-term", "--need-app"),
+        *("--http-socket", "127.0.0.1:PORT", "--module", "preloaded:app", "--die-on-term", "--need-app"),
     )
     pids = _use(url)
     assert len(pids) == WORKERS
     server.send_signal(signal.SIGTERM)
     assert server.wait(LIMIT_S) == 0
+
+
+# The programs of docs/web.md.
+
+GUNICORN = ("-m", "gunicorn", "--preload", "--workers", "2", "--threads", "8", "--bind", "127.0.0.1:PORT")
+SERVED = {
+    "fastapi": ("-m", "uvicorn", "--host", "127.0.0.1", "--port", "PORT", "fastapi_shop:app"),
+    "flask": (*GUNICORN, "flask_shop:app"),
+    "django": (*GUNICORN, "django_shop:application"),
+}
+
+
+def _status(url: str, *, post: bool = False) -> tuple[int, dict[str, str], str | None]:
+    """Return status, body and the header Retry-After."""
+    request = urllib.request.Request(url, data=b"" if post else None)
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return answer.status, json.loads(answer.read()), answer.headers["Retry-After"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read()), error.headers["Retry-After"]
+
+
+def _programs(folder: Path) -> None:
+    """Save the page's programs under the names that it gives them."""
+    page = (ROOT / "docs" / "web.md").read_text(encoding="utf-8")
+    saved = re.findall(
+        r"Save\s+this\s+as\s+`([\w.]+)`.*?^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    assert len(saved) == page.count("```python") == len(SERVED) + 1
+    for name, text in saved:
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("framework", SERVED)
+async def test_the_programs_of_the_page_on_web_applications_keep_its_table(
+    serve: Serve, server_factory: ServerFactory, tmp_path: Path, framework: str
+) -> None:
+    server = server_factory()
+    await server.start()
+    _programs(tmp_path)
+    async with Proxy(server.port) as proxy:  # where the server can fall silent between two requests
+        variables = {"JOBLEDGER_URL": proxy.url}
+        words = (sys.executable, *SERVED[framework])
+        child, url = await anyio.to_thread.run_sync(lambda: serve(tmp_path, variables, *words))
+        await anyio.to_thread.run_sync(_keeps_the_table, url, proxy)
+        if framework == "django":
+            found = await anyio.to_thread.run_sync(lambda: _program(SWEEP, tmp_path, variables))
+            assert found == "1 0"
+        child.send_signal(signal.SIGTERM)
+        assert await anyio.to_thread.run_sync(lambda: child.wait(LIMIT_S)) in {0, -signal.SIGTERM}
+
+
+UNCONNECTED = "did not answer in time"  # said by a worker process that had nothing to do so far
+SWEEP = "from django_shop import *; Order.objects.create(id=9); print(enqueue_missing(), enqueue_missing())"
+
+
+def _keeps_the_table(url: str, proxy: Proxy) -> None:
+    for _ in range(2):
+        assert _status(f"{url}/orders/7", post=True) == (202, {"job": "receipt-7"}, None)
+    assert _status(f"{url}/jobs/receipt-7") == (200, {"state": "queued"}, None)
+    status, said, _ = _status(f"{url}/jobs/nobody")
+    assert (status, "no job 'nobody' is in the ledger" in said["error"]) == (404, True)
+    assert _status(f"{url}/jobs/a.b")[0] == 422
+    anyio.from_thread.run_sync(proxy.hold)
+    try:
+        status, said, again = _status(f"{url}/orders/8", post=True)
+        assert (status, again) == (503, "5")
+        assert re.search(f"not known whether job receipt-8 was enqueued|{UNCONNECTED}", said["error"])
+        status, said, again = _status(f"{url}/jobs/receipt-7")
+        assert (status, again) == (503, "5")
+        assert re.search(f"the server gave no answer within 3 s|{UNCONNECTED}", said["error"])
+    finally:
+        anyio.from_thread.run_sync(proxy.release)
+    assert _status(f"{url}/orders/8", post=True)[0] == 202
+    assert _status(f"{url}/jobs/receipt-8") == (200, {"state": "queued"}, None)
+
+
+def _program(text: str, folder: Path, variables: dict[str, str]) -> str:
+    """Run a program in a folder; it must say nothing but what it prints."""
+    ran = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.strip()

@@ -41,6 +41,7 @@ from jobledger.ledger.nats.streams import (
 )
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
+from jobledger.ledger.patience import Patience
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
@@ -75,6 +76,7 @@ class Ledger:
         self.hints = hints
         self.inputs = inputs
         self.results = results
+        self.patience = Patience(connection, config.request_timeout_s)
         self.config = config
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
@@ -113,7 +115,8 @@ class Ledger:
 
         An id that the queue has already gives that job, unchanged, with `created=False`.
 
-        Raises: InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError, UnreachableError.
+        Raises: InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError; ServerUnreachableError
+            when nothing was sent; AppendOutcomeUnknownError, whose `job_id` makes another try safe, when no answer came.
         """
         return await self._enqueuer.one(task, *args, **kwargs)
 
@@ -154,10 +157,11 @@ class Ledger:
         queues have the id and `queue` is not given.
         """
         job_id, queue = job_name(job, queue)
-        if queue is None:
-            events = await self.log.read_chain(self.names.chains_of_id(job_id))
-        else:
-            events = await self.log.read_chain(self.names.chain(JobRef(queue=queue, job_id=job_id)))
+        names = self.names
+        chain = (
+            names.chains_of_id(job_id) if queue is None else names.chain(JobRef(queue=queue, job_id=job_id))
+        )
+        events = await self.patience.read(lambda: self.log.read_chain(chain))
         queues = sorted({stored.event.queue for stored in events})
         if not queues:
             raise JobNotFoundError(job_id)
@@ -198,7 +202,11 @@ class Ledger:
     ) -> Job:
         """Give a dead letter new attempts, perhaps with another input; see `dead_letters.requeue` and `Requeuing`."""
         ref = (await self._named(job, queue)).ref
-        return (await requeue(self, ref, Requeuing(**changes), by=by)).job
+        how = Requeuing(**changes)
+        done = await self.patience.append(
+            lambda: requeue(self, ref, how, by=by), job_id=ref.job_id, doing="was requeued"
+        )
+        return done.job
 
     async def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good; all of it is kept. Raises: JobNotFoundError, IllegalTransitionError."""

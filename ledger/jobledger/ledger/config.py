@@ -28,6 +28,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     )
     name: str = "jobledger"  #: shown by the server for this connection
     connect_timeout_s: float = 5.0
+    request_timeout_s: float = 5.0  #: how long a call of an application waits for a silent server
     append_timeout_s: float = (
         30.0  #: how long an append may take across reconnects before its outcome is unknown
     )
@@ -49,7 +50,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
         Raises: ConfigurationError.
         """
         super().__post_init__()
-        for name in ("connect_timeout_s", "append_timeout_s", "lease_s"):
+        for name in ("connect_timeout_s", "request_timeout_s", "append_timeout_s", "lease_s"):
             _require(
                 0 < getattr(self, name) <= _SECONDS_MAX,
                 f"{name} must be above 0 and at most 3600, got {getattr(self, name)!r}",

@@ -63,12 +63,15 @@ class Enqueuer:
         """Add one job; see `Ledger.enqueue`."""
         plain, options = _unpack(task)
         text = plain.signature.encode(args, kwargs)
-        command = await self._order(plain, options, text, notify=self._client.hints.inbox)
-        with self._enqueuing(plain, options.queue, command.ref.job_id):
-            sequence, created = await self.begin(command)
-        return JobHandle(
-            self._client, command.ref, created=created, sequence=sequence, reader=plain.signature
-        )
+        client, patience = self._client, self._client.patience
+        notify = client.hints.inbox
+        command = await patience.read(lambda: self._order(plain, options, text, notify=notify))
+        job_id = command.ref.job_id
+        with self._enqueuing(plain, options.queue, job_id):
+            sequence, created = await patience.append(
+                lambda: self.begin(command), job_id=job_id, doing="was enqueued"
+            )
+        return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
 
     async def many(
         self,

@@ -79,6 +79,9 @@ class JobHandle(Generic[R_co]):
 
         Raises: JobNotFoundError, UnreachableError.
         """
+        return await self._client.patience.read(self._read)
+
+    async def _read(self) -> list[StoredEvent]:
         log = self._client.log
         events = await log.read_chain(log.names.chain(self.ref))
         if not events:
@@ -126,7 +129,7 @@ class JobHandle(Generic[R_co]):
 
         Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UnreachableError.
         """
-        chain = await load(self._client.log, self.ref)
+        chain = await self._client.patience.read(lambda: load(self._client.log, self.ref))
         command = retry_command(chain.job, self.ref.job_id, reason)
         return await execute(self._client, self.ref, command, by=by)
 
@@ -156,11 +159,11 @@ class JobHandle(Generic[R_co]):
     async def _look(self, deadline: float | None) -> list[StoredEvent]:
         """Read the history within the limit; one look is allowed even when the limit is over."""
         if deadline is None:
-            return await self.history()
+            return await self._read()
         left = deadline - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(max(left, _LOOK_S_MIN)):
-                return await self.history()
+                return await self._read()
         except TimeoutError as error:
             raise self._too_late() from error
 
@@ -223,6 +226,10 @@ async def execute(client: Client, ref: JobRef, command: Command, *, by: str = ""
 
     Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
     """
-    chain = await transact(client.log, ref, command, lambda: client.stamp(by))
+    chain = await client.patience.append(
+        lambda: transact(client.log, ref, command, lambda: client.stamp(by)),
+        job_id=ref.job_id,
+        doing="was told so",
+    )
     assert chain.job is not None, "a command that was accepted left a job"
     return chain.job

@@ -64,7 +64,7 @@ class _Running(Generic[T]):
         """Return in every thread but this one's own, which would wait for itself. Raises: InvalidInputError."""
         if self._thread is not None and self._thread.ident == threading.get_ident():
             raise InvalidInputError(
-                "this code runs in the ledger's own thread (inputs, ids and on_progress of enqueue_many do), "
+                "this code runs in the ledger's own thread (ids and on_progress of enqueue_many do), "
                 "where a call would wait for itself: make the call before or afterwards"
             )
 

@@ -13,6 +13,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.patience import Patience
 
 
 class Values(Protocol):
@@ -66,6 +67,11 @@ class Client(Protocol):
     @property
     def results(self) -> Values:
         """Where large results lie."""
+        ...
+
+    @property
+    def patience(self) -> Patience:
+        """How long its calls wait."""
         ...
 
     def stamp(self, by: str = "") -> Stamp:

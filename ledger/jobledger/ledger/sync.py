@@ -17,6 +17,7 @@ from jobledger.ledger import client, event_stream, handle
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventOptions
+from jobledger.ledger.feed import Feed
 from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.loop_thread import LoopThread, wait_for
@@ -132,9 +133,15 @@ class Ledger:
         ids: Callable[[Mapping[str, Any]], str] | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> BulkResult:
-        """Add a job for each input, as a stream. `inputs` is iterated in the ledger's thread."""
-        return self._caller.call(
-            lambda ledger: ledger.enqueue_many(task, inputs, ids=ids, on_progress=on_progress)
+        """Add a job for each input, as a stream. See `client.Ledger.enqueue_many`.
+
+        `inputs` is iterated in the thread that calls; `ids` and `on_progress` are called in the ledger's own.
+        """
+        feed = Feed(inputs)
+        return feed.serve(
+            self._caller.start(
+                lambda ledger: ledger.enqueue_many(task, feed.items(), ids=ids, on_progress=on_progress)
+            )
         )
 
     def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:

@@ -317,8 +317,13 @@ class ServerBinaryMissingError(UnreachableError):
 class AppendOutcomeUnknownError(UnreachableError):
     """An append was sent, no answer came within the limit, and the chain could not be read to find out.
 
-    The event may or may not be stored. Appending the same decision again is safe: it is conditional.
+    The event may or may not be stored. Doing the same again is safe, since every append is conditional: an enqueue with
+    the same id (`task.options(id=error.job_id)`) adds the job only if it is missing.
     """
+
+    def __init__(self, message: str, *, job_id: str = "") -> None:
+        self.job_id = job_id  #: of the one job that it is about; "" when it is about many, or none
+        super().__init__(message)
 
 
 class CorruptLedgerError(LedgerError):

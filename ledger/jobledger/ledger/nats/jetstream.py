@@ -151,7 +151,7 @@ class JetStreamLog(JobReading):
 
         async def find_out() -> None:
             try:
-                resolve(outcome, await self._find_out(entries, error))
+                resolve(outcome, await self._find_out(entries, error, outcome))
             except Exception as final:  # noqa: BLE001 - handed to whoever awaits the append
                 resolve(outcome, final)
 
@@ -165,8 +165,10 @@ class JetStreamLog(JobReading):
         self.writer.append(entries, functools.partial(resolve, answer))
         return await answer
 
-    async def _find_out(self, entries: Sequence[Entry], error: Exception) -> int:
-        """Bring an append that was not plainly accepted to a definite end."""
+    async def _find_out(
+        self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]
+    ) -> int:
+        """Bring an append that was not plainly accepted to a definite end, as long as somebody waits for it."""
         loop = self._loop
         # An answer that did not come has taken its part of the time already.
         spent_s = REPLY_TIMEOUT_S if isinstance(error, ReplyTimeoutError) else 0.0
@@ -181,12 +183,12 @@ class JetStreamLog(JobReading):
                 if isinstance(error, AppendRefusedError):
                     _raise_if_ahead(error, entries)
                     await asyncio.sleep(_RETRY_S)  # another append of this chain is still being stored
-                if loop.time() >= deadline:
-                    break
+                if loop.time() >= deadline or outcome.cancelled():
+                    break  # whoever gave up was told that the outcome is not known: it is not sent again
                 return await self._send(entries)
             except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
                 error = again
-                if loop.time() >= deadline or self._connection.is_closed:
+                if loop.time() >= deadline or self._connection.is_closed or outcome.cancelled():
                     break
                 if not isinstance(again, AppendRefusedError):
                     await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,71 @@
+"""How long an application's call waits for the server, and what it says when that is silent.
+
+For the verbs of `Ledger` and `JobHandle`, which somebody waits for: a request, a command. Workers and reactors have more
+patience, and say so themselves (`append_timeout_s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from jobledger.ledger.model.errors import AppendOutcomeUnknownError, ServerUnreachableError
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+
+R = TypeVar("R")
+
+
+class Patience:
+    """The limit of one client, in seconds; without a connection there is no server to wait for."""
+
+    def __init__(self, connection: Connection | None, limit_s: float) -> None:
+        self._connection = connection
+        self._limit_s = limit_s
+
+    async def read(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Await what changes no job. Raises: ServerUnreachableError at the limit, and what `work` raises."""
+        limit = asyncio.timeout(self._limit_s)
+        try:
+            async with limit:
+                return await work()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            message = f"the server gave no answer within {self._limit_s:g} s: is it running?"
+            raise ServerUnreachableError(message) from error
+
+    async def append(self, work: Callable[[], Awaitable[R]], *, job_id: str, doing: str) -> R:
+        """Await what may append an event to a job; `doing` says what, as in "was cancelled".
+
+        Without a connection nothing is begun, so that the caller learns for sure that nothing was changed.
+
+        Raises: ServerUnreachableError when there was no connection, AppendOutcomeUnknownError when there was one and no
+            answer, both at the limit; what `work` raises.
+        """
+        limit = asyncio.timeout_at(asyncio.get_running_loop().time() + self._limit_s)
+        await self._connected()
+        try:
+            async with limit:
+                return await work()
+        except AppendOutcomeUnknownError as error:  # the log itself was to wait no longer
+            error.job_id = job_id
+            raise
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise AppendOutcomeUnknownError(
+                f"the server gave no answer within {self._limit_s:g} s, so it is not known whether job {job_id} {doing}: "
+                "doing the same again, with the same id, is safe",
+                job_id=job_id,
+            ) from error
+
+    async def _connected(self) -> None:
+        if self._connection is None:
+            return
+        self._connection.require_here()
+        try:
+            await self._connection.wait_connected(self._limit_s)
+        except ConnectionLostError as error:
+            message = f"there was no connection to the server for {self._limit_s:g} s: nothing was changed"
+            raise ServerUnreachableError(message) from error
