@@ -115,6 +115,8 @@ def test_tail_chooses_by_job_task_type_and_aggregate(cli: Cli) -> None:
         return [line["stream_sequence"] for line in cli("tail", "--json", *words).lines]
 
     assert tail() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert tail("--limit", "2") == [8, 9]
+    assert tail("--type", "completed", "--limit", "1") == [6]
     assert tail("--job", "invoice-8") == [4, 5, 6]
     assert tail("--task", "charge", "--type", "started,completed", "--queue", "billing") == [2, 3, 5, 6]
     assert tail("--task", "refund") == []
@@ -165,3 +167,23 @@ def test_subscriptions_and_schemas_speak_json(cli: Cli) -> None:
     assert cli("subscriptions", "list", "--json").out == ""
     assert cli("schema", "--json", server=False).lines == [all_events_schema()]
     assert json.loads(cli("asyncapi", server=False).out) == asyncapi_document()
+
+
+def test_the_last_ten_are_found_however_far_back_they_lie(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobledger.cli.events.tail._WINDOW", 2)
+
+    async def tell(ledger: Ledger) -> None:
+        for number in range(12):
+            await ledger.enqueue(
+                charge.options(id=f"job-{number}", queue="old" if number < 3 else "new"), number
+            )
+
+    cli.with_ledger(tell)
+
+    def tail(*words: str) -> list[int]:
+        return [line["stream_sequence"] for line in cli("tail", "--json", *words).lines]
+
+    assert tail() == list(range(3, 13))
+    assert tail("--queue", "old") == [1, 2, 3]
+    assert tail("--queue", "old", "--limit", "1") == [3]
+    assert tail("--queue", "old", "--from", "2") == [2, 3]

@@ -1,49 +1,132 @@
-"""Times and spans of time as they are written on a command line."""
+"""Times and spans of time as they are written on a command line: the same for every command."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, time, timedelta
 from typing import Final
+
+import typer
 
 from jobledger.cli.errors import UsageError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SERVER_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
-_SPAN: Final = re.compile(r"(?P<count>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[smhdw])", flags=re.ASCII)
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DAY: Final = timedelta(days=1)
+_PART: Final = r"\d{1,9}(?:\.\d{1,6})?\s*[a-z]+"
+_SPAN: Final = re.compile(rf"{_PART}(?:[\s,]*{_PART})*", flags=re.ASCII | re.IGNORECASE)
+_PARTS: Final = re.compile(r"(?P<count>[\d.]+)\s*(?P<unit>[a-z]+)", flags=re.ASCII | re.IGNORECASE)
+_NUMBER: Final = re.compile(r"\d{1,15}(?:\.\d{1,6})?", flags=re.ASCII)
+_UNITS_S: Final = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800),
+}
+_SPANS: Final = "a time span such as 90s, 30m, 1h30m, 7d or 2w"
+_TIMES: Final = "a time such as 2025-01-31T08:00:00Z, 10:30, 2m or '2 min ago'"
 
 
-def parse_time(option: str, text: str, before: str = "") -> datetime:
-    """Read an ISO 8601 time; one without a zone counts as UTC.
+def parse_time(
+    option: str, text: str, before: str = "", *, ahead: bool = False, now: datetime | None = None
+) -> datetime:
+    """Read a time: ISO 8601 (UTC without a zone), a time of day in UTC, or a span from now.
+
+    A time of day and a span without a word lie in the past, the newest that fits; with `ahead` in the future, the
+    nearest. `2 min ago` and `in 2 min` say it themselves. `before`: words for what else the option takes.
 
     Raises: UsageError.
     """
-    try:
-        found = datetime.fromisoformat(text)
-        found = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        wanted = f"{before}a time such as 2025-01-31T08:00:00Z"
-        raise UsageError(f"{option} {text[:60]!r} is not {wanted}") from error
+    now = datetime.now(UTC) if now is None else now
+    found = _in_words(option, text.strip(), now, ahead=ahead)
+    if found is None:
+        try:
+            found = datetime.fromisoformat(text.strip())
+            found = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"{option} {text[:60]!r} is not {before}{_TIMES}") from error
     if not _EPOCH <= found < _SERVER_TIME_END:  # the server counts nanoseconds since 1970 in 64 bits
         raise UsageError(f"{option} {text[:60]!r} is not a time from 1970 to 2261")
     return found
 
 
-def time_of(option: str, text: str | None) -> datetime | None:
-    """Read the time of an option, None where it was not given. Raises: UsageError."""
-    return None if text is None else parse_time(option, text)
+def _in_words(option: str, text: str, now: datetime, *, ahead: bool) -> datetime | None:
+    """Return a time that is told from now on; None for another form."""
+    if text == "now":
+        return now
+    of_day = _of_day(text)
+    if of_day is not None:
+        today = datetime.combine(now.date(), of_day, UTC)
+        if ahead:
+            return today if today >= now else today + _DAY
+        return today if today <= now else today - _DAY
+    if text.endswith(" ago"):
+        ahead, text = False, text.removesuffix(" ago").rstrip()
+    elif text.startswith("in "):
+        ahead, text = True, text.removeprefix("in ").lstrip()
+    try:
+        span = _span(text)
+        return None if span is None else now + span * (1 if ahead else -1)
+    except OverflowError as error:
+        raise UsageError(f"{option} {text[:60]!r} is not a time from 1970 to 2261") from error
+
+
+def _of_day(text: str) -> time | None:
+    if re.fullmatch(r"\d{1,2}:\d\d(?::\d\d)?", text, flags=re.ASCII) is None:
+        return None
+    try:
+        return time(*(int(part) for part in text.split(":")))
+    except ValueError:
+        return None
+
+
+def time_of(option: str, text: str | None, *, ahead: bool = False) -> datetime | None:
+    """Read the time of an option, None where it was not given; see `parse_time`. Raises: UsageError."""
+    return None if text is None else parse_time(option, text, ahead=ahead)
 
 
 def parse_span(option: str, text: str) -> timedelta:
-    """Read a time span such as 90s, 30m, 12h, 7d or 2w.
+    """Read a time span such as 90s, 30m, 1h30m, `2 days`, 7d or 2w.
 
     Raises: UsageError.
     """
-    found = _SPAN.fullmatch(text)
-    if found is None:
-        raise UsageError(f"{option} {text[:60]!r} is not a time span such as 90s, 30m, 12h, 7d or 2w")
     try:
-        return timedelta(seconds=float(found["count"]) * _UNITS_S[found["unit"]])
+        span = _span(text)
     except OverflowError as error:
         raise UsageError(f"{option} {text[:60]!r} is longer than anything was kept") from error
+    if span is None:
+        raise UsageError(f"{option} {text[:60]!r} is not {_SPANS}")
+    return span
+
+
+def _span(text: str) -> timedelta | None:
+    """Read a time span; None for anything else. Raises: OverflowError."""
+    parts = _PARTS.findall(text) if _SPAN.fullmatch(text.strip()) is not None else []
+    if not parts or any(unit.lower() not in _UNITS_S for _, unit in parts):
+        return None
+    return timedelta(seconds=sum(float(count) * _UNITS_S[unit.lower()] for count, unit in parts))
+
+
+def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
+    """Return the parser of an option that takes a span of time, or a number of seconds; the value is in seconds."""
+
+    def parse(given: str | float) -> float:
+        if isinstance(given, float | int):  # a default
+            return given
+        if _NUMBER.fullmatch(given.strip()) is not None:
+            found = float(given)
+        else:
+            try:
+                found = parse_span("", given).total_seconds()
+            except UsageError:
+                raise typer.BadParameter(
+                    f"{given[:60]!r} is neither a number of seconds nor {_SPANS}"
+                ) from None
+        if found < minimum:
+            raise typer.BadParameter(f"{given[:60]!r} is less than {minimum:g} s")
+        return found
+
+    return parse

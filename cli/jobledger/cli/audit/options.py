@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from jobledger.cli.times import seconds
+
 _SEQUENCE_MAX: Final = 2**63 - 1
 
 First = Annotated[
@@ -47,7 +49,10 @@ WithPayloads = Annotated[
 TimerGrace = Annotated[
     float,
     typer.Option(
-        "--timer-grace", min=0, metavar="SECONDS", help="How late a timer may be before it is a violation."
+        "--timer-grace",
+        parser=seconds(),
+        metavar="SPAN",
+        help="How late a timer may be before it is a violation.",
     ),
 ]
 Memory = Annotated[

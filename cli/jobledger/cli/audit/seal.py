@@ -20,6 +20,7 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
 from jobledger.cli.session import operator, until_closed, watch_signals
+from jobledger.cli.times import seconds
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import retry_raced
 from jobledger.workers.reactors.reactor import host
@@ -50,8 +51,9 @@ async def seal(
         float,
         typer.Option(
             "--interval",
-            metavar="SECONDS",
-            help="With --follow, seal after this many seconds if events were added.",
+            metavar="SPAN",
+            parser=seconds(),
+            help="With --follow, seal after this long if events were added.",
         ),
     ] = INTERVAL_S_DEFAULT,
     publish: Annotated[

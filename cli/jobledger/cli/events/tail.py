@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -14,6 +15,7 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.events.lines import event_json, message_line
 from jobledger.cli.groups import EVENTS
 from jobledger.cli.times import parse_time
+from jobledger.ledger import Ledger
 from jobledger.ledger.event_stream import read_from
 from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, StoredEvent
@@ -21,14 +23,22 @@ from jobledger.ledger.model.events import EVENT_TYPES
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_filter
 
+LAST: Final = 10  #: events that are shown where nothing says where to begin
+_WINDOW: Final = 1_000
+
 
 @command(EVENTS, "tail")
 async def tail(
     cli: Cli,
     *,
     start: Annotated[
-        str, typer.Option("--from", metavar="SEQ|TIME|now", help="Stream sequence or time (UTC) to begin at.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SEQ|TIME|now",
+            help="Stream sequence or time (UTC) to begin at. (default: the last ten events)",
+        ),
+    ] = None,
     types: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,13 +56,20 @@ async def tail(
         bool, typer.Option("--follow", "-f", metavar="", help="Continue with new events until Ctrl-C.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="End after this many events.")
+        int | None,
+        typer.Option(
+            "--limit", min=1, metavar="N", help="End after this many events; without --from the last ones."
+        ),
     ] = None,
 ) -> None:
-    """Print stored events in stream order, from the first one or from --from."""
-    choice, begin, output = _choice(options.split(types), queue, task, job), _parse_start(start), cli.output
+    """Print the last ten stored events, or those from --from on, in stream order."""
+    choice, output = _choice(options.split(types), queue, task, job), cli.output
+    begin = None if start is None else _parse_start(start)
     async with cli.ledger() as ledger:
         head = (await ledger.log.head()).last_sequence
+        if begin is None:
+            last = LAST if limit is None or follow else limit
+            begin = Start(from_sequence=await _begin_of_last(ledger, choice, min(last, limit or last)))
         if (begin.from_sequence or 1) > head + 1:
             raise UsageError(f"--from {begin.from_sequence} lies beyond the ledger's end, which is {head}")
         shown = 0
@@ -68,6 +85,29 @@ async def tail(
                     output.line(message_line(message, narrow=output.is_narrow))
         if not (shown or output.as_json):
             output.note("no event matches" if head else "the ledger has no events yet")
+
+
+async def _begin_of_last(ledger: Ledger, choice: _Choice, count: int) -> int:
+    """Return the sequence of the event with which the newest `count` that are chosen begin; of the first if there are fewer.
+
+    The server reads forwards only, so this looks at the end, and at eight times as much each time that was too little.
+    """
+    head = await ledger.log.head()
+    first, window = max(1, head.first_sequence), max(count, _WINDOW)
+    while True:
+        begin = max(first, head.last_sequence - window + 1)
+        found: deque[int] = deque(maxlen=count)
+        batches = await read_from(
+            ledger, Start(from_sequence=begin), choice.subjects(ledger.names), follow=False
+        )
+        async with contextlib.aclosing(_chosen(batches, choice.jobs, None)) as messages:
+            async for message in messages:
+                found.append(message.stream_sequence)
+        if len(found) == count:
+            return found[0]
+        if begin == first:
+            return first
+        window *= 8
 
 
 class _Choice(NamedTuple):

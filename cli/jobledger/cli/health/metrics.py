@@ -13,6 +13,7 @@ from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
 from jobledger.cli.processes import options as process
 from jobledger.cli.session import until_closed, watch_signals
+from jobledger.cli.times import seconds
 
 
 @command(TOP, "metrics", takes=ROWS)
@@ -47,7 +48,9 @@ async def metrics(
     ] = 200,
     lag_max: Annotated[
         float,
-        typer.Option("--lag-max", min=0.1, metavar="SECONDS", help="Lag beyond which /healthz is red."),
+        typer.Option(
+            "--lag-max", parser=seconds(0.1), metavar="SPAN", help="Lag beyond which /healthz is red."
+        ),
     ] = 30.0,
 ) -> None:
     """Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C."""

@@ -20,7 +20,7 @@ from jobledger.cli.jobs.view import progress_text
 from jobledger.cli.output import Output
 from jobledger.cli.session import load_tasks
 from jobledger.cli.text import clock_time
-from jobledger.cli.times import time_of
+from jobledger.cli.times import seconds, time_of
 from jobledger.ledger import JobHandle, JobState, Task
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.job import Progress
@@ -59,11 +59,13 @@ _MaxAttempts = Annotated[
 ]
 _Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", help="Limit of one attempt. (default: the task's)"),
+    typer.Option(
+        "--timeout", metavar="SPAN", parser=seconds(), help="Limit of one attempt. (default: the task's)"
+    ),
 ]
 _Delay = Annotated[
     float | None,
-    typer.Option("--delay", metavar="SECONDS", min=0, help="Wait this long before the job may run."),
+    typer.Option("--delay", metavar="SPAN", parser=seconds(), help="Wait this long before the job may run."),
 ]
 _At = Annotated[
     str | None,
@@ -76,7 +78,10 @@ _Wait = Annotated[
 _WaitTimeout = Annotated[
     float | None,
     typer.Option(
-        "--wait-timeout", metavar="SECONDS", min=0, help="Stop waiting after this long; the job continues."
+        "--wait-timeout",
+        metavar="SPAN",
+        parser=seconds(),
+        help="Stop waiting after this long; the job continues.",
     ),
 ]
 
@@ -141,7 +146,7 @@ def _moment(delay: float | None, at: str | None) -> datetime | None:
     """
     if delay is not None and at is not None:
         raise UsageError("give --delay or --at, not both")
-    return time_of("--at", at)
+    return time_of("--at", at, ahead=True)
 
 
 def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:

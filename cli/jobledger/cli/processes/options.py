@@ -9,6 +9,7 @@ import typer
 
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import SERVER, no_secret, split
+from jobledger.cli.times import seconds
 from jobledger.workers.supervision.supervisor import PROCESSES_MAX
 
 OptionalUrl = Annotated[
@@ -75,7 +76,8 @@ Grace = Annotated[
     typer.Option(
         "--grace",
         envvar="JOBLEDGER_GRACE_S",
-        metavar="SECONDS",
+        metavar="SPAN",
+        parser=seconds(),
         help="How long running attempts may continue after a stop was requested.",
     ),
 ]
