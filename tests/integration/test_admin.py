@@ -15,7 +15,12 @@ import pytest
 
 from jobledger.admin import acts
 from jobledger.admin.bulk import discard_act, perform, requeue_act
-from jobledger.admin.dead_letters import Choice, find_chosen, list_dead_letters, show_dead_letter
+from jobledger.admin.dead_letters import (
+    DeadLetterChoice,
+    find_dead_letters,
+    list_dead_letters,
+    show_dead_letter,
+)
 from jobledger.admin.errors import ChoiceError, JobNotYetError, NotADeadLetterError
 from jobledger.admin.find import find_history, find_job
 from jobledger.admin.health import Asked, examine
@@ -159,7 +164,7 @@ async def test_what_operators_did_is_listed_the_newest_first(rows: Rows) -> None
 
 
 async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) -> None:
-    chosen = await find_chosen(rows, Choice(task="bill"))
+    chosen = await find_dead_letters(rows, DeadLetterChoice(task="bill"))
     act = requeue_act(lambda each: Requeuing(edit={"cents": len(each.ref.job_id)}), by="alice")
     head = (await rows.ledger.log.head()).last_sequence
     plan = await perform(rows, act, chosen, plan=True)
@@ -169,15 +174,15 @@ async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) ->
     assert {each.result for each in done} == {"done"}
     again = await perform(rows, discard_act("late", by="alice"), chosen, plan=False)
     assert {each.result for each in again} == {"refused"}
-    assert (await list_dead_letters(rows, Choice(), limit=5)).total == 0
+    assert (await list_dead_letters(rows, DeadLetterChoice(), limit=5)).total == 0
 
 
 async def test_what_is_done_to_many_is_asked_for_on_purpose(rows: Rows) -> None:
     with pytest.raises(ChoiceError):
-        await find_chosen(rows, Choice())
+        await find_dead_letters(rows, DeadLetterChoice())
     with pytest.raises(ChoiceError):
-        await find_chosen(rows, Choice(ids=("bill-0",), since=datetime.now(UTC)))
-    assert len(await find_chosen(rows, Choice(everything=True), limit=2)) == 2
+        await find_dead_letters(rows, DeadLetterChoice(ids=("bill-0",), since=datetime.now(UTC)))
+    assert len(await find_dead_letters(rows, DeadLetterChoice(everything=True), limit=2)) == 2
 
 
 async def test_a_projection_says_how_far_it_is(rows: Rows) -> None:

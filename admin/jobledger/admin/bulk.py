@@ -1,72 +1,125 @@
-"""Requeueing and discarding dead letters, one or many: first as a plan that changes nothing, then for good."""
+"""Acts on jobs, one or many: first as a plan that changes nothing, then for good."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import anyio
 import msgspec
 
-from jobledger.admin.dead_letters import Chosen
+from jobledger.admin.choice import Chosen
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.dead_letters import Requeuing, plan_discard, plan_requeue, requeue
-from jobledger.ledger.model.commands import Discard
+from jobledger.ledger.dead_letters import Requeuing, plan_requeue, requeue
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.commands import CancelJob, Discard
+from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidError,
     NotFoundError,
     PayloadMissingError,
 )
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 
 _AT_ONCE: Final = 32
+_DEAD: Final = (JobState.DEAD_LETTERED.value,)
+_WAITING: Final = tuple(state.value for state in JobState if state in WAITING_STATES)
 
 Result = Literal["planned", "done", "refused", "invalid"]
-#: Tries or does it to one job; returns the text of a new input.
-Step = Callable[[Ledger, Chosen], Awaitable[bytes | None]]
+
+
+class Effect(NamedTuple):
+    """What an act came to, beside being done."""
+
+    input_text: bytes | None = None  #: the new input as JSON, where there is one
+    about: str = ""  #: what is still to come
+
+
+#: Tries or does it to one job.
+Step = Callable[[Ledger, Chosen], Awaitable[Effect]]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One verb on dead letters: how it is tried and how it is done, each on one job."""
+    """One verb on jobs: how it is tried and how it is done, each on one job."""
 
-    verb: Literal["requeue", "discard"]
-    past: Literal["requeued", "discarded"]
+    verb: Literal["cancel", "retry", "requeue", "discard"]
+    past: Literal["cancelled", "queued", "requeued", "discarded"]
+    states: tuple[str, ...]  #: of the jobs that conditions choose, unless the condition names states itself
     plan: Step
     do: Step
 
 
 class ActResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one dead letter."""
+    """What came of one job."""
 
     chosen: Chosen
-    result: Result  #: refused: not dead letters any more; invalid: it cannot be done as it was asked for
-    message: str = ""  #: why it was not done
+    result: Result  #: refused: its state does not allow it; invalid: it cannot be done as it was asked for
+    message: str = ""  #: why it was not done, or what is still to come
     input_text: bytes | None = None  #: the new input as JSON, where there is one
 
 
 def requeue_act(how: Callable[[Chosen], Requeuing], *, by: str) -> Act:
     """Give new attempts; `how` may depend on the job, as a new input that is read by its task's types does."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> bytes | None:
-        return (await plan_requeue(ledger, chosen.ref, how(chosen))).input_text
+    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+        return Effect((await plan_requeue(ledger, chosen.ref, how(chosen))).input_text)
 
-    async def do(ledger: Ledger, chosen: Chosen) -> bytes | None:
-        return (await requeue(ledger, chosen.ref, how(chosen), by=by)).input_text
+    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+        return Effect((await requeue(ledger, chosen.ref, how(chosen), by=by)).input_text)
 
-    return Act(verb="requeue", past="requeued", plan=plan, do=do)
+    return Act(verb="requeue", past="requeued", states=_DEAD, plan=plan, do=do)
 
 
 def discard_act(reason: str, *, by: str) -> Act:
     """Close for good; every event is kept."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> None:
-        await plan_discard(ledger, chosen.ref)
+    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+        await ledger.would_accept(chosen.ref, Discard(reason=reason))
+        return Effect()
 
-    async def do(ledger: Ledger, chosen: Chosen) -> None:
+    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
         await ledger.execute(chosen.ref, Discard(reason=reason), by=by)
+        return Effect()
 
-    return Act(verb="discard", past="discarded", plan=plan, do=do)
+    return Act(verb="discard", past="discarded", states=_DEAD, plan=plan, do=do)
+
+
+def cancel_act(reason: str, *, by: str, running: bool = True) -> Act:
+    """End waiting jobs at once, ask running ones to end; without `running` conditions choose waiting ones alone."""
+
+    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+        return _asked_to_end(await ledger.would_accept(chosen.ref, CancelJob(reason=reason)), done=False)
+
+    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+        return _asked_to_end(await ledger.cancel(chosen.ref, reason=reason, by=by), done=True)
+
+    states = (*_WAITING, JobState.RUNNING.value) if running else _WAITING
+    return Act(verb="cancel", past="cancelled", states=states, plan=plan, do=do)
+
+
+def _asked_to_end(job: Job, *, done: bool) -> Effect:
+    if job.state is not JobState.RUNNING:
+        return Effect()
+    return Effect(
+        about=f"runs on {job.attempts[-1].worker}, which {'was' if done else 'would be'} asked to end it"
+    )
+
+
+def retry_act(reason: str, *, by: str) -> Act:
+    """Queue jobs that wait for a time now, give dead letters one more attempt; conditions choose retries that wait."""
+
+    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+        job = (await load(ledger.log, chosen.ref)).job
+        await ledger.would_accept(chosen.ref, retry_command(job, chosen.ref.job_id, reason))
+        return Effect()
+
+    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+        await ledger.retry(chosen.ref, reason=reason, by=by)
+        return Effect()
+
+    return Act(verb="retry", past="queued", states=(JobState.RETRY_WAIT.value,), plan=plan, do=do)
 
 
 async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
@@ -74,8 +127,13 @@ async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -
 
     Raises: IllegalTransitionError, NotFoundError, InvalidError, PayloadMissingError, UnreachableError.
     """
-    text = await (act.plan if plan else act.do)(ledger, chosen)
-    return ActResult(chosen=chosen, result="planned" if plan else "done", input_text=text)
+    effect = await (act.plan if plan else act.do)(ledger, chosen)
+    return ActResult(
+        chosen=chosen,
+        result="planned" if plan else "done",
+        message=effect.about,
+        input_text=effect.input_text,
+    )
 
 
 async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool) -> list[ActResult]:

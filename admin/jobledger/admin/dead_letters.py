@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
-import msgspec
-
-from jobledger.admin.errors import ChoiceError, NotADeadLetterError
+from jobledger.admin.choice import Choice, Chosen, check_choice, find_by_ids
+from jobledger.admin.errors import NotADeadLetterError
 from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.admin.views import JobDetails, job_details
@@ -21,32 +20,11 @@ from jobledger.ledger.model.times import time_text
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow, Store
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters somebody means; nothing is looked up yet."""
+class DeadLetterChoice(Choice, frozen=True, kw_only=True):
+    """Which dead letters somebody means; the times are those of their deaths."""
 
-    ids: tuple[str, ...] = ()  #: or prefixes
-    queue: str | None = None
-    task: str | None = None
     reason: str | None = None
     fingerprint: str | None = None  #: or a prefix
-    since: datetime | None = None  #: dead since then
-    older_than: timedelta | None = None  #: dead for longer
-    everything: bool = False
-
-    @property
-    def names_nothing(self) -> bool:
-        """Whether nothing chooses."""
-        return not (self.ids or self.queue or self._has_conditions)
-
-    @property
-    def names_twice(self) -> bool:
-        """Whether ids and conditions both choose; the queue may also belong to an id."""
-        return bool(self.ids) and self._has_conditions
-
-    @property
-    def _has_conditions(self) -> bool:
-        conditions = (self.task, self.reason, self.fingerprint, self.since, self.older_than)
-        return self.everything or any(each is not None for each in conditions)
 
     def filter(self, now: datetime) -> DeadLetterFilter:
         """Return the condition for the projection."""
@@ -79,15 +57,9 @@ class Shown(NamedTuple):
     chain: ChainCheck  #: whether the hash links of the history hold
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """One dead letter that an act is about."""
-
-    ref: JobRef
-    task: str
-    error: str = ""  #: why it died, in a few words
-
-
-async def list_dead_letters(rows: Rows, choice: Choice, *, limit: int, grouped: bool = False) -> Listed:
+async def list_dead_letters(
+    rows: Rows, choice: DeadLetterChoice, *, limit: int, grouped: bool = False
+) -> Listed:
     """Return what a choice names, as the ledger has it at this moment.
 
     Raises: ProjectionError, UnreachableError.
@@ -121,33 +93,25 @@ async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) ->
     return Shown(job, await job_details(rows.ledger, job, history), history, job_fingerprint(job), chain)
 
 
-async def find_chosen(rows: Rows, choice: Choice, limit: int | None = None) -> list[Chosen]:
+async def find_dead_letters(rows: Rows, choice: DeadLetterChoice, limit: int | None = None) -> list[Chosen]:
     """Return the dead letters that a choice names, the oldest first; ids in the order in which they were given.
 
     `limit`: at most this many of those that conditions choose.
 
     Raises: ChoiceError: what is done to many is asked for on purpose; JobNotFoundError, AmbiguousIdError for an id.
     """
-    if choice.names_nothing or choice.names_twice:
-        raise ChoiceError("choose dead letters by their ids or by conditions, and not by both")
+    check_choice(choice, "dead letters")
     if choice.ids:
-        return [await _by_id(rows, job_id, choice.queue) for job_id in choice.ids]
+        return await find_by_ids(rows, choice)
     await rows.catch_up()
     condition = choice.filter(rows.ledger.clock.now())
     with Store.open(await rows.path()) as store:
         count = limit or max(1, store.dead_letter_count(condition))
         found = store.dead_letters(count, order="oldest", chosen=condition)
     return [
-        Chosen(ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, error=cause(row))
+        Chosen(ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, about=cause(row))
         for row in found
     ]
-
-
-async def _by_id(rows: Rows, job_id: str, queue: str | None) -> Chosen:
-    handle = await find_job(rows, job_id, queue)
-    job = await handle.snapshot()
-    error = f"{job.error.type}: {job.error.message}" if job.error is not None else ""
-    return Chosen(ref=handle.ref, task=job.task, error=error)
 
 
 def cause(row: DeadLetterRow) -> str:

@@ -34,14 +34,15 @@ COMMANDS: Final = Group(
             {
                 "list": "jobs.list",
                 "show": "jobs.show",
-                "cancel": "jobs.acts",
-                "retry": "jobs.acts",
+                "cancel": "jobs.bulk",
+                "retry": "jobs.bulk",
+                "discard": "jobs.bulk",
                 "run": "jobs.acts",
                 "debug": "jobs.debug",
                 "why": "jobs.acts",
             },
         ),
-        "queues": Group(groups.QUEUES, {"list": "jobs.queues"}),
+        "queues": Group(groups.QUEUES, {"list": "jobs.queues", "purge": "jobs.bulk"}),
         "dlq": Group(
             groups.DLQ,
             {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},

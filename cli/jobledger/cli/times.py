@@ -78,7 +78,8 @@ def _of_day(text: str) -> time | None:
     if re.fullmatch(r"\d{1,2}:\d\d(?::\d\d)?", text, flags=re.ASCII) is None:
         return None
     try:
-        return time(*(int(part) for part in text.split(":")))
+        hour, minute, second = (*map(int, text.split(":")), 0)[:3]
+        return time(hour, minute, second)
     except ValueError:
         return None
 

@@ -16,8 +16,10 @@ from jobledger.ledger.event_stream import EventOptions, EventStream, open_events
 from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
+from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.commands import Command, Discard, Stamp
+from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
@@ -215,6 +217,17 @@ class Ledger:
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on a job and record what follows; see `handle.execute`."""
         return await execute(self, ref, command, by=by)
+
+    async def would_accept(self, ref: JobRef, command: Command) -> Job:
+        """Return the job that would accept a command as it is now; nothing is written.
+
+        Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
+        """
+        job = (await load(self.log, ref)).job
+        if job is None:
+            raise JobNotFoundError(ref.job_id)
+        decide(job, command, self.stamp())
+        return job
 
     def lock(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT

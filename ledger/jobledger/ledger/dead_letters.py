@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypedDict
 import msgspec
 
 from jobledger.ledger.model.chain import JobView, commit, load, retry_raced
-from jobledger.ledger.model.commands import Discard, Requeue, Stamp
+from jobledger.ledger.model.commands import Requeue, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.events import PRIORITIES, Priority
@@ -118,18 +118,6 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
         return Requeued(job=after.job, input_text=text)
 
     return await retry_raced(attempt)
-
-
-async def plan_discard(client: Client, ref: JobRef) -> Job:
-    """Return the job that could be discarded now; nothing is written.
-
-    Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter.
-    """
-    job = (await load(client.log, ref)).job
-    if job is None:
-        raise JobNotFoundError(ref.job_id)
-    decide(job, Discard(), client.stamp())
-    return job
 
 
 def _refuse(client: Client, chain: JobView, ref: JobRef, how: Requeuing) -> Job:

@@ -27,12 +27,12 @@ from jobledger.projections.errors import (
     ReadModelDefinitionError,
     ReadModelFailedError,
 )
+from jobledger.projections.filters import DeadLetterFilter, JobFilter
 from jobledger.projections.layout import SCHEMA_VERSION
 from jobledger.projections.parquet import write_tables
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries import (
     AttemptRow,
-    DeadLetterFilter,
     DeadLetterGroup,
     DeadLetterRow,
     JobRow,
@@ -68,6 +68,7 @@ __all__ = [
     "EventGapError",
     "FailureRow",
     "Histogram",
+    "JobFilter",
     "JobRow",
     "Moment",
     "MomentAheadError",

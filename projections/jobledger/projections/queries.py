@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import anyio
 import msgspec
@@ -20,6 +20,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionTimeoutError
+from jobledger.projections.filters import DeadLetterFilter, JobFilter
 from jobledger.projections.projector import Position, read_position
 from jobledger.projections.statistics.answers import (
     BUCKETS_SQL,
@@ -133,30 +134,13 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     oldest: str
 
 
-class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters; None is no condition. Times are ISO-8601 text in UTC and mean when they became dead."""
+class ChosenJob(NamedTuple):
+    """One job in a list of those that an act is about."""
 
-    queue: str | None = None
-    task: str | None = None
-    reason: str | None = None
-    fingerprint: str | None = None  #: or a prefix of it
-    since: str | None = None  #: at this time or later
-    until: str | None = None  #: before this time
-
-    def where(self) -> tuple[str, list[str]]:
-        """Return the condition in SQL, and its values."""
-        terms = {
-            "queue = ?": self.queue,
-            "task = ?": self.task,
-            "reason = ?": self.reason,
-            "dead_at >= ?": self.since,
-            "dead_at < ?": self.until,
-        }
-        if self.fingerprint is not None:
-            # Hex digits are all below the tilde.
-            terms |= {"fingerprint >= ?": self.fingerprint, "fingerprint < ?": f"{self.fingerprint}~"}
-        given = {term: value for term, value in terms.items() if value is not None}
-        return " AND ".join(given) or "1", list(given.values())
+    queue: str
+    job_id: str
+    task: str
+    status: str
 
 
 class SlowAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +233,12 @@ class Store:
         created = JobRow.__struct_fields__.index("created_at")
         found.sort(key=lambda row: (row[created], row[-1]), reverse=order == "newest")
         return [_job_row(row[:-1]) for row in found[:limit]]
+
+    def chosen_jobs(self, chosen: JobFilter, limit: int | None = None) -> list[ChosenJob]:
+        """Return the jobs that fit, the oldest first; all of them without a limit."""
+        where, values = chosen.where()
+        sql = f"SELECT queue, id, task, status FROM jobs WHERE {where} ORDER BY created_at, rowid LIMIT ?"  # noqa: S608
+        return [ChosenJob(*row) for row in self._query(sql, (*values, -1 if limit is None else limit))]
 
     def job(self, queue: str, job_id: str) -> JobRow | None:
         """Return one job, None when there is none."""

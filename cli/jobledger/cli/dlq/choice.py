@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobledger.admin.dead_letters import Choice
+from jobledger.admin.dead_letters import DeadLetterChoice
 from jobledger.cli.errors import UsageError
 from jobledger.cli.times import parse_span, time_of
 from jobledger.ledger.model.events import DeadReason
@@ -46,7 +46,7 @@ def choose(
     since: str | None,
     older_than: str | None,
     everything: bool = False,
-) -> Choice:
+) -> DeadLetterChoice:
     """Check the options, before anything is asked of a server.
 
     Raises: UsageError, InvalidTokenError.
@@ -58,7 +58,7 @@ def choose(
         raise UsageError(
             f"--fingerprint {fingerprint[:60]!r} is not one: up to 12 hex digits, as `dlq list` shows them"
         )
-    return Choice(
+    return DeadLetterChoice(
         ids=tuple(dict.fromkeys(ids)),
         queue=queue,
         task=task,
@@ -70,7 +70,7 @@ def choose(
     )
 
 
-def check_acting(choice: Choice) -> Choice:
+def check_acting(choice: DeadLetterChoice) -> DeadLetterChoice:
     """Refuse words that choose nothing, or two ways at once: what is done to many is asked for on purpose.
 
     Raises: UsageError.

@@ -1,12 +1,10 @@
-"""`jobledger jobs cancel`, `retry`, `run`, `why`: acts on one job, and what it waits for."""
+"""`jobledger jobs run` and `why`: run a job here, and say what one waits for."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Annotated
 
 import msgspec
-import typer
 
 from jobledger.admin import acts
 from jobledger.admin.views import job_details
@@ -18,38 +16,8 @@ from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import colored, moment, state_words
-from jobledger.ledger import Job, JobState, TaskRegistry
+from jobledger.ledger import JobState, TaskRegistry
 from jobledger.workers.process import tune_collector
-
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
-
-
-@command(JOBS, "cancel", takes=ROWS)
-async def cancel(cli: Cli, *, job_id: JobId, reason: Reason = "", queue: options.Queue = None) -> None:
-    """Cancel a job: a waiting one at once, a running one when its worker receives the request."""
-    async with cli.ledger() as ledger:
-        job = await acts.cancel(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
-    if cli.output.as_json:
-        cli.output.object({**_status(job), "cancel_requested": job.cancel_requested})
-    elif job.state is JobState.CANCELLED:
-        cli.output.say(f"job {job.id} is cancelled")
-    else:
-        worker = job.attempts[-1].worker
-        cli.output.say(
-            f"job {job.id} runs on {worker}, which was asked to end it: `jobledger jobs show {job.id}`"
-        )
-
-
-@command(JOBS, "retry", takes=ROWS)
-async def retry(cli: Cli, *, job_id: JobId, reason: Reason = "", queue: options.Queue = None) -> None:
-    """Queue a waiting job now instead of at its time; give a dead letter one more attempt."""
-    async with cli.ledger() as ledger:
-        job = await acts.retry(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
-    if cli.output.as_json:
-        cli.output.object({**_status(job), "attempts_left": job.attempts_left})
-    else:
-        left = f"{job.attempts_left} attempt{'s' if job.attempts_left > 1 else ''}"
-        cli.output.say(f"job {job.id} is queued in {job.queue} with {left} left")
 
 
 @command(JOBS, "run", takes=ROWS)
@@ -100,7 +68,3 @@ async def why(cli: Cli, *, job_id: JobId, queue: options.Queue = None) -> None:
     output.say("the event that says so", style="bold")
     for stored in proof:
         show_event(output, stored)
-
-
-def _status(job: Job) -> dict[str, str]:
-    return {"id": job.id, "queue": job.queue, "status": job.state.value}

@@ -1,0 +1,109 @@
+"""Which jobs an act is about: named by their ids, or chosen by conditions."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from jobledger.admin.errors import ChoiceError
+from jobledger.admin.find import find_job
+from jobledger.admin.rows import Rows
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.times import time_text
+from jobledger.projections import JobFilter, Store
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs somebody means; nothing is looked up yet."""
+
+    ids: tuple[str, ...] = ()  #: or prefixes
+    queue: str | None = None
+    task: str | None = None
+    since: datetime | None = None
+    older_than: timedelta | None = None
+    everything: bool = False
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether nothing chooses."""
+        return not (self.ids or self.queue or self._has_conditions)
+
+    @property
+    def names_twice(self) -> bool:
+        """Whether ids and conditions both choose; the queue may also belong to an id."""
+        return bool(self.ids) and self._has_conditions
+
+    @property
+    def _has_conditions(self) -> bool:
+        """Whether a field other than the ids and the queue says something."""
+        chosen = msgspec.structs.asdict(self)
+        return any(value for name, value in chosen.items() if name not in {"ids", "queue"})
+
+
+class JobChoice(Choice, frozen=True, kw_only=True):
+    """Which jobs somebody means; the times are those at which they were enqueued."""
+
+    states: tuple[str, ...] = ()  #: any of these; none: all that the act is for
+
+    def filter(self, now: datetime, states: tuple[str, ...]) -> JobFilter:
+        """Return the condition for the projection; `states`: those that the act is for."""
+        return JobFilter(
+            states=self.states or states,
+            queue=self.queue,
+            task=self.task,
+            since=time_text(self.since) if self.since is not None else None,
+            until=time_text(now - self.older_than) if self.older_than is not None else None,
+        )
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """One job that an act is about."""
+
+    ref: JobRef
+    task: str
+    about: str = ""  #: its state, or why it is a dead letter, in a few words
+
+
+def check_choice(choice: Choice, what: str) -> None:
+    """Refuse to act on everything by mistake: what is done to many is asked for on purpose. Raises: ChoiceError."""
+    if choice.names_nothing or choice.names_twice:
+        raise ChoiceError(f"choose {what} by their ids or by conditions, and not by both")
+
+
+async def find_jobs(
+    rows: Rows, choice: JobChoice, states: tuple[str, ...], limit: int | None = None
+) -> list[Chosen]:
+    """Return the jobs that a choice names, the oldest first; ids in the order in which they were given.
+
+    `states`: those that the act is for, where the choice names none. `limit`: at most this many of those that
+    conditions choose.
+
+    Raises: ChoiceError, JobNotFoundError, AmbiguousIdError for an id; ProjectionError, UnreachableError.
+    """
+    check_choice(choice, "jobs")
+    if choice.ids:
+        return await find_by_ids(rows, choice)
+    await rows.catch_up()
+    condition = choice.filter(rows.ledger.clock.now(), states)
+    with Store.open(await rows.path()) as store:
+        found = store.chosen_jobs(condition, limit)
+    return [
+        Chosen(
+            ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, about=row.status.replace("_", " ")
+        )
+        for row in found
+    ]
+
+
+async def find_by_ids(rows: Rows, choice: Choice) -> list[Chosen]:
+    """Return the jobs that a choice names by their ids. Raises: JobNotFoundError, AmbiguousIdError."""
+    return [await _by_id(rows, job_id, choice.queue) for job_id in choice.ids]
+
+
+async def _by_id(rows: Rows, job_id: str, queue: str | None) -> Chosen:
+    handle = await find_job(rows, job_id, queue)
+    job = await handle.snapshot()
+    state = job.state.value.replace("_", " ")
+    about = f"{job.error.type}: {job.error.message}" if job.error is not None else state
+    return Chosen(ref=handle.ref, task=job.task, about=about)

@@ -1,0 +1,229 @@
+"""`jobledger jobs cancel`, `retry`, `discard` and `queues purge`: acts on one job, or on many with a plan first."""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime
+from typing import Annotated, Final
+
+import typer
+
+from jobledger.admin import acts
+from jobledger.admin.bulk import Act, cancel_act, discard_act, retry_act
+from jobledger.admin.choice import JobChoice, find_jobs
+from jobledger.cli import bulk, options
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.errors import DONE, UsageError
+from jobledger.cli.groups import JOBS, QUEUES
+from jobledger.cli.session import operator
+from jobledger.cli.times import parse_span, time_of
+from jobledger.ledger import Job, JobState
+from jobledger.ledger.model.job import WAITING_STATES
+from jobledger.ledger.model.subjects import check_token
+
+_Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only jobs of this task.")]
+_Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Only jobs enqueued at this time or later.")
+]
+_OlderThan = Annotated[
+    str | None, typer.Option("--older-than", metavar="SPAN", help="Only jobs enqueued longer ago than this.")
+]
+_All = Annotated[bool, typer.Option("--all", metavar="", help="Jobs of all queues.")]
+_PurgedQueue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue to empty.")]
+
+_CANCELLED: Final = (*(state for state in JobState if state in WAITING_STATES), JobState.RUNNING)
+_RETRIED: Final = (JobState.RETRY_WAIT, JobState.SCHEDULED, JobState.PAUSED, JobState.DEAD_LETTERED)
+_DISCARDED: Final = (JobState.DEAD_LETTERED,)
+
+
+def _choice(
+    ids: list[str] | None,
+    *,
+    queue: str | None,
+    task: str | None,
+    state: JobState | None,
+    of: tuple[JobState, ...],
+    since: str | None,
+    older_than: str | None,
+    everything: bool,
+) -> JobChoice:
+    """Check what chooses the jobs of an act that is for the states `of`. Raises: UsageError, InvalidTokenError."""
+    for field, value in (("queue", queue), ("task name", task)):
+        if value is not None:
+            check_token(field, value)
+    if state is not None and state not in of:
+        able = ", ".join(each.value for each in of)
+        raise UsageError(f"--state {state.value}: such jobs are left as they are; give one of {able}")
+    begin: datetime | None = time_of("--since", since)
+    choice = JobChoice(
+        ids=tuple(dict.fromkeys(ids or [])),
+        queue=queue,
+        task=task,
+        states=() if state is None else (state.value,),
+        since=begin,
+        older_than=None if older_than is None else parse_span("--older-than", older_than),
+        everything=everything,
+    )
+    if choice.names_twice:
+        raise UsageError("name jobs by their ids or choose them by options, not both")
+    if choice.names_nothing:
+        raise UsageError(
+            "choose jobs: by id, by --queue, --task, --state, --since or --older-than, or --all of them"
+        )
+    return choice
+
+
+def _asked(choice: JobChoice, act: Act, limit: int | None, *, plan: bool, yes: bool) -> bulk.Asked:
+    return bulk.Asked(
+        find=functools.partial(find_jobs, choice=choice, states=act.states, limit=limit),
+        by_id=len(choice.ids),
+        act=act,
+        noun="job",
+        refused="their states do not allow it",
+        plan=plan,
+        yes=yes,
+    )
+
+
+@command(JOBS, "cancel", takes=ROWS)
+async def cancel(
+    cli: Cli,
+    *,
+    ids: bulk.Ids = None,
+    reason: bulk.Why = "",
+    queue: options.Queue = None,
+    task: _Task = None,
+    state: options.State = None,
+    since: _Since = None,
+    older_than: _OlderThan = None,
+    everything: _All = False,
+    limit: bulk.Limit = None,
+    plan: bulk.Plan = False,
+    yes: bulk.Yes = False,
+) -> int:
+    """Cancel jobs: waiting ones at once, running ones when their workers receive the request."""
+    choice = _choice(
+        ids,
+        queue=queue,
+        task=task,
+        state=state,
+        of=_CANCELLED,
+        since=since,
+        older_than=older_than,
+        everything=everything,
+    )
+    if len(choice.ids) != 1 or plan:
+        act = cancel_act(reason, by=operator())
+        return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+    async with cli.ledger() as ledger:
+        job = await acts.cancel(cli.rows(ledger), choice.ids[0], queue, reason=reason, by=operator())
+    if cli.output.as_json:
+        cli.output.object({**_status(job), "cancel_requested": job.cancel_requested})
+    elif job.state is JobState.CANCELLED:
+        cli.output.say(f"job {job.id} is cancelled")
+    else:
+        worker = job.attempts[-1].worker
+        cli.output.say(
+            f"job {job.id} runs on {worker}, which was asked to end it: `jobledger jobs show {job.id}`"
+        )
+    return DONE
+
+
+@command(JOBS, "retry", takes=ROWS)
+async def retry(
+    cli: Cli,
+    *,
+    ids: bulk.Ids = None,
+    reason: bulk.Why = "",
+    queue: options.Queue = None,
+    task: _Task = None,
+    state: options.State = None,
+    since: _Since = None,
+    older_than: _OlderThan = None,
+    everything: _All = False,
+    limit: bulk.Limit = None,
+    plan: bulk.Plan = False,
+    yes: bulk.Yes = False,
+) -> int:
+    """Queue waiting jobs now instead of at their time, dead letters for one more attempt; options choose retries."""
+    choice = _choice(
+        ids,
+        queue=queue,
+        task=task,
+        state=state,
+        of=_RETRIED,
+        since=since,
+        older_than=older_than,
+        everything=everything,
+    )
+    if len(choice.ids) != 1 or plan:
+        act = retry_act(reason, by=operator())
+        return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+    async with cli.ledger() as ledger:
+        job = await acts.retry(cli.rows(ledger), choice.ids[0], queue, reason=reason, by=operator())
+    if cli.output.as_json:
+        cli.output.object({**_status(job), "attempts_left": job.attempts_left})
+    else:
+        left = f"{job.attempts_left} attempt{'s' if job.attempts_left > 1 else ''}"
+        cli.output.say(f"job {job.id} is queued in {job.queue} with {left} left")
+    return DONE
+
+
+@command(JOBS, "discard", takes=ROWS)
+async def discard(
+    cli: Cli,
+    *,
+    ids: bulk.Ids = None,
+    reason: bulk.Why = "",
+    queue: options.Queue = None,
+    task: _Task = None,
+    since: _Since = None,
+    older_than: _OlderThan = None,
+    everything: _All = False,
+    limit: bulk.Limit = None,
+    plan: bulk.Plan = False,
+    yes: bulk.Yes = False,
+) -> int:
+    """Close dead letters for good; `dlq discard` also chooses them by error."""
+    choice = _choice(
+        ids,
+        queue=queue,
+        task=task,
+        state=None,
+        of=_DISCARDED,
+        since=since,
+        older_than=older_than,
+        everything=everything,
+    )
+    act = discard_act(reason, by=operator())
+    return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+
+
+@command(QUEUES, "purge", takes=ROWS)
+async def purge(
+    cli: Cli,
+    *,
+    queue: _PurgedQueue,
+    reason: bulk.Why = "",
+    older_than: _OlderThan = None,
+    limit: bulk.Limit = None,
+    plan: bulk.Plan = False,
+    yes: bulk.Yes = False,
+) -> int:
+    """Cancel every job that waits in a queue; those that run continue, and every event is kept."""
+    choice = _choice(
+        None,
+        queue=queue,
+        task=None,
+        state=None,
+        of=_CANCELLED,
+        since=None,
+        older_than=older_than,
+        everything=False,
+    )
+    act = cancel_act(reason, by=operator(), running=False)
+    return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+
+
+def _status(job: Job) -> dict[str, str]:
+    return {"id": job.id, "queue": job.queue, "status": job.state.value}
