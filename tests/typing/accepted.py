@@ -83,3 +83,14 @@ def blocking(ledger: sync.Ledger) -> None:
     assert_type(ledger.enqueue(fetch, 1), sync.JobHandle[list[str]])
     assert_type(ledger.enqueue(add, 1).result(timeout_s=1), int)
     assert_type(ledger.job("x", task=add).cancel(), Job)
+
+
+async def children(context: Context) -> None:
+    assert_type(context.ledger, Ledger)
+    assert_type(await context.ledger.enqueue(fetch, 1), JobHandle[list[str]])
+    assert_type(context.claim_epoch, int)
+
+
+def children_in_thread(context: Context) -> None:
+    assert_type(context.sync_ledger.enqueue(add, 1), sync.JobHandle[int])
+    assert_type(context.sync_ledger.enqueue(add, 1).result(), int)

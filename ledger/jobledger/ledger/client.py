@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, ParamSpec, Unpack, overload
 
+from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig, with_variables
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
@@ -55,6 +57,22 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOCK_STEP: Final = timedelta(seconds=1)
 
 
+class _Ticks:
+    """The times of one client's stamps: no two are equal. A clock that is set back by more than a moment is followed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = datetime.min.replace(tzinfo=UTC)
+
+    def next(self) -> datetime:
+        """Return now, or a microsecond after the time before."""
+        at = self._clock.now()
+        if at <= self._last < at + _CLOCK_STEP:
+            at = self._last + _MICROSECOND
+        self._last = at
+        return at
+
+
 class Ledger:
     """A connection to one environment's ledger; made by `connect`."""
 
@@ -83,7 +101,8 @@ class Ledger:
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
         self.tracing = Tracing() if config.tracing else None
-        self._stamped_at = datetime.min.replace(tzinfo=UTC)
+        self._ticks = _Ticks(clock)
+        self._children: Children | None = None
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         self.locks = Locks(self.log, leases, NatsLockHints(connection, self.names), clock, self.stamp)
 
@@ -96,14 +115,29 @@ class Ledger:
         """Return who and when, for events decided now; no two stamps of a client are equal.
 
         The bytes of an event tell whose append was accepted, so two decisions within one tick of the clock must
-        not come out the same. A clock that is set back by more than a moment is followed.
+        not come out the same.
         """
-        at = self.clock.now()
-        if at <= self._stamped_at < at + _CLOCK_STEP:
-            at = self._stamped_at + _MICROSECOND
-        self._stamped_at = at
+        at = self._ticks.next()
         trace = "" if self.tracing is None else self.tracing.current()
-        return Stamp(at=at, by=by or self.identity, trace=trace)
+        if self._children is None:
+            return Stamp(at=at, by=by or self.identity, trace=trace)
+        parent = self._children.parent
+        return Stamp(at=at, by=by or self.identity, trace=trace or parent.trace, causation=parent.job_id)
+
+    def on_behalf_of(self, parent: Parent) -> Ledger:
+        """Return this client as the code of one attempt of a job uses it; see `Context.ledger`."""
+        own = copy.copy(self)
+        own._work_for(Children(parent))  # noqa: SLF001 - a Ledger, too
+        return own
+
+    def _work_for(self, children: Children) -> None:
+        self.identity = children.parent.worker
+        # A task would spend an attempt where a request is better told soon.
+        self.patience = Patience(self.connection, self.config.append_timeout_s)
+        self._children = children
+        self._enqueuer = Enqueuer(
+            self, config=self.config, clock=self.clock, tracing=self.tracing, children=children
+        )
 
     async def enqueue(
         self,

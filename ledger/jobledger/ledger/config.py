@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, Final
 
 import msgspec
@@ -74,6 +75,21 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             1 <= self.enqueue_in_flight_max <= 1 << 16,
             f"enqueue_in_flight_max must be 1 to 65536, got {self.enqueue_in_flight_max!r}",
         )
+
+    def for_another_process(self) -> dict[str, Any] | None:
+        """Return what another process is to give `connect`, as JSON values; None where `nats_options` are none."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        try:
+            values: dict[str, Any] = msgspec.to_builtins(given, enc_hook=_path_text)
+        except (NotImplementedError, TypeError):
+            return None
+        return values | {"create": False}
+
+
+def _path_text(value: object) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise NotImplementedError(type(value).__name__)
 
 
 def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

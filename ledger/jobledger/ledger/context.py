@@ -6,11 +6,14 @@ import logging
 import types
 from collections.abc import Awaitable, Generator
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from jobledger.ledger.signature import GivenByWorker
+
+if TYPE_CHECKING:
+    from jobledger.ledger import client, sync
 
 
 class Channel(Protocol):
@@ -28,6 +31,14 @@ class Channel(Protocol):
         """See `Context.checkpoint`."""
         ...
 
+    def ledger(self) -> client.Ledger:
+        """See `Context.ledger`."""
+        ...
+
+    def sync_ledger(self) -> sync.Ledger:
+        """See `Context.sync_ledger`."""
+        ...
+
 
 class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
     """The attempt a task is running in.
@@ -41,9 +52,35 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
     attempt: int  #: 1 for the first run
     worker: str
     deadline: datetime | None  #: when the attempt times out, by the worker's clock; None: never
+    #: The stream sequence of the attempt's `started`, larger than that of any earlier attempt: what the task changes
+    #: elsewhere can keep it and refuse a smaller one, which comes from a worker that lost the job. 0 outside of workers.
+    claim_epoch: int = 0
     logger: logging.LoggerAdapter[Any]  #: bound to job and attempt
     channel: Channel
     checkpoint_value: Any = None  #: what an earlier attempt last gave to `checkpoint`, read from JSON
+
+    @property
+    def ledger(self) -> client.Ledger:
+        """The ledger, for an async task: jobs that it makes are this job's.
+
+        They inherit its trace and tenant, name it as their causation, and belong to its correlation, or to this job
+        where it has none. One that is given no id gets `<job id>-<task>-<n>`, n counting the jobs of that task which
+        this attempt makes: another attempt that makes the same ones in the same order finds them made.
+
+        Raises: InvalidInputError in a task that is not async, RefusedError where a job is only debugged; its
+        `enqueue` InputMismatchError too.
+        """
+        return self.channel.ledger()
+
+    @property
+    def sync_ledger(self) -> sync.Ledger:
+        """The same with verbs that block, for a task that is not async.
+
+        When the attempt is told to stop, a verb under way raises AttemptStoppedError.
+
+        Raises: InvalidInputError in an async task, RefusedError where a job is only debugged.
+        """
+        return self.channel.sync_ledger()
 
     def heartbeat(self) -> None:
         """Say that the task is alive, and hear whether it should go on. Cheap; callable from any thread.

@@ -15,14 +15,21 @@ from typing import Any, ParamSpec
 import msgspec
 import uuid_utils
 
+from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, Linked, link, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import InvalidError, InvalidInputError, WrongSequenceError
-from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.errors import (
+    InputMismatchError,
+    InvalidError,
+    InvalidInputError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.events import Order, order_at_first
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.parts import Client
@@ -50,8 +57,11 @@ class Enqueuer:
         config: LedgerConfig,
         clock: Clock,
         tracing: Tracing | None,
+        children: Children | None = None,
     ) -> None:
+        """`children`: what is added here is made by a job; None for any other client."""
         self._client = client
+        self._children = children
         self._log = client.log
         self._config = config
         self._clock = clock
@@ -65,12 +75,14 @@ class Enqueuer:
         text = plain.signature.encode(args, kwargs)
         client, patience = self._client, self._client.patience
         notify = client.hints.inbox
-        command = await patience.read(lambda: self._order(plain, options, text, notify=notify))
-        job_id = command.ref.job_id
+        job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
+        command = await patience.read(lambda: self._order(plain, options, job_id, text, notify=notify))
         with self._enqueuing(plain, options.queue, job_id):
             sequence, created = await patience.append(
                 lambda: self.begin(command), job_id=job_id, doing="was enqueued"
             )
+        if not created and options.id is None:
+            await patience.read(lambda: self._require_same(plain, command))
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
 
     async def many(
@@ -86,7 +98,14 @@ class Enqueuer:
         if options.id is not None:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
             raise InvalidInputError(message)
-        bulk = _Bulk(self._config.enqueue_in_flight_max, self._begin_again, on_progress)
+
+        async def begin_again(command: Enqueue) -> tuple[int, bool]:
+            sequence, created = await self._begin_again(command)
+            if not created and ids is None:
+                await self._require_same(plain, command)
+            return sequence, created
+
+        bulk = _Bulk(self._config.enqueue_in_flight_max, begin_again, on_progress)
         with self._enqueuing(plain, options.queue):
             try:
                 async with contextlib.aclosing(_numbered(inputs)) as numbered:
@@ -105,21 +124,59 @@ class Enqueuer:
     ) -> contextlib.AbstractContextManager[object]:
         return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
 
-    async def _order(self, task: Task[Any, Any], options: Options, text: bytes, *, notify: str) -> Enqueue:
+    def _job_id(self, task: Task[Any, Any], options: Options) -> str:
+        if options.id is not None:
+            return options.id
+        return new_job_id() if self._children is None else self._children.next_id(task.name)
+
+    async def _order(
+        self, task: Task[Any, Any], options: Options, job_id: str, text: bytes, *, notify: str
+    ) -> Enqueue:
         value, reference = await self._client.inputs.put(text, what=f"input of task {task.name}")
+        order = Order(
+            input=value,
+            input_ref=reference,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            notify=notify,
+        )
         return Enqueue(
-            ref=JobRef(queue=options.queue, job_id=options.id or new_job_id()),
+            ref=JobRef(queue=options.queue, job_id=job_id),
             task=task.name,
             run_at=self._due(options),
-            order=Order(
-                input=value,
-                input_ref=reference,
-                priority=options.priority,
-                max_attempts=options.max_attempts,
-                timeout_s=options.timeout_s,
-                notify=notify,
-            ),
+            order=order if self._children is None else self._children.inherit(order),
         )
+
+    async def _require_same(self, task: Task[Any, Any], command: Enqueue) -> None:
+        """Compare a job of an id that was made here with the one that has it already.
+
+        Raises: InputMismatchError; UnreachableError where the server cannot show that job yet.
+        """
+        if self._children is None:
+            return  # an id that nobody has had
+        events = await self._log.read_chain(self._log.names.chain(command.ref))
+        if not events:  # a replica that lags
+            raise UnreachableError(f"job {command.ref.job_id} exists and cannot be read yet: try again")
+        first, ref = events[0].event, command.ref
+        differing = ["task"]
+        if first.task == command.task:
+            differing = await self._differing(task, order_at_first(first), command.order)
+        if differing:
+            raise InputMismatchError(ref.job_id, ref.queue, self._children.parent.job_id, differing)
+
+    async def _differing(self, task: Task[Any, Any], stored: Order, given: Order) -> list[str]:
+        """Return the names of the arguments that differ, as the task would get them."""
+        before, now = [
+            await self._client.inputs.get(order.input, order.input_ref) for order in (stored, given)
+        ]
+        if before == now:
+            return []
+        try:
+            old, new = task.signature.decode(before), task.signature.decode(now)
+        except InvalidInputError:  # of another version of the task
+            old, new = _plain(before), _plain(now)
+        return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
     def _due(self, options: Options) -> datetime | None:
         """Return when the job may run first; None: at once."""
@@ -167,9 +224,8 @@ class Enqueuer:
     ) -> Enqueue:
         try:
             text = task.signature.encode((), values)
-            if ids is not None:
-                options = msgspec.structs.replace(options, id=check_token("job id", ids(values)))
-            return await self._order(task, options, text, notify="")
+            job_id = self._job_id(task, options) if ids is None else check_token("job id", ids(values))
+            return await self._order(task, options, job_id, text, notify="")
         except InvalidError as error:
             error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
             raise
@@ -271,6 +327,10 @@ def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any,
         return task, task.defaults
     except AttributeError as error:
         raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
+
+
+def _plain(text: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(text, type=dict[str, Any])
 
 
 def new_job_id() -> str:

@@ -6,12 +6,13 @@ forked processes and the interpreter's end are dealt with is in `loop_thread`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from jobledger.ledger import client, event_stream, handle
 from jobledger.ledger.dead_letters import Changes
@@ -30,16 +31,30 @@ from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-Client = LoopThread[client.Ledger]
+class Caller(Protocol):
+    """What runs the asynchronous verbs in a loop, for code that blocks; see `LoopThread`."""
+
+    def start(self, verb: Callable[[client.Ledger], Awaitable[R]]) -> concurrent.futures.Future[R]:
+        """Begin a call."""
+        ...
+
+    def call(self, verb: Callable[[client.Ledger], Awaitable[R]]) -> R:
+        """Run a verb and wait for its end."""
+        ...
+
+    def close(self) -> None:
+        """End what this opened."""
+        ...
 
 
 class JobHandle(Generic[R_co]):
     """A job by its name; every method blocks until it is answered. See `handle.JobHandle`."""
 
-    def __init__(self, caller: Client, asynchronous: handle.JobHandle[R_co]) -> None:
+    def __init__(self, caller: Caller, asynchronous: handle.JobHandle[R_co]) -> None:
         self._caller = caller
         self._reader = asynchronous.reader
         self.ref = asynchronous.ref
@@ -95,7 +110,7 @@ class Ledger:
     by itself at its first call, and what its parent has is left alone.
     """
 
-    def __init__(self, caller: Client) -> None:
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     def close(self) -> None:
@@ -233,7 +248,7 @@ class EventStream:
     `with` begins at once and ends in time, also after `break`. A forked child cannot go on with it.
     """
 
-    def __init__(self, caller: Client, asynchronous: event_stream.EventStream) -> None:
+    def __init__(self, caller: Caller, asynchronous: event_stream.EventStream) -> None:
         self._caller = caller
         self._events = asynchronous
         self._pid = os.getpid()
@@ -282,6 +297,6 @@ def connect(url: str | None = None, **settings: Any) -> Ledger:
 
     Settings and errors are those of `client.connect`.
     """
-    caller: Client = LoopThread(functools.partial(client.connect, url, **settings))
+    caller = LoopThread(functools.partial(client.connect, url, **settings))
     caller.open()
     return Ledger(caller)

@@ -75,7 +75,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     pool = None
     if tasks.get(job.task).rules.run_in == "process":
         settings = WorkerConfig(pool_size=1).pool(lease.duration_s, ledger.config.payload_bytes_max)
-        pool = ProcessPool(tasks.modules, settings)
+        pool = ProcessPool(tasks.modules, settings, connection=ledger.config.for_another_process())
         execution.open(pool)
     await cancels.open()
     keepers = [asyncio.create_task(lease.run()), asyncio.create_task(cancels.run())]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from jobledger.ledger.children import Parent
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
@@ -26,6 +27,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     results: Values  #: large results
     stamp: Callable[[str], Stamp]  #: identity of the worker -> who and when, for events decided now
     tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
+    #: What a job's own code makes in the ledger, it makes through what this returns; None: nothing may be made here.
+    on_behalf_of: Callable[[Parent], Ledger] | None = None
     tracing: Tracing | None = None  #: the spans of what runs here; None where nothing is traced
 
     @classmethod
@@ -39,5 +42,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
             results=ledger.results,
             stamp=ledger.stamp,
             tell_progress=ledger.hints.tell_progress,
+            on_behalf_of=ledger.on_behalf_of,
             tracing=ledger.tracing,
         )

@@ -198,7 +198,9 @@ class Worker:
         """Open the pool if a task runs in processes; each process is started when it is needed."""
         if any(task.rules.run_in == "process" for task in self._tasks):
             settings = self._config.pool(self._lease.duration_s, self._ledger.config.payload_bytes_max)
-            self._pool = ProcessPool(self._tasks.modules, settings)
+            self._pool = ProcessPool(
+                self._tasks.modules, settings, connection=self._ledger.config.for_another_process()
+            )
             self._execution.open(self._pool)
 
     async def _until_stopped(self, services: list[asyncio.Task[None]]) -> None:

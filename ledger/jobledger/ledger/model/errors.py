@@ -15,6 +15,7 @@ LedgerError
 │   ├── AmbiguousIdError
 │   ├── IllegalTransitionError
 │   ├── JobExistsError
+│   ├── InputMismatchError
 │   ├── StaleClaimError
 │   ├── WrongSequenceError
 │   ├── LockHeldError
@@ -187,6 +188,24 @@ class JobExistsError(RefusedError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"job {job_id} exists already")
+
+
+class InputMismatchError(RefusedError):
+    """A job makes another one for the second time, and what exists under that id has another input or task.
+
+    Raised by `context.ledger.enqueue` for ids that it made. Make the same jobs in the same order in each attempt, or
+    give each an id of its own.
+    """
+
+    def __init__(self, job_id: str, queue: str, parent_id: str, differing: list[str]) -> None:
+        self.job_id = job_id  #: the job that exists
+        self.parent_id = parent_id  #: the job that wants to make it
+        self.differing = differing  #: names of arguments, sorted; "task" alone for a job of another task
+        super().__init__(
+            f"job {job_id} in queue {queue} exists with another input ({', '.join(differing)}) than job {parent_id} "
+            "gives it now: enqueue the same jobs in the same order in each attempt, or give each an id with "
+            ".options(id=...)",
+        )
 
 
 class StaleClaimError(RefusedError):

@@ -365,3 +365,11 @@ _read_order = operator.attrgetter(*Order.__struct_fields__)
 def order_of(event: Scheduled | Held | Queued) -> Order:
     """Return the work order in a job's first event."""
     return Order(*_read_order(event))
+
+
+def order_at_first(event: JobEvent) -> Order:
+    """Return the work order in the first event of a chain, also where an archive run took the true first one."""
+    if isinstance(event, Carried):
+        return event.job_state.order
+    assert isinstance(event, Scheduled | Held | Queued), "a chain begins with an order"
+    return order_of(event)

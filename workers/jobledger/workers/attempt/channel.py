@@ -14,12 +14,16 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger import sync
+from jobledger.ledger.children import Parent
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.context import done
 from jobledger.ledger.model.chain import JobView, transact
 from jobledger.ledger.model.commands import Checkpoint, Command, ReportProgress
-from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError
+from jobledger.ledger.model.errors import AttemptStoppedError, InvalidInputError, LedgerError, RefusedError
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.attempt.calls import ThreadCalls
 from jobledger.workers.attempt.retry_store import LIMIT_S, retry_store
 from jobledger.workers.pool.messages import Report
 from jobledger.workers.surroundings import Surroundings
@@ -44,6 +48,7 @@ class AttemptChannel:
         self._ref = JobRef(queue=job.queue, job_id=job.id)
         self._epoch = job.claim_epoch
         self._identity = identity
+        self._job = job
         self._appending = asyncio.Lock()
         self._report: Report | None = None
         self._told: Report | None = None  #: what watchers heard last
@@ -55,7 +60,20 @@ class AttemptChannel:
         self._stored_at = -_LEDGER_EVERY_S
         self.chain = chain  #: the newest view; the outcome is decided on it
         self.heard_at = ledger.clock.monotonic()  #: when the task last gave a sign of life
-        self.stop_reason = ""
+        self._stop_reason = ""
+        self._own_ledger: Ledger | None = None
+        self._thread_calls: ThreadCalls | None = None
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the attempt was told to stop, "" while it was not; a task in a thread hears it at its next call."""
+        return self._stop_reason
+
+    @stop_reason.setter
+    def stop_reason(self, reason: str) -> None:
+        self._stop_reason = reason
+        if self._thread_calls is not None:
+            self._thread_calls.stop()
 
     # The verbs of a context.
 
@@ -95,6 +113,34 @@ class AttemptChannel:
             return keeping
         asyncio.run_coroutine_threadsafe(self._keep(text), self._loop).result(timeout=2 * LIMIT_S)
         return done()
+
+    def ledger(self) -> Ledger:
+        """See `Context.ledger`."""
+        if not self._on_loop():
+            raise InvalidInputError(
+                "context.ledger is for async tasks: use context.sync_ledger here, whose verbs block"
+            )
+        return self._on_behalf()
+
+    def sync_ledger(self) -> sync.Ledger:
+        """See `Context.sync_ledger`."""
+        if self._on_loop():
+            raise InvalidInputError(
+                "context.sync_ledger would block the event loop of the worker: use context.ledger here, and await it"
+            )
+        if self._thread_calls is None:
+            self._thread_calls = ThreadCalls(self._loop, self._on_behalf(), self.heartbeat)
+        return sync.Ledger(self._thread_calls)
+
+    def _on_behalf(self) -> Ledger:
+        if self._ledger.on_behalf_of is None:
+            raise RefusedError(
+                f"job {self._ref.job_id} is run here without its ledger, so that nothing is written: "
+                "context.ledger cannot be used"
+            )
+        if self._own_ledger is None:
+            self._own_ledger = self._ledger.on_behalf_of(Parent.of(self._job, self._identity))
+        return self._own_ledger
 
     def _on_loop(self) -> bool:
         return threading.get_ident() == self._loop_thread

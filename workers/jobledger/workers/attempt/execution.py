@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from jobledger.ledger.children import Parent
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outcome
 from jobledger.ledger.model.commands import Snooze as SnoozeJob
 from jobledger.ledger.model.errors import (
@@ -185,6 +186,7 @@ class Execution:
             queue=job.queue,
             attempt=job.attempts[-1].number,
             worker=attempt.identity,
+            claim_epoch=job.claim_epoch,
             deadline=None
             if job.order.timeout_s is None
             else started_at + timedelta(seconds=job.order.timeout_s),
@@ -202,7 +204,9 @@ class Execution:
         job, processes = attempt.job, self._in_processes
         if task.signature.context_parameter is not None:
             self._open_channel(attempt)
-        call = await self._call_of(attempt, text)
+        call = msgspec.structs.replace(
+            await self._call_of(attempt, text), parent=Parent.of(job, attempt.identity)
+        )
         try:
             result = await self._within(attempt, task, lambda: processes.run(attempt, call))
         except _LimitReachedError:

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger import client, sync
 from jobledger.ledger.context import done
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
@@ -34,6 +35,7 @@ from jobledger.ledger.model.errors import (
     InvalidInputError,
     LedgerError,
     PayloadTooLargeError,
+    RefusedError,
 )
 from jobledger.ledger.model.events import ErrorInfo, ErrorKind
 from jobledger.ledger.model.json_text import check_text, encode_value
@@ -60,6 +62,7 @@ from jobledger.workers.pool.messages import (
     to_exception,
     to_frame,
 )
+from jobledger.workers.pool.own_ledger import OwnLedger
 from jobledger.workers.process import tune_collector
 from jobledger.workers.retry_policy import describe, error_info
 
@@ -121,9 +124,12 @@ class Link:
 class CallChannel:
     """What the context of one call speaks through; silent once the call has ended, whoever still holds it."""
 
-    def __init__(self, link: Link, job_id: str, payload_bytes_max: int) -> None:
+    def __init__(self, link: Link, call: Call, payload_bytes_max: int, own_ledger: OwnLedger) -> None:
         self._link = link
-        self._job_id = job_id
+        self._job_id = call.job_id
+        self._parent = call.parent
+        self._own_ledger = own_ledger
+        self._opened_ledger: sync.Ledger | None = None
         self._payload_bytes_max = payload_bytes_max
         self._exchange = threading.Lock()  # a checkpoint and its answer; the call does not end between them
         self._closed = False
@@ -191,6 +197,22 @@ class CallChannel:
         if answer.error:
             raise to_exception(answer, self._job_id)
 
+    def ledger(self) -> client.Ledger:
+        """See `Context.ledger`, which lives in the worker's loop."""
+        raise InvalidInputError(
+            "context.ledger is not in the processes of a worker: use context.sync_ledger here, whose verbs block"
+        )
+
+    def sync_ledger(self) -> sync.Ledger:
+        """See `Context.sync_ledger`."""
+        if self._closed:
+            raise AttemptStoppedError("the attempt has ended: its result has been given")
+        if self._parent is None:
+            raise RefusedError("this call is not a job's: it has no ledger")
+        if self._opened_ledger is None:
+            self._opened_ledger = self._own_ledger.on_behalf_of(self._parent)
+        return self._opened_ledger
+
     def close(self) -> None:
         """Pass on the last progress, wait for a checkpoint under way, and say nothing more."""
         with self._progress_lock:
@@ -220,15 +242,18 @@ class _Relay(logging.Handler):
 class Runner:
     """Runs calls, one after the other."""
 
-    def __init__(self, link: Link, tasks: TaskRegistry, payload_bytes_max: int) -> None:
+    def __init__(
+        self, link: Link, tasks: TaskRegistry, payload_bytes_max: int, own_ledger: OwnLedger
+    ) -> None:
         self._link = link
+        self._own_ledger = own_ledger
         self._tasks = tasks
         self._payload_bytes_max = payload_bytes_max
 
     def run(self, call: Call) -> None:
         """Run one call and send what came of it."""
         owner = os.getpid()
-        channel = CallChannel(self._link, call.job_id, self._payload_bytes_max)
+        channel = CallChannel(self._link, call, self._payload_bytes_max, self._own_ledger)
         try:
             result = self._result(call, channel)
         except MemoryError as error:  # raised by our own work on the value; there is room for a few words
@@ -396,7 +421,7 @@ def main(arguments: list[str]) -> None:
     tasks = _load(link, setup)
     tune_collector()
     link.send(Ready())
-    runner = Runner(link, tasks, setup.payload_bytes_max)
+    runner = Runner(link, tasks, setup.payload_bytes_max, OwnLedger(setup.connection))
     while isinstance(call := link.receive(), Call):
         runner.run(call)
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from jobledger.ledger.children import Parent
 from jobledger.ledger.context import Channel, Context
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError, StaleClaimError, UnreachableError
@@ -41,6 +42,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     import_path: tuple[str, ...]  #: the worker's sys.path
     parent: int  #: process id of the worker
     payload_bytes_max: int  #: of an input, a result, a checkpoint
+    #: Settings of `connect` for tasks that use the ledger; None: the worker has some that JSON cannot hold.
+    connection: dict[str, Any] | None = None
     memory_bytes_max: int | None  #: address space (RLIMIT_AS); None: no limit
     silence_s: (
         float | None
@@ -58,9 +61,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     queue: str
     attempt: int
     worker: str
+    claim_epoch: int = 0
     deadline: datetime | None = None
     checkpoint: msgspec.Raw = NO_VALUE  #: what an earlier attempt kept
     trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
+    parent: Parent | None = None  #: what jobs that the task makes have from this one; None: it makes none
     number: int = 0  #: of the call in its process; given by the pool, and repeated by the result
 
     @property
@@ -77,6 +82,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
             task=self.task,
             attempt=self.attempt,
             worker=self.worker,
+            claim_epoch=self.claim_epoch,
             deadline=self.deadline,
             logger=logging.LoggerAdapter(_task_logger, self.facts),
             channel=channel,

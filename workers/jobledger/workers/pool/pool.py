@@ -13,9 +13,9 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -102,8 +102,16 @@ class ProcessPool:
     Belongs to the event loop on which it is first used. Its processes do not outlive this process, however it ends.
     """
 
-    def __init__(self, modules: Sequence[str], config: PoolConfig | None = None) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        config: PoolConfig | None = None,
+        *,
+        connection: Mapping[str, Any] | None = None,
+    ) -> None:
         """Take the modules that hold the tasks, as given to `TaskRegistry.load`. Starts nothing yet.
+
+        `connection`: settings of `connect`, for tasks that use the ledger; not part of `config`, which may be shown.
 
         Raises: ConfigurationError without modules: a task that is known to this process alone cannot run in another.
         """
@@ -114,6 +122,7 @@ class ProcessPool:
             )
         self._modules = tuple(str(Path(each).resolve()) if each.endswith(".py") else each for each in modules)
         self._config = config or PoolConfig()
+        self._connection = None if connection is None else dict(connection)
         self._children: set[ChildProcess] = set()  # each takes a place until it is gone
         self._idle: list[ChildProcess] = []
         self._waiting: deque[asyncio.Future[ChildProcess]] = deque()
@@ -296,6 +305,7 @@ class ProcessPool:
             import_path=tuple(sys.path),
             parent=os.getpid(),
             payload_bytes_max=self._config.payload_bytes_max,
+            connection=self._connection,
             memory_bytes_max=self._config.memory_bytes_max,
             silence_s=self._config.silence_s,
             log_level=logging.getLogger().getEffectiveLevel(),

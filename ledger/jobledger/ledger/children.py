@@ -1,0 +1,64 @@
+"""Jobs that a job makes: what they inherit, and ids that are the same in every attempt of it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Final, Self
+
+import msgspec
+
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.job import Job
+
+_ID_MAX: Final = 64  #: characters, as of every name in a subject
+_ID_HEAD: Final = 31  #: of a longer one, before its hash
+
+
+class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The job whose code makes others."""
+
+    job_id: str
+    worker: str  #: who appends in its name
+    trace: str = ""  #: W3C traceparent of who enqueued it
+    tenant: str = ""
+    correlation: str = ""  #: the first cause it belongs to; "": it is one itself
+
+    @classmethod
+    def of(cls, job: Job, worker: str) -> Self:
+        """Return what a job hands down while a worker runs it."""
+        order = job.order
+        return cls(
+            job_id=job.id,
+            worker=worker,
+            trace=order.trace,
+            tenant=order.tenant,
+            correlation=order.correlation,
+        )
+
+
+class Children:
+    """The jobs made within one attempt."""
+
+    def __init__(self, parent: Parent) -> None:
+        self.parent = parent
+        self._counts: Counter[str] = Counter()
+
+    def next_id(self, task: str) -> str:
+        """Return `<job id>-<task>-<n>`, n being 1 for the first job of this task that the attempt makes.
+
+        Of an id that would be too long the end is replaced by a hash of the whole.
+        """
+        self._counts[task] += 1
+        whole = f"{self.parent.job_id}-{task}-{self._counts[task]}"
+        if len(whole) <= _ID_MAX:
+            return whole
+        digest = hashlib.sha256(whole.encode()).hexdigest()
+        return f"{whole[:_ID_HEAD]}-{digest[: _ID_MAX - _ID_HEAD - 1]}"
+
+    def inherit(self, order: Order) -> Order:
+        """Return a child's order with what it has from its parent; the trace comes with the stamp."""
+        parent = self.parent
+        return msgspec.structs.replace(
+            order, tenant=parent.tenant, correlation=parent.correlation or parent.job_id
+        )
