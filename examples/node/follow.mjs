@@ -1,7 +1,8 @@
 // Follows a jobledger ledger with NATS's own client, prints its events, and proves that none is missing or forged:
 //
 //   sequence   the stream's sequence has no hole
-//   chain      each event names the sha256 of the bytes of the one before it: of its job, lock or reactor
+//   chain      each event names the sha256 of the bytes of the one before it: of its job, lock or reactor; the first of
+//              a chain names none, and only a chain whose events were all archived may have a first event again
 //   subject    an event says of itself what its subject says
 //
 //   npm ci && node follow.mjs [--url nats://127.0.0.1:4222] [--environment NAME] [--follow] [--quiet]
@@ -18,12 +19,13 @@ const CHAINS = { job: ["queue", "job"], lock: ["scope", "lock"], reactor: ["reac
 
 class Violation extends Error {}
 
-/** Checks one event after the other; what it remembers is a hash for each chain. */
+/** Checks one event after the other; what it remembers of each chain is the hash and the sequence of its newest event. */
 class Checker {
   constructor(firstSequence) {
     this.next = firstSequence;
     // Where older events were archived, what the first event of a chain links to cannot be looked up.
     this.beginsLater = firstSequence > 1;
+    this.archivedThrough = 0; // the newest `archived` event says that everything up to here lies in an archive
     this.heads = new Map();
   }
 
@@ -44,11 +46,16 @@ class Checker {
     }
     const chain = [aggregate, ...words.slice(0, fields.length)].join(".");
     const head = this.heads.get(chain);
-    const expected = head ?? (this.beginsLater ? event.prev : "");
+    // An id is free once all events of its chain are archived: then another job, lock or reactor may take it.
+    const beginsAgain = head !== undefined && event.prev === "" && head.sequence <= this.archivedThrough;
+    const expected = beginsAgain ? "" : (head?.hash ?? (this.beginsLater ? event.prev : ""));
     if (event.prev !== expected) {
       throw new Violation(`the event at ${sequence} does not link to the one before it in ${chain}: it, or that one, is forged`);
     }
-    this.heads.set(chain, createHash("sha256").update(bytes).digest("hex"));
+    this.heads.set(chain, { hash: createHash("sha256").update(bytes).digest("hex"), sequence });
+    if (aggregate === "reactor" && event.type === "archived") {
+      this.archivedThrough = Math.max(this.archivedThrough, event.through_sequence);
+    }
     return event;
   }
 }

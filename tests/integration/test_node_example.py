@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,6 +22,7 @@ from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.working import ended, working
 
+from jobledger.cli.main import run as cli
 from jobledger.ledger import Ledger, task
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +198,53 @@ async def test_it_follows_what_is_stored_while_it_runs(program: list[str], ledge
     finally:
         child.kill()
         await child.wait()
+
+
+async def test_an_id_that_is_used_again_after_its_archive_is_no_forgery(
+    program: list[str], ledger: Ledger, tmp_path: Path
+) -> None:
+    """The program remembers the archived job's last event; the new job of that id begins a chain of its own."""
+    async with working(ledger, charge):
+        await ended(await ledger.enqueue(charge.options(id="again"), 100))
+    child = await asyncio.create_subprocess_exec(
+        *_command(program, ledger, "--follow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            while "completed" not in (await child.stdout.readline()).decode():
+                pass
+            await _archive(ledger, tmp_path / "archive")
+            assert (await ledger.log.head()).first_sequence == 4
+            assert (await ledger.enqueue(charge.options(id="again"), 200)).created
+            types = list[str]()
+            while "queued" not in types:
+                line = (await child.stdout.readline()).decode().split()
+                assert line, (await _rest(child.stderr), types)
+                types.append(line[1])
+            assert "archived" in types
+            # Nothing was archived since: what begins a chain again now is forged.
+            first = (await (await ledger.job("again")).history())[0]
+            await ledger.connection.request(
+                f"{ledger.names.jobs_root}billing.again.queued.normal", first.data
+            )
+            assert await child.wait() == 1
+        assert "does not link to the one before it in job.billing.again" in await _rest(child.stderr)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+async def _archive(ledger: Ledger, folder: Path) -> None:
+    where = ["--url", ledger.config.url, "--environment", ledger.names.environment]
+    words = ["audit", "archive", "--before", datetime.now(UTC).isoformat(), "--to", str(folder), *where]
+    assert await asyncio.to_thread(cli, words) == 0
+
+
+async def _rest(stream: asyncio.StreamReader | None) -> str:
+    assert stream is not None
+    return (await stream.read()).decode()
 
 
 async def test_a_server_that_is_not_there_and_wrong_words_have_codes_of_their_own(program: list[str]) -> None:
