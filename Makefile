@@ -1,4 +1,4 @@
-# The commands of a developer. All of them make and reuse .venv; nothing else is needed than python3 (3.11+), pip and make.
+# The commands of a developer. All of them make and reuse .venv; nothing else is needed than make and python3 (3.11+) with venv and pip.
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,8 +24,12 @@ help: ## list these commands
 install: $(STAMP) ## make .venv with the pinned dependencies and this project in it
 
 $(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "there is no $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "jobledger needs Python 3.11 or newer as $(PYTHON); choose one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) comes without venv or pip: install them (Debian, Ubuntu: apt install python3-venv), or name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "install: making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "install: installing the pinned dependencies of constraints.txt (about a minute the first time)"

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nats.aio.client
@@ -107,6 +108,13 @@ def test_limits_in_the_docs_are_the_defaults() -> None:
     assert f"Only if that fails for {ledger.append_timeout_s:g} s" in said["guarantees.md"]
     assert f"give up after {ledger.request_timeout_s:g} s (`request_timeout_s`)" in said["guarantees.md"]
     assert f"| `request_timeout_s` | {ledger.request_timeout_s:g} |" in said["operations.md"]
+
+
+def test_the_extras_on_the_first_page_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert [*listed, "dev"] == list(project["optional-dependencies"])
 
 
 def test_the_private_names_of_nats_py_are_those_on_record() -> None:
