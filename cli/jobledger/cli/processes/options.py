@@ -138,6 +138,14 @@ Reload = Annotated[
         help="For development: restart the worker when a source file changes.",
     ),
 ]
+UntilIdle = Annotated[
+    bool,
+    typer.Option(
+        "--until-idle",
+        metavar="",
+        help="Stop when no job of its queues is ready or runs: for cron-like hosts and tests.",
+    ),
+]
 UntilEof = Annotated[
     bool,
     typer.Option(

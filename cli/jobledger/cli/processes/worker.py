@@ -16,6 +16,7 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.command import CREATES, Cli, command
+from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
@@ -33,6 +34,7 @@ from jobledger.cli.session import (
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.idle import until_idle
 from jobledger.workers.process import tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
@@ -55,6 +57,7 @@ def worker(
     metrics_port: process.MetricsPort = None,
     metrics_host: process.MetricsHost = LOOPBACK,
     metrics_token_file: process.MetricsTokenFile = None,
+    until_idle: process.UntilIdle = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
 ) -> Awaitable[None] | int:
@@ -76,6 +79,8 @@ def worker(
     )
     target, output = msgspec.structs.replace(cli.target, tracing=traces), cli.output
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
+    if until_idle and (processes is not None or reload):
+        raise UsageError("--until-idle is for one process: leave out --processes and --reload")
     if parent is None and (processes is not None or reload):
         switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
         crew = Crew(
@@ -90,11 +95,19 @@ def worker(
     registry = load_tasks(app)
     if parent is not None:  # which made the ledger: one that was deleted since must not come back empty
         target = msgspec.structs.replace(target, create=False)
-    return _worker(output, target, registry, config, parent, exposure, until_eof=until_eof)
+    ends = _Ends(on_eof=until_eof, when_idle=until_idle)
+    return _worker(output, target, registry, config, parent, exposure, ends)
 
 
 def _of_root(context: typer.Context, name: str) -> bool:
     return context.parent is not None and bool(context.parent.params.get(name))
+
+
+class _Ends(msgspec.Struct, frozen=True, kw_only=True):
+    """What ends the worker, beside a signal."""
+
+    on_eof: bool
+    when_idle: bool
 
 
 async def _worker(  # noqa: PLR0917 - what it was told
@@ -104,14 +117,13 @@ async def _worker(  # noqa: PLR0917 - what it was told
     config: WorkerConfig,
     parent: Parent | None,
     exposure: Exposure,
-    *,
-    until_eof: bool,
+    ends: _Ends,
 ) -> None:
     tune_collector()
     async with stoppable() as stopping, opened(target) as ledger:
         made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
         async with _shown(output, ledger, made, exposure):
-            await _run(output, ledger, made, parent, stopping, until_eof=until_eof)
+            await _run(output, ledger, made, parent, stopping, ends)
 
 
 @contextlib.asynccontextmanager
@@ -131,14 +143,13 @@ async def _shown(
             yield
 
 
-async def _run(
+async def _run(  # noqa: PLR0917 - what it was told
     output: Output,
     ledger: Ledger,
     made: Worker,
     parent: Parent | None,
     stopping: Stopping,
-    *,
-    until_eof: bool,
+    ends: _Ends,
 ) -> None:
     asked = False
 
@@ -162,10 +173,17 @@ async def _run(
             group.start_soon(parent.watch, once, at_once)
         group.start_soon(until_closed, ledger)
         group.start_soon(_say_ready, output, made, parent)
-        if until_eof:
+        if ends.on_eof:
             group.start_soon(when_stdin_ends, at_once)
+        if ends.when_idle:
+            group.start_soon(_stop_when_idle, ledger, made)
         await made.run()
         group.cancel_scope.cancel()
+
+
+async def _stop_when_idle(ledger: Ledger, made: Worker) -> None:
+    await until_idle(ledger, made)
+    made.stop()
 
 
 async def _say_ready(output: Output, made: Worker, parent: Parent | None) -> None:

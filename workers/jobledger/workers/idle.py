@@ -1,0 +1,46 @@
+"""When a worker's queues have nothing left to do: for hosts that start a worker now and then, and for tests."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.nats.durables import find_consumer
+from jobledger.workers.worker import Worker
+
+_LOOK_AGAIN_FIRST_S: Final = 0.02
+_LOOK_AGAIN_MAX_S: Final = 0.5
+
+
+async def until_idle(ledger: Ledger, worker: Worker) -> None:
+    """Return when no job of the worker's queues is ready or runs, here or in another worker.
+
+    Jobs that wait for a time (delayed, retried later, snoozed) stay for the next worker. A look that finds nothing
+    counts only if nothing was stored in the ledger while it was taken.
+
+    Raises: UnreachableError.
+    """
+    await worker.taking.wait()
+    pause_s = _LOOK_AGAIN_FIRST_S
+    while True:
+        before = (await ledger.log.head()).last_sequence
+        if not worker.running and not await _unsettled(ledger, worker):
+            if (await ledger.log.head()).last_sequence == before:
+                return
+            pause_s = _LOOK_AGAIN_FIRST_S
+        await anyio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_AGAIN_MAX_S)
+
+
+async def _unsettled(ledger: Ledger, worker: Worker) -> bool:
+    """Whether a queue has a job that is ready, or that somebody works on."""
+    names = ledger.names
+    for queue in worker.queues:
+        for priority in PRIORITIES:
+            info = await find_consumer(ledger.inbox, names.ledger_stream, names.consumer(queue, priority))
+            if info is not None and info.unsettled:
+                return True
+    return False
