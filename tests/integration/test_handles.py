@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.working import working
@@ -91,6 +93,34 @@ async def test_a_result_of_another_type_is_an_error_that_names_job_and_task(ledg
             await job.result(timeout_s=LIMIT_S)
         assert (caught.value.job_id, caught.value.task) == (job.id, "promises")
         assert await (await ledger.job(job.id)).result() == "many"
+
+
+class Order(pydantic.BaseModel):
+    lines: list[int]
+    file: Path | None = None
+
+
+@task
+async def ship(order: Order, to: Path) -> Order:
+    assert isinstance(order, Order)
+    return order.model_copy(update={"file": to / "order.json"})
+
+
+@task
+def folder_of(file: Path) -> Path:
+    return file.parent
+
+
+async def test_models_and_paths_are_inputs_and_results(ledger: Ledger) -> None:
+    async with working(ledger, ship, folder_of):
+        job = await ledger.enqueue(ship, Order(lines=[1, 2]), to=Path("/out"))
+        assert await job.result(timeout_s=LIMIT_S) == Order(lines=[1, 2], file=Path("/out/order.json"))
+        many = await ledger.enqueue_many(ship, ({"order": {"lines": [n]}, "to": "/out"} for n in range(3)))
+        assert many.created == 3
+        parent = await ledger.enqueue(folder_of, Path("/a/b"))
+        assert await parent.result(timeout_s=LIMIT_S) == Path("/a")
+        with pytest.raises(InvalidInputError, match=r"lines\.0: Input should be a valid integer"):
+            await ledger.enqueue_many(ship, [{"order": {"lines": ["x"]}, "to": "/out"}])
 
 
 async def test_a_job_of_another_task_is_refused(ledger: Ledger) -> None:

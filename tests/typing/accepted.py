@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, assert_type
+
+from pydantic import BaseModel
 
 from jobledger.ledger import Cancel, Context, Job, JobHandle, JobState, Ledger, Retry, Snooze, sync, task
 
@@ -94,3 +97,16 @@ async def children(context: Context) -> None:
 def children_in_thread(context: Context) -> None:
     assert_type(context.sync_ledger.enqueue(add, 1), sync.JobHandle[int])
     assert_type(context.sync_ledger.enqueue(add, 1).result(), int)
+
+
+class Order(BaseModel):
+    lines: list[int]
+
+
+@task
+async def ship(order: Order, to: Path) -> Order | Retry:
+    return order
+
+
+async def models(ledger: Ledger) -> None:
+    assert_type(await ledger.enqueue(ship, Order(lines=[1]), to=Path("/out")), JobHandle[Order])

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 import msgspec
+import pydantic
+import pydantic.dataclasses
 import pytest
 from tests.support.tables import each_row
 
@@ -69,7 +71,7 @@ def anything(**kwargs: int) -> None: ...
 def positional(a: int, /) -> None: ...
 
 
-def unreadable(a: Path) -> None: ...
+def unreadable(a: complex) -> None: ...
 
 
 def unresolved(a: "NoSuchType") -> None: ...  # type: ignore[name-defined] # noqa: F821, UP037 # pyright: ignore[reportUndefinedVariable, reportUnknownParameterType]
@@ -384,3 +386,93 @@ def test_a_parameter_that_holds_what_json_cannot_is_refused() -> None:
 
     with pytest.raises(TaskDefinitionError, match="parameter a holds a _Foreign, which JSON cannot hold"):
         _ = made(takes).signature
+
+
+class Line(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+    at: datetime
+    count: int = pydantic.Field(gt=0, alias="howMany")
+    share: float | None = None
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return 2 * self.count
+
+
+class Names(pydantic.RootModel[list[str]]): ...
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    count: int = pydantic.Field(gt=0)
+
+
+LINE = Line(at=datetime(2026, 1, 2, tzinfo=UTC), howMany=3)
+
+
+def takes_models(line: Line, lines: dict[str, list[Line]], file: Path, names: Names | None = None) -> Line:
+    return line
+
+
+def test_models_and_paths_come_to_the_task_as_what_they_are() -> None:
+    signature = made(takes_models).signature
+    given = {"line": LINE, "lines": {"a": [LINE]}, "file": Path("/a/b"), "names": Names(["x"])}
+    text = signature.encode((), given)
+    assert signature.decode(text) == given
+    assert msgspec.json.decode(text)["line"] == {
+        "at": "2026-01-02T00:00:00Z",
+        "howMany": 3,
+        "share": None,
+    }
+    assert signature.read_result(b'{"at":"2026-01-02T00:00:00Z","howMany":3}', "job-1") == LINE
+    words = {"line": '{"at":"2026-01-02T00:00:00Z","howMany":3}', "file": "/a/b", "names": '["x"]'}
+    parsed = signature.parse_words(words)
+    assert signature.decode(signature.encode((), {**parsed, "lines": {}})) == {**given, "lines": {}}
+
+
+@each_row(
+    ("line", "words"),
+    [
+        (
+            {"at": "2026-01-02T00:00:00Z", "howMany": 0},
+            "howMany: Input should be greater than 0 - at `$.line`",
+        ),
+        ({"at": "2026-01-02T00:00:00Z", "howMany": "a-secret"}, "howMany: Input should be a valid integer"),
+        ({"at": "2026-01-02T00:00:00Z"}, "howMany: Field required"),
+        ({"at": "2026-01-02T00:00:00Z", "howMany": 1, "x": 1}, "x: Extra inputs are not permitted"),
+        (LINE.model_copy(update={"share": float("nan")}), "nan, which JSON cannot say"),
+        (LINE.model_copy(update={"count": -1}), "howMany: Input should be greater than 0"),
+        ("a-secret", "Input should be"),
+    ],
+)
+def test_a_model_checks_its_own_input_and_the_sentence_shows_no_value(line: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        made(takes_models).signature.encode((line, {}, Path("a")), {})
+    assert words in str(caught.value)
+    assert "a-secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_is_a_text() -> None:
+    with pytest.raises(InvalidInputError, match=r"Expected `str` for a `Path`, got `int` - at `\$.file`"):
+        made(takes_models).signature.encode((LINE, {}, 7), {})
+
+
+@each_row(
+    ("annotation", "words"),
+    [
+        (pydantic.HttpUrl, "HttpUrl, which JSON cannot hold: use a type that msgspec knows, a Path or"),
+        (Checked, "a is a dataclass of pydantic, whose checks would not be made: use a model"),
+        (list[Checked], "a holds a dataclass of pydantic"),
+        (Path | str, "may not contain any additional types other than `None`"),
+        (Line | int, "may not contain any additional types other than `None`"),
+    ],
+)
+def test_what_neither_library_can_read_is_refused_with_what_to_use(annotation: Any, words: str) -> None:
+    def takes(a: Any) -> None: ...
+
+    takes.__annotations__["a"] = annotation
+    with pytest.raises(TaskDefinitionError, match="task takes: ") as caught:
+        TaskRegistry([made(takes)])
+    assert words in str(caught.value)

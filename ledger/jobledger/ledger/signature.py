@@ -13,6 +13,12 @@ import msgspec
 import msgspec.inspect
 
 from jobledger.ledger.model.errors import InvalidInputError, ResultMismatchError, TaskDefinitionError
+from jobledger.ledger.model.foreign_types import (
+    from_builtin,
+    is_checked_dataclass,
+    is_known,
+    to_builtin,
+)
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.outcome import WISHES
 
@@ -45,7 +51,9 @@ class TaskSignature:
                 forbid_unknown_fields=True,
                 kw_only=True,
             )
-            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self._struct)
+            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+                self._struct, dec_hook=from_builtin
+            )
         except TypeError as error:
             message = f"task {name}: a parameter's type cannot be read from JSON: {error}"
             raise TaskDefinitionError(message) from error
@@ -123,9 +131,11 @@ class TaskSignature:
             return _json_or_text(word)
         # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
         with contextlib.suppress(*_UNREADABLE):
-            return msgspec.to_builtins(msgspec.convert(word, wanted, strict=False))
+            found = msgspec.convert(word, wanted, strict=False, dec_hook=from_builtin)
+            return msgspec.to_builtins(found, enc_hook=to_builtin)
         with contextlib.suppress(*_UNREADABLE):
-            return msgspec.to_builtins(msgspec.json.decode(word, type=wanted))
+            found = msgspec.json.decode(word, type=wanted, dec_hook=from_builtin)
+            return msgspec.to_builtins(found, enc_hook=to_builtin)
         message = f"task {self._task_name}: argument {name}={word[:60]!r} is not {_type_name(wanted)}"
         raise InvalidInputError(message)
 
@@ -148,7 +158,7 @@ def _result_decoder(returned: Any, task_name: str) -> msgspec.json.Decoder[Any]:
     if returned in _NO_PROMISE or returned in WISHES:
         returned = Any
     try:
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(returned)
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(returned, dec_hook=from_builtin)
     except TypeError as error:
         message = f"task {task_name}: the type of its result cannot be read from JSON: {error}"
         raise TaskDefinitionError(message) from error
@@ -160,20 +170,26 @@ def _refuse_foreign(wanted: Any, what: str) -> None:
     """Raise TaskDefinitionError if a type, or one inside of it, is none that JSON can hold."""
     for foreign in _foreign_types(msgspec.inspect.type_info(wanted), set()):
         inside = "is" if foreign is wanted else "holds"
-        message = f"{what} {inside} a {_type_name(foreign)}, which JSON cannot hold"
-        raise TaskDefinitionError(message)
+        advice = (
+            "a dataclass of pydantic, whose checks would not be made: use a model or a standard dataclass"
+            if is_checked_dataclass(foreign)
+            else f"a {_type_name(foreign)}, which JSON cannot hold: use a type that msgspec knows, a Path or a pydantic model"
+        )
+        raise TaskDefinitionError(f"{what} {inside} {advice}")
 
 
 def _foreign_types(node: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield every class in a type that msgspec does not know; `object` is anything, and so as good as Any."""
+    """Yield every class in a type that cannot be written and read; `object` is anything, and so as good as Any."""
     if isinstance(node, tuple):
         for each in node:  # pyright: ignore[reportUnknownVariableType] # nodes and fields
             yield from _foreign_types(each, seen)
     elif isinstance(node, msgspec.inspect.CustomType):
-        if node.cls is not object:
+        if node.cls is not object and not is_known(node.cls):
             yield node.cls
     elif isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) and id(node) not in seen:
         seen.add(id(node))  # a type may hold itself
+        if isinstance(node, msgspec.inspect.DataclassType) and is_checked_dataclass(node.cls):
+            yield node.cls
         yield from _foreign_types(tuple(getattr(node, name) for name in node.__struct_fields__), seen)
 
 

@@ -14,11 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.foreign_types import is_model, to_builtin
 
 DEPTH_MAX: Final = 100
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', flags=re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=to_builtin)
 
 
 def encode_value(value: Any, *, what: str) -> bytes:
@@ -85,6 +86,8 @@ def _check_numbers(value: Any, what: str) -> None:
         _check_each(value, what)  # pyright: ignore[reportUnknownArgumentType] # of anything
     elif isinstance(value, msgspec.Struct):
         _check_each([getattr(value, name) for name in value.__struct_fields__], what)
+    elif is_model(value):  # pyright: ignore[reportUnknownArgumentType] # of anything
+        _check_each(vars(value).values(), what)
     else:  # dataclasses and attrs classes are written as objects, too
         fields = [*getattr(value, "__dataclass_fields__", ()), *_attrs_names(value)]
         _check_each([getattr(value, name) for name in fields if hasattr(value, name)], what)

@@ -1,0 +1,69 @@
+"""Types of values that msgspec does not know and inputs and results may have: paths, and pydantic models.
+
+A model is checked and written by pydantic itself, which is not imported here: whoever has a model has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+
+def is_known(kind: object) -> bool:
+    """Return whether values of a type that msgspec does not know can be written and read here."""
+    return isinstance(kind, type) and issubclass(kind, (PurePath, *_models()))
+
+
+def is_model(value: object) -> bool:
+    """Return whether a value is a model of pydantic 2."""
+    return isinstance(value, _models())
+
+
+def _models() -> tuple[type[Any], ...]:
+    base: type[Any] | None = getattr(sys.modules.get("pydantic"), "BaseModel", None)
+    return () if base is None or not hasattr(base, "model_validate_json") else (base,)
+
+
+def is_checked_dataclass(kind: object) -> bool:
+    """Return whether a class is a dataclass of pydantic, whose checks msgspec would pass by."""
+    return hasattr(kind, "__dataclass_fields__") and hasattr(kind, "__pydantic_validator__")
+
+
+def to_builtin(value: Any) -> Any:
+    """Return a value of such a type as JSON values; what it is called for by msgspec.
+
+    Raises: TypeError for any other type.
+    """
+    if isinstance(value, PurePath):
+        return str(value)
+    if is_model(value):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def from_builtin(kind: type[Any], value: Any) -> Any:
+    """Make a value of such a type of JSON values; what it is called for by msgspec.
+
+    Raises: TypeError, ValueError with what is wrong, without the value.
+    """
+    if kind is object:
+        return value
+    if issubclass(kind, PurePath):
+        if not isinstance(value, str):
+            raise TypeError(f"Expected `str` for a `{kind.__name__}`, got `{type(value).__name__}`")
+        return kind(value)
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        raise ValueError(_reasons(error)) from error
+
+
+def _reasons(error: Any) -> str:
+    """Return what pydantic found wrong, on one line; its own text quotes the input."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in found
+    )
