@@ -196,8 +196,11 @@ async def test_files_that_are_no_good_are_told_before_anything_is_sent(
     empty.write_text("\n")
     folder.mkdir()
     rows: list[tuple[dict[str, Any], str]] = [
-        ({"creds": tmp_path / "none"}, f"creds {tmp_path / 'none'} does not exist"),
-        ({"creds": folder}, f"creds {folder} is no file"),
+        (
+            {"creds": tmp_path / "none"},
+            f"creds {tmp_path / 'none'} cannot be read: No such file or directory",
+        ),
+        ({"creds": folder}, f"creds {folder} cannot be read: it is a folder: name a regular file"),
         ({"creds": empty}, f"creds {empty} holds no JWT and seed of a user"),
         ({"nkey": empty}, f"nkey {empty} holds no seed of a user's nkey (SU...)"),
         ({"token_file": empty}, f"token_file {empty} is empty: its first line is to be the secret"),

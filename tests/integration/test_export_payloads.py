@@ -161,15 +161,15 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (lambda at: _any(at).unlink(), "it is missing"),
     "cut": (lambda at: _any(at).write_bytes(b""), "it was altered: its sha256 is not its name"),
     # What would be read for ever, or into all the memory there is.
-    "a pipe": (lambda at: _instead(_any(at), os.mkfifo), "no file with an end"),
+    "a pipe": (lambda at: _instead(_any(at), os.mkfifo), "a pipe"),
     "a device": (
         lambda at: _instead(_any(at), lambda path: path.symlink_to("/dev/zero")),
-        "no file with an end",
+        "a device",
     ),
-    "a pipe as list": (lambda at: _instead(at / PAYLOAD_LIST, os.mkfifo), "no file with an end"),
+    "a pipe as list": (lambda at: _instead(at / PAYLOAD_LIST, os.mkfifo), "a pipe"),
     "a pipe of events": (
         lambda at: _instead(at / read_manifest(at).files[0].name, os.mkfifo),
-        "no file with an end",
+        "a pipe",
     ),
     "endless": (lambda at: _instead(_any(at), _sparse), "more than the 1,073,741,824 there can be"),
     "added": (

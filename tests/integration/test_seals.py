@@ -218,7 +218,7 @@ def test_a_seal_that_was_not_published_is_published_by_the_next_run(cli: Cli, tm
     code, _, err = cli("verify", "--seal", str(kept), "--since-seal", "--to", "2")
     assert (code, "where the newest seal begins" in err) == (2, True)
     code, _, err = cli("seal", "--key", key, "--publish", str(tmp_path))
-    assert (code, "Is a directory" in err) == (2, True)
+    assert (code, "it is a folder" in err) == (2, True)
 
 
 def test_a_seal_by_another_key_is_a_violation(cli: Cli, tmp_path: Path) -> None:

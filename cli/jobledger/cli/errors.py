@@ -21,6 +21,7 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
     UnreachableError,
 )
+from jobledger.ledger.opening import UnfitFileError
 from jobledger.projections.errors import (
     MomentArchivedError,
     NewerReadModelError,
@@ -33,6 +34,7 @@ from jobledger.projections.errors import (
     ProjectionConfigError,
     ProjectionError,
     ProjectionMissingError,
+    UnfitProjectionError,
 )
 
 DONE: Final = 0
@@ -49,6 +51,8 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (RefusedError, REFUSED),
     (UnreachableError, UNREACHABLE),
     (ProjectionConfigError, USAGE),
+    (UnfitFileError, USAGE),
+    (UnfitProjectionError, USAGE),
     (ProjectionMissingError, NOT_FOUND),
     (MomentArchivedError, REFUSED),
     (NotAProjectionError, REFUSED),
@@ -128,6 +132,8 @@ def sentence(error: BaseException) -> str:
         # The words before the colon are those of the library that checks choices, and say nothing.
         text = error.format_message().replace("Value error, ", "").rstrip(".")
         return f"{text} (see `{command} --help`)"
+    if isinstance(error, UnfitFileError):
+        return f"{error.filename} cannot be used: {error.strerror}"
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"the system refused{where}: {error.strerror or error}"

@@ -24,6 +24,7 @@ from jobledger.ledger.model.errors import (
     ServerStartError,
     StoreInUseError,
 )
+from jobledger.ledger.opening import need_own_folder, open_file, open_to_write, rename_over
 
 if sys.platform != "win32":
     import fcntl
@@ -44,6 +45,7 @@ _KILL_LIMIT_S: Final = 5.0  #: SIGKILL needs milliseconds; a process that is sti
 _LOCK_WAIT_S: Final = 1.0  #: how long the server of a parent that was just killed may take to go
 _LOG_BYTES_MAX: Final = 8 * 1024 * 1024  #: a longer log is put aside at the next start; one old log is kept
 _LOG_READ_MAX: Final = 256 * 1024
+_HOLDER_BYTES_MAX: Final = 200
 _LAST_LINES: Final = 5
 _READY: Final = b"Server is ready"
 
@@ -71,7 +73,8 @@ def project_configuration() -> str:
     here = Path(__file__).resolve()
     for candidate in (here.with_name("nats.conf"), here.parents[3] / "nats.conf"):
         if candidate.is_file():
-            return candidate.read_text(encoding="utf-8")
+            with open_file(candidate) as file:
+                return file.read().decode()
     raise ServerStartError("nats.conf is missing from the installation of jobledger; install jobledger again")
 
 
@@ -168,12 +171,13 @@ class EmbeddedServer:
             ServerBinaryMissingError: there is no nats-server; the sentence says what to install.
             StoreInUseError: another embedded server works on this directory.
             PortInUseError: a port is taken.
+            UnsafeFolderError: somebody else can write into the directory.
             ServerStartError: the directory cannot be used, or nats-server ended or was not ready in time.
         """
         assert not self.alive, "the embedded server runs already"
         binary = _find_binary(self._binary)
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            need_own_folder(self.directory)
             lock = await self._lock()
             try:
                 log_start = self._spawn(binary, lock)
@@ -182,12 +186,13 @@ class EmbeddedServer:
                 lock.close()
         except OSError as error:
             self._kill()
+            what = error.filename or self.directory
             raise ServerStartError(
-                f"cannot run nats-server in {self.directory}: {error}; choose a directory that can be written",
+                f"cannot run nats-server in {self.directory}: {what}: {error.strerror or error}; choose a directory that can be written",
             ) from error
         try:
             self._adopt_ports(await self._ready(log_start))
-            self._lock_path.write_text(f"pid {self.pid} at {self.url}\n", encoding="utf-8")
+            _write(self._lock_path, f"pid {self.pid} at {self.url}\n")
         except BaseException:  # also when cancelled: a half-started server must not stay
             self._kill()
             raise
@@ -229,7 +234,8 @@ class EmbeddedServer:
                 if lock is not None:
                     return lock
                 await anyio.sleep(_POLL_S)
-        holder = self._lock_path.read_text(encoding="utf-8", errors="replace").strip() or "just starting"
+        with open_file(self._lock_path) as file:
+            holder = file.read(_HOLDER_BYTES_MAX).decode(errors="replace").strip() or "just starting"
         raise StoreInUseError(
             f"another embedded nats-server ({holder}) works in {self.directory}; "
             "use it by its address, stop it, or choose another directory",
@@ -238,12 +244,12 @@ class EmbeddedServer:
     def _spawn(self, binary: str, lock: IO[bytes]) -> int:
         """Start sidecar and child; return the log's length before, where this start's lines begin."""
         self._dismiss_sidecar()
-        self.configuration_path.write_text(self._configuration(), encoding="utf-8")
+        _write(self.configuration_path, self._configuration())
         if self.log_path.exists() and self.log_path.stat().st_size > _LOG_BYTES_MAX:
-            self.log_path.replace(self.log_path.with_name("nats-server.log.1"))
+            rename_over(self.log_path, self.log_path.with_name("nats-server.log.1"))
         # The sidecar comes first: only the instant between fork and the line with the pid is unguarded.
         self._sidecar = _start_sidecar()
-        with self.log_path.open("ab") as log:
+        with open_to_write(self.log_path, "ab") as log:
             log_start = log.seek(0, os.SEEK_END)
             self._child = subprocess.Popen(  # noqa: S603 - our own configuration, a binary the caller chose
                 [binary, "-c", str(self.configuration_path)],
@@ -381,7 +387,7 @@ def _try_lock(path: Path) -> IO[bytes] | None:
     """Open and lock the file; None when another process holds it. The lock ends with the last copy of the file."""
     if sys.platform == "win32":
         raise ServerStartError("the embedded server needs a POSIX system; use a server that runs already")
-    lock = path.open("ab")
+    lock = open_to_write(path, "ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -418,7 +424,12 @@ def _port_in(log: bytes, announcement: bytes) -> int:
     return int(found[1])
 
 
+def _write(path: Path, text: str) -> None:
+    with open_to_write(path, "wb") as file:
+        file.write(text.encode())
+
+
 def _read_from(path: Path, start: int) -> bytes:
-    with path.open("rb") as log:
+    with open_file(path) as log:
         log.seek(start)
         return log.read(_LOG_READ_MAX)

@@ -7,6 +7,7 @@
     ├── ReadModelFailedError        a user's read model raised; nothing of that batch was kept
     ├── ProjectionFileError         the file cannot be used as it is: the sentence says what to run
     │   ├── ProjectionMissingError  there is none yet
+    │   ├── UnfitProjectionError    it is no regular file
     │   ├── NotAProjectionError     it belongs to something else, and is never overwritten
     │   ├── DamagedProjectionError  SQLite cannot read it
     │   ├── NewerSchemaError        a newer jobledger wrote it
@@ -51,6 +52,13 @@ class ProjectionMissingError(ProjectionFileError):
         super().__init__(
             path, f"there is no projection at {path}: make it with `jobledger projection rebuild`"
         )
+
+
+class UnfitProjectionError(ProjectionFileError):
+    """What has the file's name is a folder, a device, a pipe or a link; it is left alone."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(path, f"the projection {path} cannot be used: {why}")
 
 
 class NotAProjectionError(ProjectionFileError):

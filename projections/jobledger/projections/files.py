@@ -24,6 +24,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from jobledger.ledger.opening import (
+    UnfitFileError,
+    make_folder,
+    open_file,
+    open_to_lock,
+    open_to_write,
+    refuse_unfit,
+    rename_over,
+    sync_path,
+)
 from jobledger.projections.errors import (
     DamagedProjectionError,
     NotAProjectionError,
@@ -31,6 +41,7 @@ from jobledger.projections.errors import (
     ProjectionError,
     ProjectionMissingError,
     ProjectionStorageError,
+    UnfitProjectionError,
 )
 from jobledger.projections.layout import LEDGER, Layout
 from jobledger.projections.position import SELECT_POSITION
@@ -38,6 +49,7 @@ from jobledger.projections.position import SELECT_POSITION
 Identity = tuple[int, int]  # (device, inode)
 
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
+_LOGS: Final = ("-wal", "-shm")  # SQLite's own, beside the file
 _LOCK_POLL_S: Final = 0.01
 _WAL_PAGES_MAX: Final = 4_000  # 16 MB, then SQLite copies the log into the file
 _CACHE_KIB: Final = 65_536
@@ -64,7 +76,7 @@ def is_of_the_file(error: BaseException) -> bool:
 def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]:
     """Turn SQLite's errors and the system's into ours.
 
-    Raises: ProjectionBusyError, DamagedProjectionError, ProjectionStorageError.
+    Raises: ProjectionBusyError, DamagedProjectionError, UnfitProjectionError, ProjectionStorageError.
     """
     try:
         yield
@@ -81,6 +93,8 @@ def translated(path: Path, busy_timeout_s: float) -> Generator[None, None, None]
         raise ProjectionError(
             f"the projection {path} cannot hold a number of more than 64 bits: {error}"
         ) from error
+    except UnfitFileError as error:
+        raise UnfitProjectionError(path, f"{error.filename}: {error.strerror}") from error
     except OSError as error:
         raise ProjectionStorageError(path, error.strerror or error) from error
 
@@ -90,7 +104,13 @@ def open_reader(path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -
 
     Raises: ProjectionFileError, one of its kinds; ProjectionBusyError, ProjectionStorageError.
     """
-    with translated(path, busy_timeout_s), _opening(path, busy_timeout_s):
+    with translated(path, busy_timeout_s):
+        _refuse_unfit(path, links=True)
+        return _open_reader(path, busy_timeout_s, layout)
+
+
+def _open_reader(path: Path, busy_timeout_s: float, layout: Layout) -> sqlite3.Connection:
+    with _opening(path, busy_timeout_s):
         if not path.exists():
             raise ProjectionMissingError(path)
         connection = sqlite3.connect(
@@ -115,10 +135,30 @@ def open_writer(
     Raises: as `open_reader`, but never ProjectionMissingError.
     """
     with translated(path, busy_timeout_s):
+        _refuse_unfit(path)
         if not _is_there(path):
             _make_first(path, environment, busy_timeout_s, layout)
         with _opening(path, busy_timeout_s):
             return _connect(path, busy_timeout_s, layout), identity(path)
+
+
+def _refuse_unfit(path: Path, *, links: bool = False) -> None:
+    """Look at what SQLite will open by name, and would make a file of where it is a device. Raises: UnfitFileError."""
+    refuse_unfit(path, links=links)
+    for suffix in (*_LOGS, ".ready"):
+        refuse_unfit(path.with_name(path.name + suffix))
+
+
+def database(path: Path, *, make: bool = False) -> sqlite3.Connection:
+    """Open a file of SQLite's for a writer that is alone with it; with `make` it is made, empty, and its owner's alone.
+
+    Raises: sqlite3.Error, OSError.
+    """
+    if make:
+        open_to_write(path, "wb").close()
+    else:
+        refuse_unfit(path)
+    return sqlite3.connect(path, isolation_level=None)
 
 
 def _connect(path: Path, busy_timeout_s: float, layout: Layout) -> sqlite3.Connection:
@@ -170,7 +210,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _make_first(path: Path, environment: str, busy_timeout_s: float, layout: Layout) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = draft_path(path)
     connection = open_draft(draft, environment, layout)
     try:
@@ -208,7 +248,7 @@ def is_alive(process_id: int) -> bool:
 
 def open_draft(draft: Path, environment: str, layout: Layout = LEDGER) -> sqlite3.Connection:
     """Make an empty projection without indexes at `draft`, for one writer and no reader: nothing survives a crash."""
-    connection = sqlite3.connect(draft, isolation_level=None)
+    connection = database(draft, make=True)
     with _closed_on_error(connection):
         connection.execute(f"PRAGMA journal_mode = {layout.draft_journal}")
         connection.execute("PRAGMA synchronous = OFF")
@@ -219,14 +259,14 @@ def open_draft(draft: Path, environment: str, layout: Layout = LEDGER) -> sqlite
 
 def seal_draft(draft: Path) -> None:
     """Make a finished draft complete in itself and safe on disk; every connection to it is closed."""
-    connection = sqlite3.connect(draft, isolation_level=None)
+    connection = database(draft)
     try:
         # Written into the file's header now, so that nobody has to switch it under readers later. The last
         # connection to close takes the empty -wal and -shm away.
         connection.execute("PRAGMA journal_mode = WAL")
     finally:
         connection.close()
-    sync(draft)
+    sync_path(draft)
 
 
 def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -> None:
@@ -241,7 +281,11 @@ def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = 
 
 
 def refuse_foreign(path: Path, layout: Layout = LEDGER) -> None:
-    """Raise NotAProjectionError if `path` is another application's database, or no database and never was ours."""
+    """Raise NotAProjectionError if `path` is another application's database, or no database and never was ours.
+
+    Raises: also UnfitFileError for what is no regular file.
+    """
+    _refuse_unfit(path)
     if not path.exists():
         return
     _refuse_never_ours(path)
@@ -264,7 +308,7 @@ def _refuse_never_ours(path: Path) -> None:
     """
     if _lock(path).exists() or not path.exists():
         return
-    with path.open("rb") as file:
+    with open_file(path) as file:
         first = file.read(len(_SQLITE_HEADER))
     if first and first != _SQLITE_HEADER:
         raise NotAProjectionError(path)
@@ -279,8 +323,8 @@ def _ready(path: Path) -> Path:
 
 
 def _replace(draft: Path, path: Path) -> None:
-    draft.replace(_ready(path))
-    sync(path.parent)
+    rename_over(draft, _ready(path))
+    sync_path(path.parent)
     _finish_replace(path)
 
 
@@ -289,11 +333,11 @@ def _finish_replace(path: Path) -> None:
     ready = _ready(path)
     if not ready.exists():
         return
-    for suffix in ("-wal", "-shm"):
+    for suffix in _LOGS:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    sync(path.parent)
-    ready.replace(path)
-    sync(path.parent)
+    sync_path(path.parent)
+    rename_over(ready, path)
+    sync_path(path.parent)
 
 
 @contextlib.contextmanager
@@ -312,7 +356,7 @@ def _opening(path: Path, busy_timeout_s: float) -> Generator[None, None, None]:
 def _locked(path: Path, kind: int, busy_timeout_s: float) -> Generator[None, None, None]:
     _refuse_never_ours(path)
     try:
-        descriptor = os.open(_lock(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_to_lock(_lock(path))
     except (PermissionError, FileNotFoundError):
         if kind != fcntl.LOCK_SH:
             raise
@@ -336,12 +380,3 @@ def _wait_for_lock(descriptor: int, kind: int, path: Path, busy_timeout_s: float
             time.sleep(_LOCK_POLL_S)
         else:
             return
-
-
-def sync(path: Path) -> None:
-    """Write a file, or a folder's names, through to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from jobledger.audit.durable import sync_file, sync_folder
 from jobledger.audit.export.parquet import need_pyarrow
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.opening import make_folder, open_to_write, sync_file, sync_path
 from jobledger.projections.queries import Store
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_views
@@ -34,18 +34,18 @@ def write_tables(store: Store, folder: Path, *, on_progress: Progress | None = N
     need_pyarrow()
     folder = folder.absolute()
     _refuse(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
         draft = Path(made) / folder.name
-        draft.mkdir(mode=0o700)
+        make_folder(draft)
         with store.one_moment():
             rows = {
                 view.name.removeprefix("v_"): _write(store, view, draft, on_progress) for view in all_views()
             }
-        sync_folder(draft)
+        sync_path(draft)
         _refuse(folder)
         draft.rename(folder)
-        sync_folder(folder.parent)
+        sync_path(folder.parent)
     return rows
 
 
@@ -60,7 +60,7 @@ def _write(store: Store, view: View, folder: Path, on_progress: Progress | None)
     schema = pa.schema([pa.field(name, _arrow_type(pa, column)) for name, column in view.columns.items()])
     number = int(store.select(f"SELECT count(*) FROM {view.name}")[0][0])  # noqa: S608 - a declared name
     done = 0
-    with (folder / f"{view.name.removeprefix('v_')}.parquet").open("xb") as file:
+    with open_to_write(folder / f"{view.name.removeprefix('v_')}.parquet", "xb") as file:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for rows in store.batches(f"SELECT * FROM {view.name}", _ROWS):  # noqa: S608 - a declared name
                 writer.write_batch(pa.record_batch(list(_arrays(pa, view, rows)), schema=schema))

@@ -7,6 +7,7 @@ from typing import Final
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.opening import make_folder
 from jobledger.projections import files
 from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig
 from jobledger.projections.layout import LEDGER, Layout
@@ -40,7 +41,7 @@ async def rebuild(
     path, config = Path(path), config or _REBUILD_CONFIG
     with files.translated(path, config.busy_timeout_s):
         files.refuse_foreign(path, layout)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         draft = files.draft_path(path)
         connection = files.open_draft(draft, log.names.environment, layout)
     try:

@@ -25,6 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.opening import make_folder, open_file, open_to_write, rename_over, sync_path
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionError
 
@@ -136,7 +137,7 @@ class Snapshots:
     def _copy(self, path: Path) -> int:
         """Make a snapshot of whatever `path` holds, and return its size; 0 where it would take too much room."""
         size = _size_bytes(path)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         if size > self.config.bytes_max or shutil.disk_usage(self.folder).free < _FREE_SHARES * size:
             return 0
         self._remove_drafts_of_the_dead()
@@ -146,12 +147,12 @@ class Snapshots:
         try:
             stream_sequence, begins_at = copy_projection(path, draft)
             checksum = _checksum(draft)
-            files.sync(draft)
-            draft.replace(self.folder / f"{stream_sequence:020}-{begins_at:020}-{checksum:08x}.db")
+            sync_path(draft)
+            rename_over(draft, self.folder / f"{stream_sequence:020}-{begins_at:020}-{checksum:08x}.db")
         finally:
             for leftover in (name, f"{name}-wal", f"{name}-shm", f"{name}-journal"):
                 Path(leftover).unlink(missing_ok=True)
-        files.sync(self.folder)
+        sync_path(self.folder)
         for each in superfluous(self._listed(), self.config):
             each.path.unlink(missing_ok=True)
         return size
@@ -167,10 +168,10 @@ class Snapshots:
         checksum = 0
         with contextlib.ExitStack() as opened:
             try:
-                source = opened.enter_context(snapshot.path.open("rb"))
+                source = opened.enter_context(open_file(snapshot.path))
             except OSError:
                 return False
-            copy = opened.enter_context(target.open("wb"))
+            copy = opened.enter_context(open_to_write(target, "wb"))
             while block := source.read(_BLOCK_BYTES):
                 checksum = zlib.crc32(block, checksum)
                 copy.write(block)
@@ -204,7 +205,7 @@ def copy_projection(path: Path, target: Path) -> tuple[int, int]:
     """
     with (
         contextlib.closing(files.open_reader(path, busy_timeout_s=_BUSY_TIMEOUT_S)) as source,
-        contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy,
+        contextlib.closing(files.database(target, make=True)) as copy,
     ):
         copy.execute("PRAGMA synchronous = OFF")  # synced as a whole by who needs it
         source.backup(
@@ -242,7 +243,7 @@ def _least_missed(sequences: list[int]) -> int:
 
 def _checksum(path: Path) -> int:
     checksum = 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(_BLOCK_BYTES):
             checksum = zlib.crc32(block, checksum)
     return checksum

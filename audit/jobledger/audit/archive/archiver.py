@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,6 @@ from jobledger.audit.archive.chain import (
     chained,
     export_name,
     exports_in,
-    make_folder,
     newest_archived,
     open_archive,
     place_of,
@@ -28,7 +28,6 @@ from jobledger.audit.archive.chain import (
 from jobledger.audit.archive.deps import ArchiveDeps, Step
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix
 from jobledger.audit.counts import append_counts, counted_parts
-from jobledger.audit.durable import sync_folder
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
 from jobledger.audit.export.payloads import check_payloads
@@ -49,6 +48,7 @@ from jobledger.ledger.model.job import WAITING_STATES, Job
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.opening import make_folder, sync_path
 from jobledger.ledger.timers import wait_timer
 
 #: Chains that are carried at a time.
@@ -193,7 +193,7 @@ class Archiver:
     async def _export(self, first: int, through: int) -> Manifest:
         """Write the export, or find it written; it is on the disk when this returns."""
         previous = await self._previous(first)
-        await anyio.to_thread.run_sync(make_folder, self._folder)
+        await anyio.to_thread.run_sync(functools.partial(make_folder, self._folder, on_the_disk=True))
         try:
             manifest = await self._write(first, through, previous)
         except (InvalidInputError, SequenceGapError) as error:
@@ -204,7 +204,7 @@ class Archiver:
                 ) from error
             raise
         # Also the one that is found: whoever renamed it into place may have been killed before this.
-        await anyio.to_thread.run_sync(sync_folder, self._folder)
+        await anyio.to_thread.run_sync(sync_path, self._folder)
         return manifest
 
     async def _write(self, first: int, through: int, previous: Previous | None) -> Manifest:

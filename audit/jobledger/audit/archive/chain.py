@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jobledger.audit.durable import sync_folder
 from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
@@ -28,18 +27,6 @@ def export_name(first: int, last: int) -> str:
 def place_of(folder: Path) -> str:
     """Return how the ledger names the folder of an archive, for people who look for it: `<host>:<path>`."""
     return f"{socket.gethostname()}:{folder.absolute()}"
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of an archive where it is missing, so that it is there after a power cut.
-
-    Raises: OSError.
-    """
-    folder = folder.absolute()
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for place in reversed(missing):
-        place.mkdir(exist_ok=True)
-        sync_folder(place.parent)
 
 
 async def newest_archived(log: Log) -> Archived | None:

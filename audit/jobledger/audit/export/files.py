@@ -17,14 +17,13 @@ from typing import IO, Final, Protocol
 
 import msgspec
 
-from jobledger.audit.durable import sync_file
 from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
-from jobledger.audit.export.opening import open_file
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.times import time_text
+from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 #: A file is full when it holds so much.
 FILE_BYTES_MAX: Final = 64 << 20
@@ -188,7 +187,7 @@ class JsonLinesWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / f"events.{self.file_format}{_DRAFT_SUFFIX}"
-        self._file: IO[bytes] = self._path.open("xb", buffering=_BUFFER_BYTES)
+        self._file: IO[bytes] = open_to_write(self._path, "xb", buffer_bytes=_BUFFER_BYTES)
         self._hash = hashlib.sha256()
         self._count = self._first = self._last = 0
         self.size = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Generator, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any, Final
 from jobledger.audit.export.columns import Columns, columns_of
 from jobledger.audit.export.files import Damage, Row, altered, unreadable
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
-from jobledger.audit.export.opening import open_file
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 _ROW_GROUP_ROWS: Final = 4_096
 _ROW_GROUP_BYTES: Final = 8 << 20
@@ -73,7 +72,8 @@ class ParquetWriter:
         self._folder = folder
         self._path = folder / f"events.{self.file_format}{_DRAFT_SUFFIX}"
         self._schema = _schema(self._pa)
-        self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+        self._file = open_to_write(self._path, "xb")
+        self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         self._rows: list[Message] = []
         self._waiting_bytes = 0
         self._count = self._first = self._last = 0
@@ -112,8 +112,8 @@ class ParquetWriter:
         """Finish the file; see `EventFileWriter.close`."""
         self._flush()
         self._writer.close()
-        with self._path.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync_file(self._file)
+        self._file.close()
         digest, size = hash_file(self._path)
         name = file_name(self._first, self._last, self.file_format)
         self._path.rename(self._folder / name)
@@ -130,6 +130,7 @@ class ParquetWriter:
         """Let go of the file; see `EventFileWriter.abandon`."""
         with contextlib.suppress(Exception):  # the disk may be full: nothing of it is kept anyway
             self._writer.close()
+            self._file.close()
 
 
 def hash_file(path: Path) -> tuple[str, int]:

@@ -17,16 +17,15 @@ from typing import IO, Final, Protocol
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.durable import sync_file, sync_folder
 from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
-from jobledger.audit.export.opening import open_file
 from jobledger.audit.verify.references import Reference, References
 from jobledger.ledger.model.codec import is_digest
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.lifecycle import StoreName
+from jobledger.ledger.opening import make_folder, open_file, open_to_write, sync_file, sync_path
 
 PAYLOADS: Final = "payloads"  #: the folder
 PAYLOAD_LIST: Final = "payloads.jsonl"
@@ -85,9 +84,9 @@ async def write_payloads(
             included=source is not None, count=total, gone=0, differs=0, bytes=0, sha256=""
         )
     folder = draft / PAYLOADS
-    folder.mkdir()
+    make_folder(folder)
     listing, states, size = hashlib.sha256(), Counter[PayloadState](), 0
-    with (draft / PAYLOAD_LIST).open("xb") as file:
+    with open_to_write(draft / PAYLOAD_LIST, "xb") as file:
         for done, reference in enumerate(wanted, start=1):
             state = await _copy(folder, reference, source)
             states[state] += 1
@@ -100,7 +99,7 @@ async def write_payloads(
             if on_progress is not None:
                 on_progress(done, total)
         sync_file(file)
-    await anyio.to_thread.run_sync(sync_folder, folder)
+    await anyio.to_thread.run_sync(sync_path, folder)
     return ExportedPayloads(
         included=True,
         count=total,
@@ -118,7 +117,7 @@ async def _copy(folder: Path, reference: Reference, source: PayloadSource) -> Pa
     others: tuple[StoreName, ...] = ("inputs", "results")
     for store in sorted(others, key=lambda each: each != reference.store):
         try:
-            with draft.open("wb") as file:
+            with open_to_write(draft, "wb") as file:
                 await source.copy(
                     store, PayloadRef(sha256=reference.sha256, size_bytes=reference.bytes), file
                 )

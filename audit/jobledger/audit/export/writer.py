@@ -16,7 +16,6 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.durable import sync_file, sync_folder
 from jobledger.audit.errors import ExportExistsError, NotAnExportError
 from jobledger.audit.export.files import FILE_BYTES_MAX, EventFileWriter, JsonLinesWriter, Totals
 from jobledger.audit.export.manifest import (
@@ -42,6 +41,7 @@ from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFou
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.version import version
+from jobledger.ledger.opening import make_folder, open_to_write, sync_file, sync_path
 
 _EVERYTHING: Final = Selection()
 _LOCK_TRIES_MAX: Final = 10
@@ -319,7 +319,7 @@ def _drafted(folder: Path) -> Generator[Path, None, None]:
 
     Raises: ExportExistsError when another process holds it; OSError.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     draft = folder.with_name(f".{folder.name}.draft")
     descriptor = _lock(draft)
     try:
@@ -337,9 +337,9 @@ def _drafted(folder: Path) -> Generator[Path, None, None]:
 def _lock(draft: Path) -> int:
     """Open and lock the draft's folder; the lock ends with the process."""
     for _ in range(_LOCK_TRIES_MAX):
-        draft.mkdir(exist_ok=True)
+        make_folder(draft)
         try:
-            descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue
         try:
@@ -374,13 +374,13 @@ def _clear(draft: Path) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
+    with open_to_write(path, "xb") as file:
         file.write(data)
         sync_file(file)
 
 
 def _move_into_place(draft: Path, folder: Path) -> None:
-    sync_folder(draft)
+    sync_path(draft)
     try:
         draft.rename(folder)  # takes the place of an empty folder, and of nothing else
     except OSError as error:
@@ -389,4 +389,4 @@ def _move_into_place(draft: Path, folder: Path) -> None:
                 f"{folder} was made by somebody else meanwhile: choose another one"
             ) from error
         raise
-    sync_folder(folder.parent)
+    sync_path(folder.parent)

@@ -6,14 +6,13 @@ The library that signs comes with the extra `seals`; without it everything else 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from jobledger.audit.durable import sync_file
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -82,7 +81,7 @@ def make_keys(path: Path) -> tuple[Path, str]:
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    with open_to_write(path, "xb", permissions=mode) as file:
         file.write(data)
         sync_file(file)
 
@@ -130,7 +129,7 @@ def read_trusted(paths: Iterable[Path]) -> TrustedKeys:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(_KEY_BYTES_MAX)
     except OSError as error:
         raise ConfigurationError(f"the key {path} cannot be read: {error.strerror}") from error

@@ -24,6 +24,7 @@ from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError,
 from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.reactor import REACTOR, SEALS, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of
+from jobledger.ledger.opening import open_file
 
 #: More events than this are sealed in several ranges, so that each can be checked alone.
 SEAL_EVENTS_MAX: Final = 100_000
@@ -339,7 +340,7 @@ def read_published(path: Path, *, begun: bool = True) -> list[Seal]:
 
 def _published_lines(path: Path, *, begun: bool) -> list[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_PUBLISHED_BYTES_MAX + 1)
     except OSError as error:
         if not begun and isinstance(error, FileNotFoundError):

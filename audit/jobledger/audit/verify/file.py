@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import secrets
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from jobledger.audit.durable import sync_file
 from jobledger.audit.verify.report import Report
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
+from jobledger.ledger.opening import open_file, write_whole
 
 #: A report holds figures and a bounded number of violations: what is larger is another file.
 _BYTES_MAX: Final = 16 << 20
@@ -25,7 +23,7 @@ def read_report(path: Path) -> Report:
     Raises: NotFoundError without such a file, InvalidInputError for one that holds no report.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_BYTES_MAX + 1)
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no earlier report {path}: make one with --report") from error
@@ -54,13 +52,4 @@ def write_report(report: Report, path: Path) -> None:
 
     Raises: OSError.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with beside.open("xb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-            sync_file(file)
-        beside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")

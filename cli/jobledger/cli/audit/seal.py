@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import IO, Annotated
 
 import anyio
 import typer
@@ -23,6 +23,7 @@ from jobledger.cli.session import operator, until_closed, watch_signals
 from jobledger.cli.times import seconds
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import retry_raced
+from jobledger.ledger.opening import open_to_write
 from jobledger.workers.reactors.reactor import host
 from jobledger.workers.reactors.sealer import EVENTS_DEFAULT, INTERVAL_S_DEFAULT, Sealer, SealingConfig
 
@@ -112,7 +113,7 @@ class _Publisher:
         """Add lines that are on the disk when this returns."""
         if not self._waiting:
             return
-        with self._path.open("ab+") as file:
+        with open_to_write(self._path, "ab+") as file:
             if _is_broken_off(file):
                 file.write(b"\n")
             file.write("".join(f"{each.line()}\n" for each in self._waiting).encode())
@@ -121,7 +122,7 @@ class _Publisher:
         self._waiting.clear()
 
 
-def _is_broken_off(file: BinaryIO) -> bool:
+def _is_broken_off(file: IO[bytes]) -> bool:
     if not file.seekable() or not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)

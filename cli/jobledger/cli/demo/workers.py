@@ -16,6 +16,7 @@ import msgspec
 
 from jobledger.cli.errors import DemoFailedError
 from jobledger.ledger import JobState, Ledger
+from jobledger.ledger.opening import open_file, open_to_write
 from jobledger.projections import JobRow, Projector, Store
 
 CONCURRENCY: Final = 4
@@ -44,7 +45,7 @@ class Crew:
         name = f"worker-{self._started}"
         log_path = self._folder / f"{name}.log"
         command = ["-m", "jobledger.cli", "worker", "--app", "jobledger.cli.demo.tasks", "--url", self._url]
-        with log_path.open("wb") as log:
+        with open_to_write(log_path, "wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *command,
@@ -123,5 +124,6 @@ async def crew(url: str, folder: Path) -> AsyncGenerator[Crew, None]:
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with open_file(path) as file:
+        lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "(it is empty)"

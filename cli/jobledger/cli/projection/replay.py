@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sqlite3
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Sequence
 from datetime import datetime
@@ -23,6 +22,7 @@ from jobledger.cli.times import parse_time
 from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.opening import rename_over, sync_path
 from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
 
 _DIGITS_MAX: Final = 19  # what SQLite and the server count to
@@ -99,18 +99,18 @@ def _made_beside(into: Path) -> Generator[Path, None, None]:
         draft = Path(folder) / into.name
         yield draft
         with files.translated(into, 0.0):
-            connection = sqlite3.connect(draft, isolation_level=None)
+            connection = files.database(draft)
             try:
                 connection.execute("PRAGMA journal_mode = DELETE")
             finally:
                 connection.close()
-            files.sync(draft)
+            sync_path(draft)
             if into.exists():
                 raise UsageError(
                     f"--into {into}: the file was made by another program meanwhile; name another"
                 )
-            draft.rename(into)
-            files.sync(into.absolute().parent)
+            rename_over(draft, into)
+            sync_path(into.absolute().parent)
 
 
 @contextlib.asynccontextmanager

@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 
 from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
+from jobledger.ledger.opening import open_file
 
 logger = logging.getLogger("jobledger.metrics")
 
@@ -52,7 +53,7 @@ def read_token(path: Path) -> bytes:
     Raises: ConfigurationError.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             token = file.read(_TOKEN_BYTES_MAX).strip()
     except OSError as error:
         raise ConfigurationError(f"the token file {path} cannot be read: {error.strerror}") from error

@@ -30,7 +30,8 @@ LedgerError
 │   ├── PermissionRefusedError
 │   ├── UnsupportedServerError
 │   ├── PortInUseError
-│   └── StoreInUseError
+│   ├── StoreInUseError
+│   └── UnsafeFolderError
 ├── UnreachableError          no answer: the same call may succeed later
 │   ├── ServerUnreachableError
 │   ├── ServerStartError
@@ -315,6 +316,13 @@ class PortInUseError(RefusedError):
 
 class StoreInUseError(RefusedError):
     """Another embedded server already uses this directory."""
+
+
+class UnsafeFolderError(RefusedError):
+    """Somebody else can put files into a folder that only this user should fill; nothing was done in it."""
+
+    def __init__(self, folder: object, why: str, mend: str) -> None:
+        super().__init__(f"{folder} {why}: run `{mend}`, or name a folder that does not exist yet")
 
 
 class UnreachableError(LedgerError):

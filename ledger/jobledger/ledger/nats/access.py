@@ -19,6 +19,7 @@ import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.addresses import shown
+from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _JWT: Final = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s")
@@ -164,10 +165,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     def _content(self, name: str) -> bytes:
         path = Path(getattr(self, name))
         try:
-            if not path.is_file():  # reading a FIFO or a device may never end
-                why = "is no file" if path.exists() else "does not exist"
-                raise ConfigurationError(f"{name} {path} {why}")
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 return file.read(_FILE_BYTES_MAX)
         except OSError as error:
             raise ConfigurationError(f"{name} {path} cannot be read: {error.strerror or error}") from error

@@ -23,7 +23,12 @@ from jobledger.ledger.metrics.exposition import info, value
 from jobledger.ledger.model.errors import ConfigurationError, LedgerError, NotFoundError
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.connection import ConnectionLostError
-from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionError
+from jobledger.projections.errors import (
+    EventGapError,
+    PositionMismatchError,
+    ProjectionError,
+    UnfitProjectionError,
+)
 from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import FACTS_S, ServerFacts, server_facts
 from jobledger.projections.metrics.figures import Figures, read_figures
@@ -99,12 +104,17 @@ class Exporter:
     # On the event loop.
 
     async def run(self) -> NoReturn:
-        """Follow the ledger until cancelled; what stops the projector is told by `health`, and tried again."""
+        """Follow the ledger until cancelled; what stops the projector is told by `health`, and tried again.
+
+        Raises: UnfitProjectionError.
+        """
         pause_s = _RESTART_S_FIRST
         while True:
             began = time.monotonic()
             try:
                 await self.follow()
+            except UnfitProjectionError:
+                raise  # it was named so, and stays so
             except (ProjectionError, LedgerError, ConnectionLostError, OSError) as error:
                 self._agrees = self._agrees and not isinstance(error, PositionMismatchError | EventGapError)
                 self._stopped = f"the projection is not followed: {str(error) or 'the connection was lost'}"

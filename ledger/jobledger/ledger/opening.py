@@ -1,0 +1,224 @@
+"""Opening and making files: every file that the product reads or writes is opened here, or checked here first.
+
+Regular files only, and at once: a device has no end, and a pipe's other end may never come. No symlink is followed to
+what is written: in a folder of others it could lead anywhere. What is made can be read by its owner alone, whatever the
+umask is, for it may hold inputs of jobs. What was opened is what is checked (`fstat`), so that nothing can be put there
+in between. Below all other modules, so that each may use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, BinaryIO, Final, Literal
+
+from jobledger.ledger.model.errors import UnsafeFolderError
+
+__all__ = [
+    "UnfitFileError",
+    "make_folder",
+    "need_own_folder",
+    "open_file",
+    "open_to_lock",
+    "open_to_write",
+    "refuse_unfit",
+    "rename_over",
+    "sync_file",
+    "sync_path",
+    "write_whole",
+]
+
+_FILE: Final = 0o600
+_FOLDER: Final = 0o700
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link, which is not followed to a file that is written"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+#: x: makes it, and refuses one that is there; w: what was in it is gone; a: adds to its end; r+: is there already.
+Writing = Literal["xb", "wb", "ab", "ab+", "rb+"]
+
+
+class UnfitFileError(OSError):
+    """What has this name is no regular file, or a link to one that would be written; nothing was done to it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(errno.EINVAL, why, str(path))
+
+
+def open_file(path: Path, *, bytes_max: int | None = None, buffer_bytes: int = 128 << 10) -> BinaryIO:
+    """Open a file to be read.
+
+    Raises: UnfitFileError; OSError, also for a file that is larger than `bytes_max`.
+    """
+    file = open(path, "rb", buffering=buffer_bytes, opener=_opened)  # noqa: SIM115 - the caller's to close
+    size = os.fstat(file.fileno()).st_size
+    if bytes_max is not None and size > bytes_max:
+        file.close()
+        why = f"it has {size:,} bytes, more than the {bytes_max:,} there can be"
+        raise OSError(errno.EFBIG, why, str(path))
+    return file
+
+
+def open_to_write(
+    path: Path, mode: Writing, *, permissions: int = _FILE, buffer_bytes: int = -1
+) -> IO[bytes]:
+    """Open a file to be written; one that is made gets these permissions, one that was there keeps its own.
+
+    Raises: UnfitFileError; FileExistsError with "xb"; OSError.
+    """
+    opener = functools.partial(_opened_to_write, permissions)
+    file = open(path, mode, buffering=buffer_bytes, opener=opener)  # noqa: SIM115 - the caller's to close
+    if mode == "wb":
+        file.truncate(0)  # only now: what was opened is known to be a file
+    return file
+
+
+def open_to_lock(path: Path) -> int:
+    """Return a descriptor of a file that is only locked, made where it is missing.
+
+    Raises: UnfitFileError, OSError.
+    """
+    return _opened_to_write(_FILE, str(path), os.O_RDWR | os.O_CREAT)
+
+
+def _opened_to_write(permissions: int, path: str, flags: int) -> int:
+    return _opened(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW, permissions)
+
+
+def _opened(path: str, flags: int, permissions: int = _FILE) -> int:
+    try:
+        made = _made(path, flags, permissions)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC) if made is None else made
+    except OSError as error:
+        refuse_unfit(Path(path), links=not flags & os.O_NOFOLLOW)  # says better than the system what it is
+        raise OSError(error.errno, error.strerror, path) from error
+    try:
+        _refuse_kind(Path(path), os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _made(path: str, flags: int, permissions: int) -> int | None:
+    """Make the file if that is wanted, with these permissions whatever the umask is; None when it is there already."""
+    if not flags & os.O_CREAT:
+        return None
+    try:
+        descriptor = os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        return None
+    os.fchmod(descriptor, permissions)
+    return descriptor
+
+
+def refuse_unfit(path: Path, *, links: bool = False) -> None:
+    """Look at what has the name of a file that somebody else is to open or replace, as SQLite does; none is fit.
+
+    `links`: one to a regular file is fit, too. Raises: UnfitFileError, OSError.
+    """
+    if not path.name:
+        raise UnfitFileError(path, "it is a folder: name a file in it")
+    with contextlib.suppress(FileNotFoundError):
+        _refuse_kind(path, (path.stat() if links else path.lstat()).st_mode)
+
+
+def _refuse_kind(path: Path, mode: int) -> None:
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), None)
+    if kind is not None:
+        raise UnfitFileError(path, f"it is {kind}: name a regular file")
+
+
+def rename_over(draft: Path, path: Path) -> None:
+    """Give a finished file its name, in the place of a regular file or of nothing.
+
+    Raises: UnfitFileError, OSError.
+    """
+    refuse_unfit(path)
+    draft.replace(path)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Keep `data` in a file: a regular one of that name is replaced as a whole, or not at all. It is then on the disk.
+
+    Raises: UnfitFileError, OSError.
+    """
+    refuse_unfit(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open_to_write(beside, "xb") as file:
+            file.write(data)
+            sync_file(file)
+        rename_over(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def make_folder(folder: Path, *, on_the_disk: bool = False) -> None:
+    """Make a folder and those above it that are missing, each for its owner alone; one that is there stays as it is.
+
+    `on_the_disk`: they are still there after a power cut. Raises: OSError.
+    """
+    folder = folder.absolute()
+    for each in reversed(list(_missing(folder))):
+        try:
+            each.mkdir(mode=_FOLDER)
+        except FileExistsError:  # somebody else made it meanwhile
+            continue
+        each.chmod(_FOLDER)
+        if on_the_disk:
+            sync_path(each.parent)
+    if not folder.is_dir():
+        raise UnfitFileError(folder, "it is no folder: name one")
+
+
+def _missing(folder: Path) -> Generator[Path, None, None]:
+    for each in (folder, *folder.parents):
+        if os.path.lexists(each):
+            return
+        yield each
+
+
+def need_own_folder(folder: Path) -> None:
+    """Make a folder, or make sure that nobody but this user can put anything into the one that is there.
+
+    Raises: UnsafeFolderError, which names the command that mends it; OSError.
+    """
+    make_folder(folder)
+    found, user = folder.stat(), os.geteuid()
+    named = shlex.quote(str(folder))
+    if found.st_uid != user:
+        raise UnsafeFolderError(folder, f"belongs to user {found.st_uid}", f"chown -R {user} {named}")
+    if found.st_mode & _OTHERS_WRITE:
+        raise UnsafeFolderError(folder, "can be written by others", f"chmod go-w {named}")
+
+
+def sync_file(file: IO[bytes]) -> None:
+    """Return when what was written to a file is on the disk. Raises: OSError."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_path(path: Path) -> None:
+    """Return when a file, or what was put into a folder or renamed in it, is on the disk. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
