@@ -57,6 +57,7 @@ from jobledger.ledger.model.errors import (
     UnknownEventError,
     UnknownTaskError,
     UnreachableError,
+    UnsafeFolderError,
     UnsupportedServerError,
     WrongSequenceError,
 )
@@ -140,6 +141,7 @@ __all__ = [
     "UnknownEventError",
     "UnknownTaskError",
     "UnreachableError",
+    "UnsafeFolderError",
     "UnsupportedServerError",
     "WrongSequenceError",
     "connect",
