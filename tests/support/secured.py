@@ -212,7 +212,7 @@ class Secured:
         self.child = subprocess.Popen([self._binary, "-c", self._folder / "server.conf", "-l", log])
         until = time.monotonic() + LIMIT_S
         while not (log.exists() and b"Server is ready" in log.read_bytes()):
-            assert self.child.poll() is None, log.read_text()
+            assert self.child.poll() is None, "the server refuses its configuration: see stderr"
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.01)
         found = _READY.search(log.read_text())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.model.simulation.loop import Handle, Process
 
+from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.parser import Handler
 
@@ -41,7 +42,7 @@ class SimConnection:
         self.is_closed = False
         self.has_jetstream = True
         self.lost_listeners: list[Callable[[], None]] = []
-        self.refused_listeners: list[Callable[[str, str], None]] = []
+        self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
         self.closed_for_good = asyncio.Event()
         self.held_until = 0.0  #: nothing passes before this moment: the network holds it back
         self.generation = 0  #: grows with each loss; what was sent before is gone

@@ -305,6 +305,14 @@ class JetStreamDisabledError(RefusedError):
 class PermissionRefusedError(RefusedError):
     """The server does not allow this user to publish or subscribe to a subject."""
 
+    def __init__(self, verb: str, subject: str) -> None:
+        self.verb = verb  #: publish or subscribe
+        self.subject = subject
+        super().__init__(
+            f"the server does not allow this user to {verb} to {subject}: "
+            "give it that right (docs/subjects.md lists those of each role)"
+        )
+
 
 class UnsupportedServerError(RefusedError):
     """The server is older than what the ledger needs."""

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 TIMEOUT_S: Final = 5.0
 _ROOT: Final = "$JS.API."
+#: How nats-py finds the stream behind an object store.
+LOOK_UP: Final = f"{_ROOT}STREAM.NAMES"
 _MISSING: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
 #: Of a stream, a consumer or a message that finds no room; 10077 is a stream's own limit.

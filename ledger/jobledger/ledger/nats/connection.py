@@ -28,6 +28,7 @@ from jobledger.ledger.model.errors import (
     JetStreamDisabledError,
     LedgerClosedError,
     LedgerError,
+    PermissionRefusedError,
     ServerUnreachableError,
     UnsupportedServerError,
 )
@@ -49,7 +50,6 @@ _CLOSE_S: Final = 2.0
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
 )
-_VERBS: Final = {"publish": "publish to", "subscription": "subscribe to"}
 
 
 class ConnectionLostError(Exception):
@@ -75,7 +75,8 @@ class Connection(Client):
         self._ps = self._parser = MessageParser(self, self._handlers, self._collectors)
         self._up = asyncio.Event()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
-        self.refused_listeners: list[Callable[[str, str], None]] = []  #: called with verb and subject
+        #: Called when the server refuses a right.
+        self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
         self.is_retired = False  #: its owner is done with it, and says so before closing it
         self._pid = os.getpid()
@@ -260,10 +261,11 @@ class Connection(Client):
         if refused is None:
             logger.error("the server does not allow this user all that it asks for: %s", said.strip())
             return
-        verb, subject = _VERBS[refused["verb"].lower()], refused["subject"]
-        logger.error("the server does not allow this user to %s %s", verb, subject)
+        verb = "publish" if refused["verb"].lower() == "publish" else "subscribe"
+        error = PermissionRefusedError(verb, refused["subject"])
+        logger.error("%s", error)
         for listener in tuple(self.refused_listeners):
-            listener(verb, subject)
+            listener(error)
 
     async def close(self) -> None:
         """Close; what was sent has left by then if the server takes it."""

@@ -260,6 +260,7 @@ class ConsumerLoop:
                     look_at = self._loop.time() + look_every_s
                     if await find() != source:
                         return
+            consumer.require_right()
         finally:
             self._consumer = None
             await consumer.close()
@@ -332,6 +333,7 @@ class Batches:
             if asyncio.get_running_loop().time() >= deadline:
                 self._consumer.forget()
         if self._is_lost():
+            self._consumer.require_right()
             raise ConnectionLostError
         return self._got
 

@@ -30,7 +30,9 @@ class Inbox:
         self._connection = connection
         self._prefix = f"{connection.new_inbox()}."
         self._prefix_length = len(self._prefix)
-        self._waiting: dict[bytes, tuple[ReplyHandler, str, bool]] = {}  # by token: handler, subject, once
+        # By token: handler, subjects, once.
+        self._waiting: dict[bytes, tuple[ReplyHandler, str | frozenset[str], bool]] = {}
+        self._refused: PermissionRefusedError | None = None  # the right to hear answers
         self._count = 0
 
     async def open(self) -> None:
@@ -39,10 +41,11 @@ class Inbox:
         self._connection.lost_listeners.append(self._on_lost)
         self._connection.refused_listeners.append(self._on_refused)
 
-    def expect(self, subject: str, handler: ReplyHandler, *, once: bool = False) -> str:
+    def expect(self, subject: str | frozenset[str], handler: ReplyHandler, *, once: bool = False) -> str:
         """Return a reply subject; `handler` gets what arrives there until `forget`, or with `once` the first of it.
 
-        `subject` is where the request goes, so that a refused permission finds its way back.
+        `subject` is where the request goes, so that a refused permission finds its way back; several, where its parts
+        go to several.
         """
         self._count += 1
         token = str(self._count)
@@ -67,9 +70,16 @@ class Inbox:
         for handler, _, _ in abandoned.values():
             handler(ConnectionLostError(), b"")
 
-    def _on_refused(self, verb: str, subject: str) -> None:
-        error = PermissionRefusedError(f"the server does not allow this user to {verb} {subject}")
-        refused = [token for token, (_, asked, _) in self._waiting.items() if asked == subject]
+    def _on_refused(self, error: PermissionRefusedError) -> None:
+        subject = error.subject
+        hears_nothing = error.verb == "subscribe" and subject == f"{self._prefix}*"
+        if hears_nothing:
+            self._refused = error
+        refused = [
+            token
+            for token, (_, asked, _) in self._waiting.items()
+            if hears_nothing or (subject == asked if isinstance(asked, str) else subject in asked)
+        ]
         for token in refused:
             self._waiting.pop(token)[0](error, b"")
 
@@ -78,6 +88,8 @@ class Inbox:
 
         Raises: ReplyTimeoutError, ConnectionLostError, PermissionRefusedError, NoRespondersError.
         """
+        if self._refused is not None:
+            raise self._refused
         answer: asyncio.Future[tuple[bytes, bytes]] = self._connection.loop.create_future()
 
         def on_reply(data: bytes | Exception, headers: bytes) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Final, cast
 
@@ -19,9 +21,11 @@ from jobledger.ledger.model.errors import (
     PayloadMissingError,
     PayloadState,
     PayloadTooLargeError,
+    PermissionRefusedError,
     ServerUnreachableError,
 )
 from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.nats.api import LOOK_UP
 from jobledger.ledger.nats.connection import Connection
 
 if TYPE_CHECKING:
@@ -105,7 +109,7 @@ class Payloads:
 
     async def _keep(self, name: str, text: bytes, *, what: str) -> None:
         try:
-            async with asyncio.timeout(_TRANSFER_S):
+            async with self._transfer():
                 store = await self._open()
                 if not await self._holds(store, name):
                     await store.put(name, text)
@@ -124,7 +128,7 @@ class Payloads:
         if reference is None:
             return bytes(value)
         try:
-            async with asyncio.timeout(_TRANSFER_S):
+            async with self._transfer():
                 found = await (await self._open()).get(reference.sha256)
         except nats.js.errors.NotFoundError as error:
             raise self._gone(reference) from error
@@ -144,7 +148,7 @@ class Payloads:
         """
         hashing = _Hashing(file)
         try:
-            async with asyncio.timeout(_TRANSFER_S):
+            async with self._transfer():
                 # nats-py only calls `write`, in a thread.
                 await (await self._open()).get(reference.sha256, writeinto=cast("io.BufferedIOBase", hashing))
         except nats.js.errors.NotFoundError as error:
@@ -195,6 +199,31 @@ class Payloads:
     def _unreadable(self, reference: PayloadRef, error: Exception) -> ServerUnreachableError:
         said = str(error) or type(error).__name__
         return ServerUnreachableError(f"payload {reference.sha256[:12]}... could not be read: {said}")
+
+    @contextlib.asynccontextmanager
+    async def _transfer(self) -> AsyncGenerator[None, None]:
+        """Set a limit to the block; a right that the server refuses meanwhile ends it at once.
+
+        Raises: TimeoutError, PermissionRefusedError.
+        """
+        refused: list[PermissionRefusedError] = []
+        try:
+            async with asyncio.timeout(_TRANSFER_S) as limit:
+
+                def on_refused(error: PermissionRefusedError) -> None:
+                    if self._bucket in error.subject or error.subject == LOOK_UP:
+                        refused.append(error)
+                        limit.reschedule(0.0)
+
+                self._connection.refused_listeners.append(on_refused)
+                try:
+                    yield
+                finally:
+                    self._connection.refused_listeners.remove(on_refused)
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            if refused:
+                raise refused[0] from error
+            raise
 
     async def _open(self) -> ObjectStore:
         self._connection.require_here()

@@ -103,9 +103,11 @@ class Publisher:
         except ConnectionLostError as error:
             self._loop.call_soon(answered, error)
 
-    def _send(self, entry: Entry, headers: bytes, answered: Answered) -> None:
+    def _send(
+        self, entry: Entry, headers: bytes, answered: Answered, parts: frozenset[str] | None = None
+    ) -> None:
         awaited = _Awaited(self._pending, answered, self._loop.time() + REPLY_TIMEOUT_S)
-        reply = awaited.reply = self._inbox.expect(entry.subject, awaited, once=True)
+        reply = awaited.reply = self._inbox.expect(parts or entry.subject, awaited, once=True)
         self._pending[reply] = awaited
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
@@ -129,7 +131,8 @@ class Publisher:
             if number < last:
                 self._connection.send(entry.subject, "", _condition(entry, tail), entry.data)
             else:
-                self._send(entry, _condition(entry, tail + "Nats-Batch-Commit: 1\r\n"), answered)
+                subjects = frozenset(each.subject for each in entries)
+                self._send(entry, _condition(entry, tail + "Nats-Batch-Commit: 1\r\n"), answered, subjects)
 
     def _sweep(self) -> None:
         """Answer what is overdue; all limits are equal, so the oldest is first."""

@@ -17,6 +17,7 @@ from nats.aio.subscription import Subscription
 
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.nats.api import pull_subject
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import header, status_of
@@ -163,6 +164,7 @@ class PullConsumer:
         self._on_ended = on_ended
         self._channels = [_Channel(self, f"{connection.new_inbox()}.") for _ in range(REQUESTS_MAX)]
         self._count = 0
+        self._refused: PermissionRefusedError | None = None
         self.free = list(self._channels)  #: without a request; none may be made while this is empty
         self.probed = 0  #: messages asked for by `request`, and neither delivered nor refused yet
         self.standing = 0  #: the same for `wait_for`
@@ -177,6 +179,7 @@ class PullConsumer:
         for channel in self._channels:
             await channel.open(self._connection)
         self._connection.lost_listeners.append(self._on_lost)
+        self._connection.refused_listeners.append(self._on_refused)
 
     async def end(self) -> None:
         """Let the server send nothing more; what is on its way is still handed on, until `close`."""
@@ -189,6 +192,7 @@ class PullConsumer:
         """Unsubscribe; what is on its way is dropped and will be delivered again."""
         if self._on_lost in self._connection.lost_listeners:
             self._connection.lost_listeners.remove(self._on_lost)
+            self._connection.refused_listeners.remove(self._on_refused)
         for channel in self._channels:
             if channel.subscription is not None:
                 await self._connection.unlisten(channel.subscription)
@@ -250,6 +254,20 @@ class PullConsumer:
     def _on_lost(self) -> None:
         self.forget()
         self._on_ended("lost")
+
+    def _on_refused(self, error: PermissionRefusedError) -> None:
+        if error.subject == self._subject:
+            self._refused = error
+            self._on_lost()
+
+    def require_right(self) -> None:
+        """Return if the consumer may be asked; to be called when it was lost.
+
+        Raises: PermissionRefusedError.
+        """
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
 
 
 def header_text(headers: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.nats.api import pull_subject
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import status_of
@@ -61,6 +62,7 @@ class PullWindow(Collector):
         self._owed_bytes = 0
         self._is_too_small = False  # the next message is larger than a whole window
         self._quiet_waits = 0
+        self._refused: PermissionRefusedError | None = None
         self.is_lost = False  #: the consumer is gone, or unreachable
 
     async def open(self) -> None:
@@ -68,11 +70,13 @@ class PullWindow(Collector):
         subscription = await self._connection.listen(f"{self._prefix}*", self)
         self._unlisten = functools.partial(self._connection.unlisten, subscription)
         self._connection.lost_listeners.append(self._lose)
+        self._connection.refused_listeners.append(self._on_refused)
 
     async def close(self) -> None:
         """Unsubscribe; what is on its way is dropped."""
         if self._lose in self._connection.lost_listeners:
             self._connection.lost_listeners.remove(self._lose)
+            self._connection.refused_listeners.remove(self._on_refused)
         if self._unlisten is not None:
             await self._unlisten()
             self._unlisten = None
@@ -80,9 +84,11 @@ class PullWindow(Collector):
     async def take(self) -> list[Raw]:
         """Wait for messages; return the oldest ones held, up to some hundred, and [] when no more will come.
 
-        Raises: ConnectionLostError.
+        Raises: ConnectionLostError, PermissionRefusedError.
         """
         while not self._held and not self._count():
+            if self._refused is not None:
+                raise self._refused
             if self.is_lost:
                 return []
             self._ask()
@@ -171,6 +177,11 @@ class PullWindow(Collector):
         self._owed = len(self.messages)
         self._owed_bytes = sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self.messages)
         self._woken.set()
+
+    def _on_refused(self, error: PermissionRefusedError) -> None:
+        if error.subject == self._subject:
+            self._refused = error
+            self._lose()
 
     def _lose(self) -> None:
         """End with what has come: after it something may be missing, though later messages still arrive."""

@@ -177,6 +177,7 @@ class Intake:
         """Find the lanes that were lost, and ask for work until another one is."""
         for lane in self._lanes:
             if lane.lost:
+                lane.consumer.require_right()
                 lane.consumer.forget()
                 lane.empty = False
                 await self._find(lane)

@@ -1,0 +1,199 @@
+"""What a server refuses is told at once, with verb and subject; what docs/subjects.md lists is enough for each role."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from tests.support.limits import LIMIT_S
+from tests.support.secured import Secured, secured
+from tests.support.subjects import EVERYBODY, rows
+from tests.support.working import until, working
+
+from jobledger.cli.main import run
+from jobledger.ledger import Ledger, TaskRegistry, connect, task
+from jobledger.ledger.model.errors import PermissionRefusedError
+from jobledger.ledger.model.events import Queued
+from jobledger.ledger.model.log import Entry
+from jobledger.workers import Worker
+
+pytestmark = pytest.mark.anyio
+#: Everything else waits at least five seconds for an answer.
+AT_ONCE_S = 4.0
+
+
+@task(queue="work")
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@task(queue="work")
+async def keep(text: str) -> str:
+    return text
+
+
+async def read(ledger: Ledger) -> None:
+    async for _ in ledger.events(follow=False):
+        pass
+
+
+async def work(ledger: Ledger) -> None:
+    await Worker(ledger, TaskRegistry([add, keep])).run()
+
+
+async def look(ledger: Ledger) -> None:
+    await (await ledger.job("one")).state()
+
+
+async def fetch(ledger: Ledger) -> None:
+    queued = (await (await ledger.job("large")).history())[0].event
+    assert isinstance(queued, Queued)
+    await ledger.inputs.get(queued.input, queued.input_ref)
+
+
+async def subscribe(ledger: Ledger) -> None:
+    async with ledger.subscription("bill"):
+        pass
+
+
+async def lock(ledger: Ledger) -> None:
+    async with ledger.lock("scope", "one", wait_s=1):
+        pass
+
+
+async def batch(ledger: Ledger) -> None:
+    """Append two entries as one; only the last asks for an answer, and the first is refused."""
+    names = (f"ledger.lock.scope.{each}.acquired" for each in "ab")
+    await ledger.log.append([Entry(name, b"{}", name.rpartition(".")[0] + ".*", 0) for name in names])
+
+
+Act = Callable[[Ledger], Awaitable[Any]]
+DENIED: dict[str, tuple[str, Act, str]] = {
+    "append": ("ledger.job.>", lambda ledger: ledger.enqueue(add, 1, 2), "publish to ledger.job.work."),
+    "lease": ("$KV.WORKERS.>", work, "publish to $KV.WORKERS."),
+    "batch": ("ledger.lock.*.a.>", batch, "publish to ledger.lock.scope.a."),
+    "chain": ("$JS.API.DIRECT.GET.LEDGER", look, "publish to $JS.API.DIRECT.GET.LEDGER"),
+    "reader": ("$JS.API.CONSUMER.CREATE.LEDGER", read, "publish to $JS.API.CONSUMER.CREATE.LEDGER"),
+    "read": ("$JS.API.CONSUMER.MSG.NEXT.LEDGER.*", read, "publish to $JS.API.CONSUMER.MSG.NEXT.LEDGER."),
+    "work": (
+        "$JS.API.CONSUMER.MSG.NEXT.LEDGER.*",
+        work,
+        "publish to $JS.API.CONSUMER.MSG.NEXT.LEDGER.work_",
+    ),
+    "input": (
+        "$O.PAYLOADS.>",
+        lambda ledger: ledger.enqueue(keep, "x" * 90_000),
+        "publish to $O.PAYLOADS.C.",
+    ),
+    "bucket": ("$JS.API.STREAM.NAMES", fetch, "publish to $JS.API.STREAM.NAMES"),
+    "payload": (
+        "$JS.API.STREAM.MSG.GET.OBJ_PAYLOADS",
+        fetch,
+        "publish to $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS",
+    ),
+    "subscription": (
+        "$JS.API.CONSUMER.CREATE.LEDGER.>",
+        subscribe,
+        "publish to $JS.API.CONSUMER.CREATE.LEDGER.events_bill",
+    ),
+    "lock": ("ledger.lock.>", lock, "publish to ledger.lock.scope.one."),
+}
+
+
+def user(name: str, publish: str = "", subscribe: str = "") -> str:
+    denied = {"publish": publish, "subscribe": subscribe}
+    rights = ", ".join(f'{verb}: {{ deny: "{subject}" }}' for verb, subject in denied.items() if subject)
+    return f"{{ user: {name}, password: p, permissions: {{ {rights} }} }}"
+
+
+def role(name: str) -> str:
+    """Return a user who may do what docs/subjects.md says of a role, and nothing else."""
+    may: dict[str, set[str]] = {"publish": set(), "subscribe": set()}
+    for row in rows():
+        if row.role in {EVERYBODY, name}:
+            shape = re.sub(r"<[^>]+[.]{3}>", ">", row.shape)
+            tokens = ["*" if "<" in token else token for token in shape.split(".")]
+            may[row.verb].add(".".join(tokens))
+    allowed = ", ".join(f"{verb}: {{ allow: {json.dumps(sorted(each))} }}" for verb, each in may.items())
+    return f"{{ user: {name}, password: p, permissions: {{ {allowed} }} }}"
+
+
+@pytest.fixture(scope="module")
+def server(nats_server_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """One user for each right that is missing, one for each role, and one who may do everything."""
+    users = [user(name, subject) for name, (subject, _, _) in DENIED.items()]
+    users += [user("info", "$JS.API.STREAM.INFO.>"), user("inbox", subscribe="_INBOX.>")]
+    users += [
+        user("claim", "ledger.job.*.*.started"),
+        *(role(each) for each in ("Producer", "Worker", "Auditor")),
+    ]
+    text = f"authorization {{ users: [ {{ user: all, password: p }}, {', '.join(users)} ] }}\n"
+    with secured(nats_server_binary, tmp_path_factory.mktemp("rights"), text) as running:
+        yield running
+
+
+@pytest.fixture
+async def ready(server: Secured) -> str:
+    async with connect(server.url(), user="all", password="p", ledger_bytes_max=64 << 20) as ledger:
+        await ledger.enqueue(add.options(id="one"), 1, 2)
+        await ledger.enqueue(keep.options(id="large"), "z" * 90_000)
+    return server.url()
+
+
+@pytest.mark.parametrize("name", DENIED)
+async def test_a_refused_right_is_told_at_once(ready: str, name: str) -> None:
+    _, act, words = DENIED[name]
+    async with connect(ready, user=name, password="p") as ledger:
+        begun = time.monotonic()
+        with pytest.raises(PermissionRefusedError) as caught, anyio.fail_after(LIMIT_S):
+            await act(ledger)
+        assert time.monotonic() - begun < AT_ONCE_S
+        assert f"the server does not allow this user to {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("info", "publish to $JS.API.STREAM.INFO.LEDGER"), ("inbox", "subscribe to _INBOX.")]
+)
+async def test_what_connecting_needs_is_told_at_once(
+    ready: str, name: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(PermissionRefusedError, match=re.escape(words)):
+        async with connect(ready, user=name, password="p"):
+            pass
+    monkeypatch.setenv("JOBLEDGER_PASSWORD", "p")
+    at = ("--url", ready, "--user", name)
+    assert await anyio.to_thread.run_sync(run, ["workers", "list", *at]) == 4
+    assert words in capsys.readouterr().err
+    assert await anyio.to_thread.run_sync(run, ["doctor", *at]) in {1, 4}
+    assert words in capsys.readouterr().out
+    assert time.monotonic() - begun < 3 * AT_ONCE_S
+
+
+async def test_a_worker_that_may_not_claim_says_so_and_lives_on(
+    ready: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(ready, user="claim", password="p") as ledger, working(ledger, add, keep):
+        await until(lambda: "publish to ledger.job.work.one.started" in caplog.text)
+
+
+async def test_the_rights_of_the_page_are_enough_for_a_role(
+    ready: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        producer, worker, auditor = [
+            await stack.enter_async_context(connect(ready, user=each, password="p"))
+            for each in ("Producer", "Worker", "Auditor")
+        ]
+        await stack.enter_async_context(working(worker, add, keep))
+        small, large = await producer.enqueue(add, 1, 2), await producer.enqueue(keep, "w" * 90_000)
+        assert await small.result(timeout_s=LIMIT_S) == 3
+        assert len(await large.result(timeout_s=LIMIT_S)) == 90_000
+        assert [stored async for stored in auditor.events(follow=False)]
+    assert "does not allow" not in caplog.text
