@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import anyio.to_thread
 import msgspec
 
 from jobledger.admin import checks
@@ -21,8 +23,9 @@ from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.streams import require_ledger, specifications
-from jobledger.projections import EventGapError, ProjectionError
+from jobledger.projections import EventGapError, ProjectionError, Store
 from jobledger.projections.agreement import refuse_lost_beginning
+from jobledger.projections.tables.unreadable import count_set_aside
 
 #: Gives the rows of a ledger that was connected to.
 RowsOf = Callable[[Ledger], Rows]
@@ -33,6 +36,10 @@ FormerLedger = Callable[[Path | None], str | None]
 #: What a list that has to read it first takes seconds for.
 LAG_WARN_EVENTS: Final = 100_000
 _BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
+
+_LOOK_INTO: Final = (
+    "`jobledger audit verify` names them; find out who publishes there, then `jobledger audit acknowledge`"
+)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +145,8 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
             found.append(Check(check="projection", status="warn", found=str(error)))
             return
         found.append(await _check_projection(ledger, path))
+        with contextlib.suppress(ProjectionError):  # of which the line before tells
+            found.append(await anyio.to_thread.run_sync(_check_unreadable, path))
         former = asked.former_ledger(path)
         if former is not None:
             found.append(Check(check="former ledger", status="warn", found=former))
@@ -164,6 +173,20 @@ async def _check_beginning(ledger: Ledger) -> Check:
         found = f"{found}, and no archive run moved {lost}: they were lost"
         return Check(check="ledger", status="fail", found=found, advice=_BACK_UP)
     return Check(check="ledger", status="ok", found=found)
+
+
+def _check_unreadable(path: Path) -> Check:
+    """Look whether something lies in the ledger that is no event, as far as the projection has read.
+
+    Raises: ProjectionError.
+    """
+    with Store.open(path) as store:
+        aside = count_set_aside(store.select)
+    if not aside.unacknowledged:
+        found = f"none; {aside.count:,} acknowledged" if aside.count else "none"
+        return Check(check="unreadable", status="ok", found=found)
+    found = f"{aside.unacknowledged:,} messages are no events, and nobody accepted them"
+    return Check(check="unreadable", status="warn", found=found, advice=_LOOK_INTO)
 
 
 async def _check_projection(ledger: Ledger, path: Path) -> Check:

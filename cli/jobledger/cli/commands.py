@@ -63,6 +63,7 @@ COMMANDS: Final = Group(
             groups.AUDIT,
             {
                 "verify": "audit.verify",
+                "acknowledge": "audit.acknowledge",
                 "trail": "audit.trail",
                 "who": "audit.who",
                 "keygen": "audit.keygen",

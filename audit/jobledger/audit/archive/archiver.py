@@ -252,6 +252,7 @@ class Archiver:
             to_sequence=last,
             options=_AS_HISTORY,
             is_part=True,
+            acknowledging=self._log,
             witnesses=[found],
             on_progress=self._progress("check"),
         )

@@ -28,6 +28,7 @@ from jobledger.audit.verify.records import (
 )
 from jobledger.audit.verify.report import Compared, Intact, LargeValues, Report, Violation
 from jobledger.audit.verify.rules import broken_at_end, broken_rule, early
+from jobledger.audit.verify.set_aside import SetAside
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.times import StoredTimes
@@ -41,6 +42,7 @@ from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import Archived, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
+from jobledger.ledger.model.unreadable import Acknowledged
 
 _OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
 
@@ -111,6 +113,7 @@ class Checker:
         self._times = StoredTimes()
         self._tally = Tally()
         self.large_values = LargeValues()  #: set by whoever counted or read them
+        self.set_aside = SetAside()  #: what is no event
         self.next_sequence = from_sequence  #: the one that must come next
 
     def feed(self, message: Message) -> None:
@@ -133,6 +136,7 @@ class Checker:
             self._compare_with_before()
         if isinstance(message, Unreadable):
             self._half = None
+            self.set_aside.add(sequence, digest)
             self.note(chain_named(message.subject), "readable", message.why, stream_sequence=sequence)
         elif isinstance(message, StoredEvent):
             event = message.event
@@ -174,6 +178,8 @@ class Checker:
             self._archived = event
         elif isinstance(event, SealRecorded):
             self._seals += 1
+        elif isinstance(event, Acknowledged):
+            self.set_aside.accept(event)
         aggregate = AGGREGATES[aggregate_of(message.subject)]
         about = aggregate.label(aggregate.key_in(message.subject))
         for rule, sentence in found:
@@ -355,6 +361,7 @@ class Checker:
         expected = Expected() if expected is None else expected
         try:
             self._check_beginning()
+            self._violations = self.set_aside.forgive(self._violations, self._broken)
             if self._before is not None:
                 self._miss_before()
             if expected.enqueued is not None:
@@ -480,6 +487,8 @@ class Checker:
             timers_pending=timers_pending,
             times=self._times.found,
             large_values=self.large_values,
+            acknowledged=self.set_aside.listed(self._options.violations_max),
+            acknowledged_count=len(self.set_aside.accepted),
             compared=tuple(self._compared),
             violations=tuple(self._violations),
             violations_count=count,

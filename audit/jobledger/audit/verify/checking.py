@@ -19,6 +19,7 @@ from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expect
 from jobledger.audit.verify.payloads import PayloadStates, PayloadWitness
 from jobledger.audit.verify.references import References
 from jobledger.audit.verify.report import Report
+from jobledger.audit.verify.set_aside import acknowledgements
 from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
@@ -55,13 +56,15 @@ async def verify(
     witnesses: Sequence[Witness] = (),
     payloads: Sequence[PayloadStates] = (),
     is_part: bool = False,
+    acknowledging: Log | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check a ledger up to `to_sequence`, or to its head as it is now; what was found is in the report.
 
     What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
     checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
-    nothing is missing before it. `payloads` are read for the large values that events refer to; without any these are
+    nothing is missing before it. `acknowledging` is where a message may be accepted that is no event, for a part of a
+    ledger; None: in the log itself. `payloads` are read for the large values that events refer to; without any these are
     only counted. `on_progress` gets the sequence reached and the last one, after each batch.
 
     Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
@@ -87,6 +90,9 @@ async def verify(
             missing = f"{checker.next_sequence} to {last} could not be read"
             sentence = f"stream sequence {missing}, the ledger's head is {head.last_sequence}"
             checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
+        if checker.set_aside.unaccepted:  # perhaps somebody accepted it behind the range
+            async for event in acknowledgements(acknowledging or log, last + 1):
+                checker.set_aside.accept(event)
         for witness in witnesses:
             await witness.finish(checker)
         report = checker.finish(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final, Literal
 
 import msgspec
@@ -22,6 +23,24 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Intact = tuple[tuple[int, int], ...]
+
+
+class AcknowledgedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is no event, and who accepted it."""
+
+    stream_sequence: int
+    subject: str
+    why: str  #: it is no event
+    by: str  #: who accepted it
+    at: datetime  #: when, by that one's clock
+    reason: str
+
+    def line(self) -> str:
+        """Return it as a sentence for a person."""
+        return (
+            f"stream sequence {self.stream_sequence:,} ({self.subject}) is no event: accepted by {self.by} at "
+            f"{self.at.isoformat()}, {self.reason!r}"
+        )
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +92,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timers_pending: int  #: jobs that wait for a moment
     times: Times = Times()  #: how the server's times of storing fit the events
     large_values: LargeValues = LargeValues()
+    acknowledged: tuple[
+        AcknowledgedMessage, ...
+    ] = ()  #: the first messages that are no events and were accepted
+    acknowledged_count: int = 0  #: all of them
     compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
     not_proven: tuple[str, ...] = ()  #: what this check does not prove, a sentence each
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found
@@ -87,6 +110,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         hidden = self.violations_count - min(len(self.violations), _SHOWN_MAX)
         if hidden:
             lines.append(f"  and {hidden:,} more")
+        lines.extend(f"acknowledged: {each.line()}" for each in self.acknowledged[:_SHOWN_MAX])
+        if self.acknowledged_count > _SHOWN_MAX:
+            lines.append(f"acknowledged: {self.acknowledged_count - _SHOWN_MAX:,} more")
         lines.extend(f"notice: {notice}" for notice in self.times.notices())
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         lines.extend(f"not proven: {sentence}" for sentence in self.not_proven)

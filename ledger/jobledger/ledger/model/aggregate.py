@@ -134,7 +134,7 @@ class Aggregate(Generic[E, S]):
 
     def key_of(self, event: E) -> tuple[str, ...]:
         """Return the words that name the event's chain."""
-        return tuple(getattr(event, field) for field in self.key)
+        return tuple(str(getattr(event, field)) for field in self.key)
 
     def key_in(self, subject: str) -> tuple[str, ...]:
         """Return the words of a stored subject that name its chain."""
@@ -166,8 +166,8 @@ class Aggregate(Generic[E, S]):
     def is_at(self, subject: str, event: E) -> bool:
         """Return whether a stored subject says what the event itself says, of whatever environment it is."""
         key = self.key_of(event)
-        place = ".".join((self.name, *map(str, key), self._leaf_of(event)))
-        return subject.partition(".")[2] == place and all(is_token(str(word)) for word in key)
+        place = ".".join((self.name, *key, self._leaf_of(event)))
+        return subject.partition(".")[2] == place and all(map(is_token, key))
 
     def decode(self, message: Message) -> E:
         """Return the event in a message of one of its chains.

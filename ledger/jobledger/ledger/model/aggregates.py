@@ -20,6 +20,7 @@ from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
+from jobledger.ledger.model.unreadable import UNREADABLE
 
 
 class _Jobs(Aggregate[JobEvent, Job]):
@@ -34,7 +35,9 @@ class _Jobs(Aggregate[JobEvent, Job]):
 JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, words=words)
 
 #: By name, the second word of a ledger subject.
-AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {each.name: each for each in (JOB, LOCK, REACTOR)}
+AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
+    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE)
+}
 
 
 def aggregate_for(event: Envelope) -> Aggregate[Any, Any]:

@@ -26,6 +26,7 @@ from jobledger.projections.statistics.answers import (
     totals_row,
 )
 from jobledger.projections.statistics.tally import STATISTICS
+from jobledger.projections.tables.unreadable import SetAside, count_set_aside
 
 _COLUMNS: Final = ", ".join(STATISTICS)
 #: The first row is the one of all queues.
@@ -52,6 +53,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     position: Position
     timers_pending: int
+    set_aside: SetAside  #: what is no event
     shown: tuple[str, ...]  #: queues under their own names
     folded: dict[str, int]  #: by label, how many values have no name of their own
     queues: list[QueueRow]
@@ -77,6 +79,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
         return Figures(
             position=store.position(),
             timers_pending=store.timers_pending(),
+            set_aside=count_set_aside(store.select),
             shown=queues,
             folded={
                 label: max(0, found - len(own))

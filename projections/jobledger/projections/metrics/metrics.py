@@ -45,6 +45,9 @@ class Labels:
 def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     """Return what the projection tells; ages are as of `now`."""
     yield value(names.TIMERS_PENDING, figures.timers_pending)
+    aside = figures.set_aside
+    accepted = {"no": aside.unacknowledged, "yes": aside.count - aside.unacknowledged}
+    yield values(names.UNREADABLE, (((said,), count) for said, count in accepted.items()))
     yield values(names.FOLDED, (((label,), count) for label, count in figures.folded.items()))
     yield from _queue_metrics(figures.queues, now)
     yield from _task_metrics(figures.totals)

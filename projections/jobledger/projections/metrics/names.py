@@ -72,6 +72,12 @@ LEDGER_FIRST: Final = Measure(
 LEDGER_HEAD: Final = Measure(
     "jobledger_ledger_head_sequence", "gauge", "Stream sequence of its newest event."
 )
+UNREADABLE: Final = Measure(
+    "jobledger_unreadable_messages",
+    "gauge",
+    "Messages in the ledger that are no events, by whether somebody accepted them.",
+    ("acknowledged",),
+)
 TIMERS_PENDING: Final = Measure("jobledger_timers_pending", "gauge", "Jobs that wait for a moment.")
 TIMERS_STREAM: Final = Measure(
     "jobledger_timers_stream_messages", "gauge", "Messages in the stream of timers."
@@ -193,6 +199,7 @@ EXPORTER_METRICS: Final = (
     LEDGER_EVENTS,
     LEDGER_FIRST,
     LEDGER_HEAD,
+    UNREADABLE,
     TIMERS_PENDING,
     TIMERS_STREAM,
     WORKERS,

@@ -14,12 +14,14 @@ from jobledger.ledger.model.aggregates import JOB
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.log import jobs_among
 from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.ledger.model.unreadable import UNREADABLE
 from jobledger.projections.position import POSITION_TABLE
 from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, View
 from jobledger.projections.tables.jobs import JOB_TABLES
+from jobledger.projections.tables.unreadable import UNREADABLE_TABLES
 
 #: By aggregate, the second word of a ledger subject.
-TABLES: Final[dict[str, AggregateTables]] = {each.aggregate: each for each in (JOB_TABLES,)}
+TABLES: Final[dict[str, AggregateTables]] = {each.aggregate: each for each in (JOB_TABLES, UNREADABLE_TABLES)}
 
 
 def all_tables() -> tuple[Table, ...]:
@@ -65,9 +67,11 @@ class LedgerRows(Rows):
 
 
 def _others(messages: Sequence[Message]) -> dict[str, list[Message]]:
-    """Return the messages that are not about jobs by what they are about."""
+    """Return the messages that are not about jobs by what they are about; what is no event by its own name."""
     found: dict[str, list[Message]] = {}
     for message in messages:
-        if not isinstance(message, StoredEvent | Unreadable):
+        if isinstance(message, Unreadable):
+            found.setdefault(UNREADABLE.name, []).append(message)
+        elif not isinstance(message, StoredEvent):
             found.setdefault(aggregate_of(message.subject), []).append(message)
     return found
