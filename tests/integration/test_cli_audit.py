@@ -386,6 +386,22 @@ def test_a_story_is_the_same_as_an_object(cli: Cli) -> None:
     assert summary["total_s"] == pytest.approx(since)
 
 
+def test_a_story_is_told_as_of_a_past_moment(cli: Cli) -> None:
+    (job,) = cli.work(3)
+    whole = cli("trail", job, "--json").lines[0]["lines"]
+    third = whole[2]
+    (body,) = cli("trail", job, "--sequence", str(third["stream_sequence"]), "--json").lines
+    assert body["lines"] == whole[:3]
+    assert body["summary"]["state"] == "retry_wait"
+    answer = cli("trail", job, "--at", third["at"])
+    assert answer.out.startswith("as of ")
+    assert "retry wait after" in answer.out
+    assert "completed" not in answer.out
+    assert cli("trail", job, "--sequence", "0").code == 3
+    assert cli("trail", job, "--at", "2200-01-01").code == 2
+    assert cli("trail", "reactor/seals", "--sequence", "1").code == 2
+
+
 def test_a_takeover_is_told(cli: Cli) -> None:
     async def taken_over(ledger: Ledger) -> None:
         ref = (await ledger.enqueue(double.options(id="lost"), 1)).ref

@@ -11,13 +11,17 @@ import typer
 
 from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.find import find_history, newest_life
+from jobledger.admin.past import AsOf
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import LedgerNotSoundError
 from jobledger.cli.output import Output
+from jobledger.cli.past import option_words
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
+from jobledger.projections import Moment
+from jobledger.projections.errors import MomentArchivedError
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or a prefix that only one job has.")]
 
@@ -50,6 +54,18 @@ async def found_history(
         way = f"`{command} {found.history[0].event.job} --archive DIR`"
         sentence = "" if found.missing is None else found.missing.sentence(way)
         yield Found(ledger, found.log, found.history, sentence, found.chain)
+
+
+async def moment_of_found(found: Found, past: AsOf, job_id: str, command: str) -> Moment:
+    """Return the past moment in the log that the job was read from; `command` is to be named where --archive helps.
+
+    Raises: MomentAheadError, MomentArchivedError, UnreachableError.
+    """
+    try:
+        return await past.moment(found.log, found.ledger.clock)
+    except MomentArchivedError as error:
+        hint = f"`{command} {job_id} {option_words(past)} --archive DIR` reads that as well"
+        raise MomentArchivedError(error.what, error.to, hint) from error
 
 
 def refuse_broken(check: ChainCheck, label: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import aggregate_of
 
@@ -113,7 +113,7 @@ async def check_history(log: Log, messages: Sequence[Message]) -> ChainCheck:
 async def _archive_runs(log: Log) -> Sequence[Run]:
     runs: list[Run] = []
     async for batch in log.read_messages(subject=REACTOR.of_type(log.names, "archived", ARCHIVE)):
-        for message in batch:
+        for message in events_among(batch):
             event = REACTOR.decode(message)
             if isinstance(event, Archived):
                 runs.append(Run(message.stream_sequence, event.through_sequence))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from jobledger.admin.archived import payload_places
 from jobledger.admin.find import Chain, find_chain
+from jobledger.admin.past import events_until, moment_words
 from jobledger.audit.clocks import clocks_of
 from jobledger.audit.trail import Line, Trail, lines_of_chain, trail_of
 from jobledger.audit.trail_words import span
@@ -19,9 +20,11 @@ from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.verify.payloads import NO_STATES, States, states_of
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import AUDIT
-from jobledger.cli.one_job import found_history, newest, refuse_broken
+from jobledger.cli.one_job import found_history, moment_of_found, newest, refuse_broken
 from jobledger.cli.output import Output
+from jobledger.cli.past import asked
 from jobledger.cli.text import clock_time, plain
 from jobledger.ledger.model.codec import StoredEvent
 
@@ -34,20 +37,37 @@ TrailOf = Annotated[
 ]
 
 
+_COMMAND: Final = "jobledger audit trail"
+
+
 @command(AUDIT, "trail", takes=ROWS)
 async def trail(
-    cli: Cli, *, job_id: TrailOf, queue: options.Queue = None, archives: options.Archives = None
+    cli: Cli,
+    *,
+    job_id: TrailOf,
+    queue: options.Queue = None,
+    at: options.At = None,
+    sequence: options.Sequence = None,
+    archives: options.Archives = None,
 ) -> None:
     """Show what happened to one job: who did what and when, what it waited for and how long, which error."""
+    past = asked(at, sequence)
     if "/" in job_id:
+        if past is not None:
+            raise UsageError("--at and --sequence are about a job: leave them out")
         async with cli.ledger() as ledger:
             found_chain = await find_chain(ledger, job_id, archives or ())
         _show_chain(cli.output, found_chain)
         refuse_broken(found_chain.check, found_chain.label)
         return
-    async with found_history(cli, job_id, queue, archives, "jobledger audit trail") as found:
-        now, events = found.ledger.clock.now(), newest(found.history, cli.output)
+    async with found_history(cli, job_id, queue, archives, _COMMAND) as found:
+        then = await moment_of_found(found, past, job_id, _COMMAND) if past is not None else None
+        events = newest(found.history if then is None else events_until(found.history, then), cli.output)
+        now = found.ledger.clock.now()
         states = await states_of(payload_places(found.ledger, found.log), events)
+    if then is not None:
+        cli.output.say(moment_words(then), style="dim")
+        now = then.at or events[-1].stored_at
     show_trail(cli.output, events, now, found.chain, states)
     if found.missing:
         cli.output.note(found.missing)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from jobledger.admin.archived import archived_payloads
-from jobledger.admin.past import AsOf, events_until, moment_words
+from jobledger.admin.past import events_until, moment_words
 from jobledger.admin.views import job_details
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.view import show_job
-from jobledger.cli.one_job import Found, JobId, found_history, newest, refuse_broken
-from jobledger.cli.past import asked, option_words
+from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken
+from jobledger.cli.past import asked
 from jobledger.ledger.model.chain import fold
-from jobledger.projections import Moment
-from jobledger.projections.errors import MomentArchivedError
+
+_COMMAND: Final = "jobledger jobs show"
 
 
 @command(JOBS, "show", takes=ROWS)
@@ -30,8 +32,8 @@ async def show(
 ) -> None:
     """Show one job with its attempts and every event, read from its chain and so never stale."""
     past, output = asked(at, sequence), cli.output
-    async with found_history(cli, job_id, queue, archives, "jobledger jobs show") as found:
-        then = await _moment(found, past, job_id) if past is not None else None
+    async with found_history(cli, job_id, queue, archives, _COMMAND) as found:
+        then = await moment_of_found(found, past, job_id, _COMMAND) if past is not None else None
         events = newest(found.history if then is None else events_until(found.history, then), output)
         job = fold(events).job
         assert job is not None, "a history is not empty"
@@ -48,11 +50,3 @@ async def show(
     if found.missing:
         output.note(found.missing)
     refuse_broken(found.chain, f"job {job.id}")
-
-
-async def _moment(found: Found, past: AsOf, job_id: str) -> Moment:
-    try:
-        return await past.moment(found.log, found.ledger.clock)
-    except MomentArchivedError as error:
-        hint = f"`jobledger jobs show {job_id} {option_words(past)} --archive DIR` reads that as well"
-        raise MomentArchivedError(error.what, error.to, hint) from error
