@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,13 +12,22 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin import checks
+from jobledger.admin.amounts import duration
 from jobledger.admin.checks import Check
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
+from jobledger.audit.watch import Audited, audited
 from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.model.errors import ConfigurationError, InvalidError, LedgerError, LedgerNotFoundError
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    CorruptLedgerError,
+    InvalidError,
+    LedgerError,
+    LedgerNotFoundError,
+)
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import open_connection
@@ -35,6 +45,8 @@ FormerLedger = Callable[[Path | None], str | None]
 
 #: What a list that has to read it first takes seconds for.
 LAG_WARN_EVENTS: Final = 100_000
+#: A sealer seals each minute unless told otherwise.
+SEAL_WARN_S: Final = 3_600.0
 _BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
 
 _LOOK_INTO: Final = (
@@ -139,6 +151,7 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
     async with connect(asked.url, **given) as ledger:
         found.append(await _check_workers(ledger))
         found.append(await _check_beginning(ledger))
+        found += await _check_audit(ledger)
         try:
             path = await rows(ledger).path()
         except InvalidError as error:  # workers in containers need no projection, nor a home folder for one
@@ -187,6 +200,45 @@ def _check_unreadable(path: Path) -> Check:
         return Check(check="unreadable", status="ok", found=found)
     found = f"{aside.unacknowledged:,} messages are no events, and nobody accepted them"
     return Check(check="unreadable", status="warn", found=found, advice=_LOOK_INTO)
+
+
+async def _check_audit(ledger: Ledger) -> list[Check]:
+    """Look how far the ledger is sealed, and when it was checked last. Raises: UnreachableError."""
+    try:
+        found = await audited(ledger.log)
+    except CorruptLedgerError as error:
+        return [Check(check="seals", status="fail", found=str(error))]
+    now = ledger.clock.now()
+    return [_seals(found, now), *_verified(found, now)]
+
+
+def _seals(found: Audited, now: datetime) -> Check:
+    if found.sealed_through is None or found.sealed_at is None:
+        return Check(check="seals", status="ok", found="none; `jobledger audit seal` makes them")
+    age_s = (now - as_utc(found.sealed_at)).total_seconds()
+    unsealed = f"{found.unsealed:,} events after it"
+    said = f"the newest goes up to {found.sealed_through:,}, {duration(max(0.0, age_s))} ago; {unsealed}"
+    if found.unsealed and age_s > SEAL_WARN_S:
+        advice = "start the sealer again: `jobledger audit seal --key FILE --follow`"
+        return Check(check="seals", status="warn", found=said, advice=advice)
+    return Check(check="seals", status="ok", found=said)
+
+
+def _verified(found: Audited, now: datetime) -> Iterator[Check]:
+    verified = found.verified
+    if verified is None:
+        return
+    age = duration(max(0.0, (now - as_utc(verified.at)).total_seconds()))
+    said = f"the newest check on record, {age} ago, up to {verified.to_sequence:,}: "
+    if verified.sound:
+        yield Check(check="verify", status="ok", found=f"{said}sound")
+    else:
+        yield Check(
+            check="verify",
+            status="fail",
+            found=f"{said}NOT sound, {verified.violations:,} violations",
+            advice="`jobledger audit verify` names them",
+        )
 
 
 async def _check_projection(ledger: Ledger, path: Path) -> Check:

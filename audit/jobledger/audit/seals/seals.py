@@ -23,7 +23,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, MalformedEventError
 from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.reactor import REACTOR, SEALS, SealRecorded
-from jobledger.ledger.model.subjects import Names, aggregate_of
+from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.opening import open_file
 
 #: More events than this are sealed in several ranges, so that each can be checked alone.
@@ -152,7 +152,9 @@ async def seal_next(
 class _Span:
     """What a seal says of a range, as far as it was read."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: str) -> None:
+        """`own`: what the subjects of seals begin with."""
+        self._own = own
         self.tree = MerkleTree()
         self.reached = 0
         self.head_hash = ""
@@ -163,11 +165,11 @@ class _Span:
         self.tree.add(digest)
         self.reached = message.stream_sequence
         self.head_hash = digest.hex()
-        self.worth_it = self.worth_it or aggregate_of(message.subject) != "reactor"
+        self.worth_it = self.worth_it or not message.subject.startswith(self._own)
 
 
 async def _read_span(log: Log, first: int, last: int) -> _Span:
-    span = _Span()
+    span = _Span(REACTOR.chain(log.names, SEALS).removesuffix(">"))
     batches = log.read_messages(from_sequence=first)
     async with contextlib.aclosing(batches):
         async for batch in batches:

@@ -34,6 +34,14 @@ Against = Annotated[
 KeptReport = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Write the report to this file, as JSON.")
 ]
+Record = Annotated[
+    bool,
+    typer.Option(
+        "--record",
+        metavar="",
+        help="Record in the ledger that it was checked, and with which result: metrics and `doctor` tell its age.",
+    ),
+]
 WithProjection = Annotated[
     bool,
     typer.Option("--with-projection", metavar="", help="Compare the projection with the events as well."),

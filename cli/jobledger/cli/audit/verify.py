@@ -14,6 +14,7 @@ from jobledger.audit.verify import CheckOptions, Expected, Report, Witness
 from jobledger.audit.verify import verify as check
 from jobledger.audit.verify.file import read_report, write_report
 from jobledger.audit.verify.options import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
+from jobledger.audit.watch import record_verify
 from jobledger.cli import options
 from jobledger.cli.audit import options as audit
 from jobledger.cli.audit.offline import verify_offline
@@ -22,6 +23,7 @@ from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import LedgerNotSoundError, UsageError
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
+from jobledger.cli.session import operator
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
@@ -43,6 +45,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     archives: tuple[Path, ...]
     with_projection: bool
     with_payloads: bool
+    record: bool
     seals: SealsAsked
 
 
@@ -58,6 +61,7 @@ async def verify(
     archives: options.Archives = None,
     with_projection: audit.WithProjection = False,
     with_payloads: audit.WithPayloads = False,
+    record: audit.Record = False,
     seal_keys: TrustedKeyFiles = None,
     seals: KeptSeals = None,
     since_seal: SinceSeal = False,
@@ -76,6 +80,7 @@ async def verify(
         archives=tuple(archives or ()),
         with_projection=with_projection,
         with_payloads=with_payloads,
+        record=record,
         seals=seals_asked(
             seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
         ),
@@ -83,9 +88,9 @@ async def verify(
     if kept is not None and not kept.absolute().parent.is_dir():
         raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
     if export is not None:
-        if first is not None or last is not None or archives or with_projection or since_seal:
+        if first is not None or last is not None or archives or with_projection or since_seal or record:
             raise UsageError(
-                f"--from, --to, --archive, --with-projection and --since-seal are {_NOT_FOR_EXPORTS}"
+                f"--from, --to, --archive, --with-projection, --since-seal and --record are {_NOT_FOR_EXPORTS}"
             )
         tell(
             cli.output,
@@ -166,7 +171,7 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
         expected = Expected(now=ledger.clock.now() if asked.last is None else None)
         with cli.output.progress("checking the ledger") as progress:
-            return await check(
+            report = await check(
                 log,
                 from_sequence=begin,
                 to_sequence=asked.last,
@@ -177,6 +182,9 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
                 payloads=payload_places(ledger, log) if asked.with_payloads else (),
                 on_progress=progress,
             )
+        if asked.record:
+            await record_verify(ledger.log, report, ledger.stamp(operator()))
+        return report
 
 
 async def _projection(

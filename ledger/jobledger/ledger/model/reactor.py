@@ -17,6 +17,7 @@ from jobledger.ledger.model.envelope import Envelope, Signed, Whole
 
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
 ARCHIVE: Final = "archive"  #: the reactor that moves old events into files
+VERIFY: Final = "verify"  #: the chain in which checks of the ledger are recorded
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -48,6 +49,17 @@ class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     digest: str  #: of all events of the export, as its manifest has it
     count: Whole  #: events in the export
     folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; for people alone
+
+
+class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
+    """Somebody checked the ledger, and had what was found recorded."""
+
+    from_sequence: Whole  #: of the range that was checked
+    to_sequence: Whole  #: of the range, inclusive; one less than `from_sequence` when there was nothing
+    head_hash: str  #: hex sha256 of the event at `to_sequence`, "" when there was none
+    digest: str  #: hex sha256 over the hashes of all events of the range, as the report has it
+    sound: bool  #: nothing was found that must not be
+    violations: Whole  #: how many were found
 
 
 class CountedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -94,10 +106,15 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
-ReactorEvent = SealRecorded | Archived | Counted
+ReactorEvent = SealRecorded | Archived | Counted | Verified
 
 #: Whose chain each event belongs to.
-_REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {SealRecorded: SEALS, Archived: ARCHIVE, Counted: ARCHIVE}
+_REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
+    SealRecorded: SEALS,
+    Archived: ARCHIVE,
+    Counted: ARCHIVE,
+    Verified: VERIFY,
+}
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False):
@@ -121,6 +138,8 @@ def _words(event: ReactorEvent) -> str:
             return f"up to {through}, {count:,} events"
         case Counted(through_sequence=through, part=part, parts=parts):
             return f"up to {through}, part {part} of {parts}"
+        case Verified(from_sequence=first, to_sequence=last, sound=sound, violations=count):
+            return f"{first} to {last}: {'sound' if sound else f'NOT sound, {count:,} violations'}"
 
 
 def _check(before: Recorded | None, event: ReactorEvent, stream_sequence: int) -> Iterator[Broken]:
@@ -137,13 +156,19 @@ def _check(before: Recorded | None, event: ReactorEvent, stream_sequence: int) -
                 yield "archive", f"{what} is stored at {stream_sequence}"
             if not 1 <= event.part <= event.parts:
                 yield "archive", f"it is part {event.part} of {event.parts}"
+        case Verified(from_sequence=first, to_sequence=last):
+            if not 0 < first <= last + 1 <= stream_sequence:
+                yield "transition", f"`verified` of {first} to {last} is stored at {stream_sequence}"
         case SealRecorded():
             pass
 
 
 def _keeps(event: ReactorEvent, stream_sequence: int) -> Kept | None:
-    """What the newest seal does not cover stays; an archive run appends an event of its own before anything goes."""
-    if event.reactor == ARCHIVE:
+    """What the newest seal does not cover stays.
+
+    An archive run appends an event of its own before anything goes, and nothing builds on what a check found.
+    """
+    if event.reactor in (ARCHIVE, VERIFY):
         return None
     if isinstance(event, SealRecorded):
         end = event.to_sequence

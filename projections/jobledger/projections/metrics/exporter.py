@@ -35,6 +35,7 @@ from jobledger.projections.metrics.figures import Figures, read_figures
 from jobledger.projections.metrics.metrics import (
     LABEL_VALUES_MAX,
     Labels,
+    audit_metrics,
     figures_metrics,
     lane_metrics,
     ledger_metrics,
@@ -186,6 +187,7 @@ class Exporter:
             is_ahead = figures.position.stream_sequence > facts.head_sequence
             yield value(names.AGREES, float(self._agrees and not is_ahead))
             yield from ledger_metrics(facts, None if is_ahead else figures.position.stream_sequence)
+            yield from audit_metrics(facts, self._ledger.clock.now())
         if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
             return  # a file that is made anew, and not yet as far as what was told before
         self._told_up_to = figures.position.stream_sequence

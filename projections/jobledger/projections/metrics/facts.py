@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from jobledger.audit.watch import Audited, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import CorruptLedgerError, ServerUnreachableError
 from jobledger.ledger.model.events import PRIORITIES
@@ -47,6 +48,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     queue_workers: dict[str, int]
     lag_s: float | None  #: age of the first event after the position that was asked about; 0 without one
+    audited: Audited | None  #: None where it cannot be read
+    now: datetime | None  #: by the server's clock; None where it tells no time
 
 
 async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
@@ -83,7 +86,16 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
         workers=len(workers),
         queue_workers=queue_workers,
         lag_s=await _lag_s(ledger, position, state.last_sequence, stream.ts),
+        audited=await _audited(ledger),
+        now=_time(stream.ts),
     )
+
+
+async def _audited(ledger: Ledger) -> Audited | None:
+    try:
+        return await audited(ledger.log)
+    except CorruptLedgerError:  # the projector and every check say so
+        return None
 
 
 async def _stream(ledger: Ledger, name: str) -> StreamInfo:

@@ -13,8 +13,10 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from jobledger.audit.watch import Audited
 from jobledger.ledger.metrics.exposition import OTHER, Distribution, Measure, value, values
 from jobledger.ledger.metrics.exposition import histograms as distributions
+from jobledger.ledger.model.times import as_utc
 from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
@@ -108,6 +110,25 @@ def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]
         (names.WORKERS, facts.workers),
     ):
         yield value(measure, number)
+
+
+def audit_metrics(facts: ServerFacts, now: datetime) -> Iterator[Metric]:
+    """Return how the ledger is audited; what never happened has no sample."""
+    audited, now = facts.audited or Audited(), facts.now or now
+    verified = audited.verified
+    for measure, number in (
+        (names.SEALED, audited.sealed_through),
+        (names.UNSEALED, audited.unsealed),
+        (names.SEAL_AGE, _since_s(audited.sealed_at, now)),
+        (names.VERIFY_AGE, _since_s(None if verified is None else verified.at, now)),
+        (names.VERIFY_SOUND, None if verified is None else float(verified.sound)),
+        (names.ARCHIVE_AGE, _since_s(audited.archived_at, now)),
+    ):
+        yield value(measure, number)
+
+
+def _since_s(at: datetime | None, now: datetime) -> float | None:
+    return None if at is None else max(0.0, (now - as_utc(at)).total_seconds())
 
 
 def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:

@@ -78,6 +78,28 @@ UNREADABLE: Final = Measure(
     "Messages in the ledger that are no events, by whether somebody accepted them.",
     ("acknowledged",),
 )
+SEALED: Final = Measure(
+    "jobledger_sealed_sequence",
+    "gauge",
+    "Stream sequence that the newest seal goes up to; absent without one.",
+)
+UNSEALED: Final = Measure(
+    "jobledger_unsealed_events", "gauge", "Events after it, without seals; absent without a seal."
+)
+SEAL_AGE: Final = Measure(
+    "jobledger_seal_age_seconds", "gauge", "Age of the newest seal; absent without one."
+)
+VERIFY_AGE: Final = Measure(
+    "jobledger_verify_age_seconds",
+    "gauge",
+    "Age of the newest check of the ledger that was recorded; absent without one.",
+)
+VERIFY_SOUND: Final = Measure(
+    "jobledger_verify_sound", "gauge", "1 when that check found the ledger sound, else 0; absent without one."
+)
+ARCHIVE_AGE: Final = Measure(
+    "jobledger_archive_age_seconds", "gauge", "Age of the newest archive run; absent without one."
+)
 TIMERS_PENDING: Final = Measure("jobledger_timers_pending", "gauge", "Jobs that wait for a moment.")
 TIMERS_STREAM: Final = Measure(
     "jobledger_timers_stream_messages", "gauge", "Messages in the stream of timers."
@@ -200,6 +222,12 @@ EXPORTER_METRICS: Final = (
     LEDGER_FIRST,
     LEDGER_HEAD,
     UNREADABLE,
+    SEALED,
+    UNSEALED,
+    SEAL_AGE,
+    VERIFY_AGE,
+    VERIFY_SOUND,
+    ARCHIVE_AGE,
     TIMERS_PENDING,
     TIMERS_STREAM,
     WORKERS,
