@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from flask import Flask
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import JobState, Ledger, client, handle, task
+from jobledger.ledger.loop_thread import LoopThread
 from jobledger.ledger.model.errors import (
     ForeignLoopError,
     InvalidInputError,
@@ -182,6 +183,28 @@ def test_a_failed_connect_leaves_no_thread(free_port: int) -> None:
     while any(thread.name == "jobledger" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_process_that_could_not_connect_tries_again_at_its_next_call() -> None:
+    """As a forked child does while the server is away."""
+    tries: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def opening() -> AsyncGenerator[str, None]:
+        tries.append(threading.current_thread().name)
+        if len(tries) == 1:
+            raise ServerUnreachableError("away")
+        yield "opened"
+
+    async def upper(text: str) -> str:
+        return text.upper()
+
+    caller = LoopThread(opening)
+    with pytest.raises(ServerUnreachableError, match="away"):
+        caller.call(upper)
+    assert caller.call(upper) == caller.call(upper) == "OPENED"
+    caller.close()
+    assert tries == ["jobledger", "jobledger"]
 
 
 def test_a_call_in_the_ledgers_own_thread_says_so(nats_server: EmbeddedServer, environment: str) -> None:

@@ -84,6 +84,17 @@ def test_children_that_are_forked_amid_calls_of_other_threads_can_call(
     assert _said("fork_amid_calls", nats_server.url, environment) == ["child 0"] * 12 + ["parent True"]
 
 
+def test_an_asynchronous_ledger_says_that_it_is_its_parents(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    sentence = (
+        "child this ledger was connected in process PARENT, from which this one was forked: "
+        "connect in this process"
+    )
+    said = _said("fork_asynchronous", nats_server.url, environment)
+    assert said == [sentence, sentence, "parent queued True"]
+
+
 def test_a_pool_of_forked_processes_shares_what_its_module_connected(
     nats_server: EmbeddedServer, environment: str
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -76,7 +77,9 @@ class Enqueuer:
         client, patience = self._client, self._client.patience
         notify = client.hints.inbox
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
-        command = await patience.read(lambda: self._order(plain, options, job_id, text, notify=notify))
+        order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
+        is_small = client.inputs.fits_inline(text, what=_what(plain))
+        command = await (order() if is_small else patience.read(order))
         with self._enqueuing(plain, options.queue, job_id):
             sequence, created = await patience.append(
                 lambda: self.begin(command), job_id=job_id, doing="was enqueued"
@@ -132,7 +135,7 @@ class Enqueuer:
     async def _order(
         self, task: Task[Any, Any], options: Options, job_id: str, text: bytes, *, notify: str
     ) -> Enqueue:
-        value, reference = await self._client.inputs.put(text, what=f"input of task {task.name}")
+        value, reference = await self._client.inputs.put(text, what=_what(task))
         order = Order(
             input=value,
             input_ref=reference,
@@ -318,6 +321,10 @@ async def _numbered(
             await inputs.aclose()
         elif isinstance(inputs, Generator):
             inputs.close()
+
+
+def _what(task: Task[Any, Any]) -> str:
+    return f"input of task {task.name}"
 
 
 def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:

@@ -207,7 +207,8 @@ class JobHandle(Generic[R_co]):
         """
         job = await self.wait(timeout_s=timeout_s)
         if job.state is JobState.COMPLETED:
-            text = await self._client.results.get(job.result, job.result_ref)
+            results = self._client.results
+            text = await self._client.patience.read(lambda: results.get(job.result, job.result_ref))
             reader = self.reader
             value = msgspec.json.decode(text) if reader is None else reader.read_result(text, self.id)
             return cast("R_co", value)
@@ -229,7 +230,7 @@ async def execute(client: Client, ref: JobRef, command: Command, *, by: str = ""
     chain = await client.patience.append(
         lambda: transact(client.log, ref, command, lambda: client.stamp(by)),
         job_id=ref.job_id,
-        doing="was told so",
+        doing="was changed",
     )
     assert chain.job is not None, "a command that was accepted left a job"
     return chain.job

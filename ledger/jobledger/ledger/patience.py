@@ -25,6 +25,7 @@ class Patience:
 
     async def read(self, work: Callable[[], Awaitable[R]]) -> R:
         """Await what changes no job. Raises: ServerUnreachableError at the limit, and what `work` raises."""
+        self._require_here()
         limit = asyncio.timeout(self._limit_s)
         try:
             async with limit:
@@ -43,8 +44,12 @@ class Patience:
         Raises: ServerUnreachableError when there was no connection, AppendOutcomeUnknownError when there was one and no
             answer, both at the limit; what `work` raises.
         """
-        limit = asyncio.timeout_at(asyncio.get_running_loop().time() + self._limit_s)
-        await self._connected()
+        connection = self._require_here()
+        # Each look for the running loop is a system call, and this is the way of every lone enqueue.
+        loop = asyncio.get_running_loop() if connection is None else connection.loop
+        limit = asyncio.timeout_at(loop.time() + self._limit_s)
+        if connection is not None and not connection.is_connected:
+            await self._await_connection(connection)
         try:
             async with limit:
                 return await work()
@@ -60,12 +65,14 @@ class Patience:
                 job_id=job_id,
             ) from error
 
-    async def _connected(self) -> None:
-        if self._connection is None:
-            return
-        self._connection.require_here()
+    def _require_here(self) -> Connection | None:
+        if self._connection is not None:
+            self._connection.require_here()
+        return self._connection
+
+    async def _await_connection(self, connection: Connection) -> None:
         try:
-            await self._connection.wait_connected(self._limit_s)
+            await connection.wait_connected(self._limit_s)
         except ConnectionLostError as error:
             message = f"there was no connection to the server for {self._limit_s:g} s: nothing was changed"
             raise ServerUnreachableError(message) from error

@@ -5,6 +5,7 @@ A scenario is a function below. Whatever it forks ends as a program does, by the
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import multiprocessing
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jobledger.ledger import sync, task
+from jobledger.ledger import client, sync, task
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError, LockLostError
 
 
@@ -161,6 +162,30 @@ def without_hooks() -> None:
     say("parent", ledger.enqueue(double, 2).created)
 
 
+async def _fork_in_loop() -> None:
+    opening = client.connect(sys.argv[2], environment=sys.argv[3], ledger_bytes_max=1 << 24)
+    async with opening as ledger:
+        job = await ledger.enqueue(double, 1)
+        pid = os.fork()
+        if pid == 0:
+            for use in (
+                lambda: asyncio.run(ledger.job(job.id)),
+                lambda: ledger.enqueue(double, 1).send(None),
+            ):
+                try:
+                    use()
+                except ForeignLoopError as error:
+                    say("child", str(error).replace(str(os.getppid()), "PARENT"))
+            os._exit(0)
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - the loop has nothing else to do
+        say("parent", (await job.state()).value, (await ledger.enqueue(double, 2)).created)
+
+
+def fork_asynchronous() -> None:
+    """An asynchronous ledger in a child that was forked amid a running loop: in a loop of its own, and without one."""
+    asyncio.run(_fork_in_loop())
+
+
 def unclosed() -> None:
     """Say so and end, with a connection open and a call under way in a thread that nobody waits for."""
     ledger = connect()
@@ -188,7 +213,16 @@ def forgotten() -> None:
 
 SCENARIOS: dict[str, Callable[[], Any]] = {
     each.__name__: each
-    for each in (fork, fork_in_lock, fork_amid_calls, multiprocess, without_hooks, unclosed, forgotten)
+    for each in (
+        fork,
+        fork_in_lock,
+        fork_amid_calls,
+        fork_asynchronous,
+        multiprocess,
+        without_hooks,
+        unclosed,
+        forgotten,
+    )
 }
 
 if __name__ == "__main__":
