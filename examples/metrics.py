@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def show(url: str, *names: str) -> None:
         print(*(line for line in lines if line.startswith(name) and not line.endswith(" 0.0")), sep="\n")
 
 
-async def export(ledger: Ledger) -> None:
-    exporter = Exporter(ledger, Path("metrics.db"))
+async def export(ledger: Ledger, file: Path) -> None:
+    exporter = Exporter(ledger, file)
     following = asyncio.create_task(exporter.run())
     with MetricsServer(exporter, exporter.health) as server:  # beside the event loop: in threads of its own
         while reason := await asyncio.to_thread(exporter.health):
@@ -48,7 +49,12 @@ async def export(ledger: Ledger) -> None:
 
 
 async def main() -> None:
-    async with EmbeddedServer(Path(".jobledger"), port=0) as server, connect(server.url) as ledger:
+    with tempfile.TemporaryDirectory() as folder:
+        await run(Path(folder))
+
+
+async def run(folder: Path) -> None:
+    async with EmbeddedServer(folder / "store", port=0) as server, connect(server.url) as ledger:
         worker = Worker(ledger, TaskRegistry([send]))
         async with measured(ledger, worker) as collector:
             working = asyncio.create_task(worker.run())
@@ -59,7 +65,7 @@ async def main() -> None:
                 await asyncio.to_thread(show, page.url, "jobledger_worker_deliveries_total")
             worker.stop()
             await working
-        await export(ledger)
+        await export(ledger, folder / "metrics.db")
 
 
 if __name__ == "__main__":

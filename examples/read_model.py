@@ -6,6 +6,7 @@ From the command line: `jobledger projection run read_model.py:Revenue`.
 """
 
 import sqlite3
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,8 +72,11 @@ async def work(ledger: Ledger) -> None:
 
 
 async def main() -> None:
-    file = Path("revenue.db")
-    server = EmbeddedServer(Path(".jobledger"), port=0)
+    with tempfile.TemporaryDirectory() as folder:
+        await fill(Path(folder) / "revenue.db", EmbeddedServer(Path(folder) / "store", port=0))
+
+
+async def fill(file: Path, server: EmbeddedServer) -> None:
     async with server, connect(server.url) as ledger:
         await work(ledger)
         with Projector(ledger.log, file, layout=ReadModelLayout(Revenue())) as projector:

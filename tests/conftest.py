@@ -38,6 +38,12 @@ _LIMIT_S = pytest.StashKey[float]()
 _LATER_S = 5.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_data_folder_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests make out of the folder where projections of the user who runs them lie."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return ("asyncio", {"use_uvloop": importlib.util.find_spec("uvloop") is not None})

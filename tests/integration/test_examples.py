@@ -193,6 +193,8 @@ SHOWN = {
     ],
     "testing_with_memory_log.py": ["claim 3 is stale, the current one is 2", "spent 100 cents, 3 events"],
 }
+#: What stays on purpose: the README goes on with it.
+KEPT = {"quickstart.py": ".jobledger"}
 ARGUMENTS = {"bulk.py": ["200"]}
 #: What the watchdog of a worker says when the machine has no time for its loop: nothing that an example does wrong.
 _SLOW_MACHINE = re.compile(
@@ -206,11 +208,14 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) -> None:
+    places = {name: str(tmp_path / name) for name in ("HOME", "XDG_DATA_HOME", "TMPDIR")}
+    for place in places.values():
+        Path(place).mkdir()
     program = start(
         str(example),
         *ARGUMENTS.get(example.name, []),
         folder=tmp_path,
-        variables={**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)},
+        variables={**os.environ, **places, "PYTHONPATH": os.pathsep.join(SOURCES)},
         warnings="error",
     )
     try:
@@ -220,6 +225,8 @@ def test_example_runs(example: Path, tmp_path: Path, nats_server_binary: str) ->
         raise
     assert program.returncode == 0, errors
     assert _SLOW_MACHINE.sub("", errors) == ""
+    left = {path for path in tmp_path.rglob("*") if KEPT.get(example.name, "-") not in path.parts}
+    assert {str(path) for path in left} == set(places.values()), "it leaves no litter"
     at = 0
     for words in SHOWN[example.name]:
         found = printed.find(words, at)

@@ -29,6 +29,8 @@ from jobledger.ledger.nats.access import NO_ACCESS, Access
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
+PROJECTIONS: Final = "projections"  #: in the data folder
+READ_MODELS: Final = "read-models"  #: beside them
 _TASK_LOGGER: Final = "jobledger.task"  #: behind `Context.logger`
 
 
@@ -199,7 +201,7 @@ async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
 
 def projections_folder() -> Path:
     """Return where projections are that nobody named a file for. Raises: as `data_folder`."""
-    return data_folder() / "projections"
+    return data_folder() / PROJECTIONS
 
 
 def data_folder() -> Path:

@@ -20,6 +20,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -106,6 +107,8 @@ def open_reader(path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -
     """
     with translated(path, busy_timeout_s):
         _refuse_unfit(path, links=True)
+        if not (path.exists() or _ready(path).exists()):  # before a lock is left beside what is not there
+            raise ProjectionMissingError(path)
         return _open_reader(path, busy_timeout_s, layout)
 
 
@@ -363,10 +366,17 @@ def _locked(path: Path, kind: int, busy_timeout_s: float) -> Generator[None, Non
         yield  # a reader where it may not write: it cannot stop a replacement, and none can be left to finish
         return
     try:
+        with contextlib.suppress(OSError):  # another user's, perhaps
+            os.utime(descriptor)  # SQLite leaves no trace of a reader: this is when the file was last used
         _wait_for_lock(descriptor, kind, path, busy_timeout_s)
         yield
     finally:
         os.close(descriptor)  # which gives the lock back
+
+
+def held_alone(path: Path, busy_timeout_s: float) -> AbstractContextManager[None]:
+    """Keep everybody else from opening the file for the length of a block. Raises: ProjectionBusyError, OSError."""
+    return _locked(path, fcntl.LOCK_EX, busy_timeout_s)
 
 
 def _wait_for_lock(descriptor: int, kind: int, path: Path, busy_timeout_s: float) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
 from rich.text import Text
 
+from jobledger.admin.amounts import size
 from jobledger.admin.health import Asked, Health, examine
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.embedded import MONITOR_ABOVE
-from jobledger.cli.errors import DONE, FAILED, exit_code
+from jobledger.cli.errors import DONE, FAILED, UsageError, exit_code
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
+from jobledger.cli.session import PROJECTIONS, READ_MODELS, data_folder
 from jobledger.cli.text import plain
+from jobledger.projections import ProjectionError
+from jobledger.projections.unused import UNUSED_DAYS, Unused, find_unused, remove
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _PORT_DEFAULT: Final = 4222
@@ -35,8 +40,19 @@ async def doctor(
             help="Monitoring page of the server, on this machine. (default: 4000 above the port of --url)",
         ),
     ] = None,
+    clean: Annotated[
+        bool,
+        typer.Option(
+            "--clean",
+            metavar="",
+            help=f"Instead, name projections on this machine that nobody used for {UNUSED_DAYS} days.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="With --clean: remove them.")] = False,
 ) -> int:
     """Check server, streams, consumers, projection, clock, disk and durability; exits with 0 if nothing failed."""
+    if clean or yes:
+        return _clean(cli.output, clean=clean, yes=yes)
     target = cli.target
     asked = Asked(
         url=target.url,
@@ -52,6 +68,41 @@ async def doctor(
     if found.stopped is not None:
         return exit_code(found.stopped)
     return DONE if found.is_good else FAILED
+
+
+def _clean(output: Output, *, clean: bool, yes: bool) -> int:
+    """Name what nobody used for long, and remove it where that was said. Raises: UsageError, OSError."""
+    if not clean:
+        raise UsageError("--yes says that --clean is to remove what it names: give both")
+    folders = [data_folder() / name for name in (PROJECTIONS, READ_MODELS)]
+    found = find_unused(folders, datetime.now(UTC) - timedelta(days=UNUSED_DAYS))
+    if yes:
+        found = [each for each in found if _removed(output, each)]
+    if output.as_json:
+        output.object({"removed": yes, "files": [_as_object(each) for each in found]})
+        return DONE
+    if not found:
+        output.say(f"every projection in {folders[0].parent} was used within {UNUSED_DAYS} days")
+        return DONE
+    rows = [(str(each.file), size(each.size_bytes), f"{each.used_at:%Y-%m-%d}") for each in found]
+    output.table(("file~", "size>", "last used!"), rows)
+    total = f"{len(found)} projections, {size(sum(each.size_bytes for each in found))}"
+    advice = "nothing was removed; `jobledger doctor --clean --yes` removes them"
+    output.say(f"removed: {total}" if yes else f"{total}: {advice}")
+    return DONE
+
+
+def _removed(output: Output, each: Unused) -> bool:
+    try:
+        remove(each.file)
+    except ProjectionError as error:  # somebody opens it now, say: the others go all the same
+        output.note(str(error))
+        return False
+    return True
+
+
+def _as_object(each: Unused) -> dict[str, Any]:
+    return {"file": str(each.file), "size_bytes": each.size_bytes, "used_at": each.used_at}
 
 
 def _monitor_beside(url: str) -> str:

@@ -17,7 +17,13 @@ import msgspec
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
-from jobledger.cli.session import import_path_begins_here, projection_path, until_closed, watch_signals
+from jobledger.cli.session import (
+    READ_MODELS,
+    import_path_begins_here,
+    projection_path,
+    until_closed,
+    watch_signals,
+)
 from jobledger.ledger import Ledger
 from jobledger.projections import (
     NotAProjectionError,
@@ -132,7 +138,7 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
 
 async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
     ours = await projection_path(ledger, None)
-    return ours.parent.with_name("read-models") / f"{ours.stem}-{layout.model.name}.db"
+    return ours.parent.with_name(READ_MODELS) / f"{ours.stem}-{layout.model.name}.db"
 
 
 def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
