@@ -21,6 +21,7 @@ from nats.js.api import StreamConfig
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger.model.errors import (
+    ConfigurationError,
     PortInUseError,
     ServerBinaryMissingError,
     ServerStartError,
@@ -230,6 +231,65 @@ async def test_server_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
     binary.chmod(0o755)
     with pytest.raises(ServerStartError, match=r"code 3.*no such feature"):
         await EmbeddedServer(tmp_path / "store", port=0, binary=str(binary)).start()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "[1] 2026/01/01 [INF] Version 2\\n[1] [FTL] it is raining",
+            "code 1; see {log}: [1] [FTL] it is raining",
+        ),
+        (
+            "listen tcp 127.0.0.1:80: bind: permission denied",
+            "port 80 is kept for administrators: choose one above",
+        ),
+    ],
+)
+async def test_only_what_it_died_of_is_told(tmp_path: Path, said: str, words: str) -> None:
+    binary = tmp_path / "broken"
+    binary.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n", encoding="utf-8")
+    binary.chmod(0o755)
+    server = EmbeddedServer(tmp_path / "store", port=80, binary=str(binary))
+    with pytest.raises(ServerStartError) as caught:
+        await server.start()
+    assert words.format(log=server.log_path) in str(caught.value)
+    assert "[INF]" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["nohost.invalid", "203.0.113.7"])
+async def test_a_host_that_this_machine_has_not_is_told_in_our_words(
+    server_factory: ServerFactory, host: str
+) -> None:
+    with pytest.raises(ServerStartError, match=f"{host} is no address of this machine: listen on 127.0.0.1"):
+        await server_factory(host=host).start()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"host": ""},
+        {"host": "[::1]"},
+        {"host": "a b"},
+        {"host": "-1"},
+        {"port": 65_536},
+        {"monitor_port": -1},
+    ],
+)
+def test_what_is_no_place_to_listen_is_refused_before_anything_is_written(
+    tmp_path: Path, place: dict[str, Any]
+) -> None:
+    """An empty host would be every address of the machine."""
+    with pytest.raises(ConfigurationError, match="is none: give "):
+        EmbeddedServer(tmp_path / "store", **place)
+
+
+async def test_a_folder_that_the_server_cannot_read_the_name_of_is_refused(
+    server_factory: ServerFactory, tmp_path: Path
+) -> None:
+    with pytest.raises(ServerStartError, match="is not UTF-8"):
+        await server_factory(tmp_path / os.fsdecode(b"bad\xff")).start()
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - a name that is no text
 
 
 async def test_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, Literal
 import anyio
 
 from jobledger.ledger.model.errors import (
+    ConfigurationError,
     PortInUseError,
     ServerBinaryMissingError,
     ServerStartError,
@@ -47,6 +48,7 @@ _LOG_BYTES_MAX: Final = 8 * 1024 * 1024  #: a longer log is put aside at the nex
 _LOG_READ_MAX: Final = 256 * 1024
 _HOLDER_BYTES_MAX: Final = 200
 _LAST_LINES: Final = 5
+_PORT_MAX: Final = 65_535
 _READY: Final = b"Server is ready"
 
 # The sidecar: told the pid by its first line, it waits for the second. A line means that the server has ended; the end
@@ -108,7 +110,10 @@ class EmbeddedServer:
         one, kept over restarts; `monitor_port=None` turns monitoring off. `max_file_store_bytes`: the quota of all
         streams; None leaves that of nats.conf. `binary`: a path or a name on the search path; None looks beside the
         running Python first.
+
+        Raises: ConfigurationError for a host that is none, or a port outside 0 to 65535.
         """
+        _check_place(host, port, monitor_port)
         self.directory: Final = Path(directory).absolute()
         self.host: Final = host
         self.port = port  #: 0 until the first start when a free one was asked for
@@ -176,6 +181,7 @@ class EmbeddedServer:
         """
         assert not self.alive, "the embedded server runs already"
         binary = _find_binary(self._binary)
+        _require_utf8(self.directory)
         try:
             need_own_folder(self.directory)
             lock = await self._lock()
@@ -186,9 +192,10 @@ class EmbeddedServer:
                 lock.close()
         except OSError as error:
             self._kill()
-            what = error.filename or self.directory
+            place = str(error.filename or self.directory)
+            what = f"{'' if place == str(self.directory) else f'{place}: '}{error.strerror or error}"
             raise ServerStartError(
-                f"cannot run nats-server in {self.directory}: {what}: {error.strerror or error}; choose a directory that can be written",
+                f"cannot run nats-server in {self.directory}: {what}; choose a directory that can be written",
             ) from error
         try:
             self._adopt_ports(await self._ready(log_start))
@@ -302,12 +309,23 @@ class EmbeddedServer:
                 f"{what} {port} on {self.host} is taken by another process; "
                 "stop that one, or choose another port (0 takes a free one)",
             )
+        if b"no such host" in log or b"cannot assign requested address" in log:
+            return ServerStartError(
+                f"{self.host} is no address of this machine: listen on 127.0.0.1, or on an address that it has"
+            )
+        if b"bind: permission denied" in log:
+            return ServerStartError(
+                f"port {self.port} is kept for administrators: choose one above 1023 (0 takes a free one)"
+            )
         return ServerStartError(
             f"nats-server ended at once with code {self.returncode}; see {self.log_path}: {self._last_words()}",
         )
 
     def _last_words(self) -> str:
-        return " | ".join(self.last_log_lines()) or "(the log is empty)"
+        lines = self.last_log_lines()
+        # What it died of, where it says so; what it says of itself before is nothing to do with it.
+        fatal = [line for line in lines if "[FTL]" in line or line.startswith("nats-server: ")]
+        return " | ".join(fatal or lines) or "(the log is empty)"
 
     def _adopt_ports(self, log: bytes) -> None:
         """Keep the ports that were taken, so that clients find a restarted server where it was."""
@@ -406,6 +424,27 @@ def _replace(text: str, key: str, value: str | None) -> str:
     if count != 1:
         raise ServerStartError(f"nats.conf must set {key!r} on exactly one line of its own, it has {count}")
     return new
+
+
+def _check_place(host: str, *ports: int | None) -> None:
+    # An empty host would be every address that the machine has.
+    if not re.fullmatch(r"[A-Za-z0-9:][A-Za-z0-9:._%-]*", host):
+        raise ConfigurationError(
+            f"host {host[:80]!r} is none: give a name or an address without brackets, as 127.0.0.1"
+        )
+    for port in ports:
+        if port is not None and not 0 <= port <= _PORT_MAX:
+            raise ConfigurationError(f"port {port} is none: give 0 (a free one) to {_PORT_MAX}")
+
+
+def _require_utf8(directory: Path) -> None:
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError as error:
+        raise ServerStartError(
+            f"the name of the folder {str(directory)!a} is not UTF-8, and nats-server reads nothing else: "
+            "choose another"
+        ) from error
 
 
 def _quoted(value: str) -> str:

@@ -7,12 +7,23 @@ import re
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 _NEXT_ADDRESS: Final = re.compile(r",\s*(?=\w+://)")
 
 
 def servers_of(url: str) -> list[str]:
     """Return the addresses of a list that is separated by commas."""
     return [server.strip() for server in url.split(",")]
+
+
+def check_addresses(servers: list[str]) -> None:
+    """Refuse what is no address of a server. Raises: ValueError, whose text may hold a part of the password."""
+    for server in servers:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        host = parts.hostname or ""
+        if parts.scheme not in _SCHEMES or not host or re.search(r"\s", host) or parts.path.strip("/"):
+            raise ValueError(server)
+        _ = parts.port  # raises for one that is none
 
 
 def redact(url: str) -> str:

@@ -33,7 +33,7 @@ from jobledger.ledger.model.errors import (
     UnsupportedServerError,
 )
 from jobledger.ledger.nats.access import NO_ACCESS, Access
-from jobledger.ledger.nats.addresses import decoded_credentials, redact, servers_of, shown
+from jobledger.ledger.nats.addresses import check_addresses, decoded_credentials, redact, servers_of, shown
 from jobledger.ledger.nats.parser import Collector, Handler, MessageParser
 from jobledger.ledger.nats.reasons import ConnectFailedError, check_tls, failure, most_telling
 from jobledger.ledger.nats.transport import Transport
@@ -188,14 +188,17 @@ class Connection(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         if s.uri.scheme in {"ws", "wss"}:
-            await super()._connect_to_server(s)
+            try:
+                await super()._connect_to_server(s)
+            except Exception as error:  # such as the ImportError of a library that is not there
+                raise self._failure(error, s) from error
             return
         self._drop_transport()
         s.last_attempt = time.monotonic()
         transport = self._transport = Transport()
         try:
             await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # the last of a host that is no name
             raise self._failure(error, s) from error
 
     async def _process_connect_init(self) -> None:
@@ -364,6 +367,7 @@ async def open_connection(
     random.shuffle(servers)  # here, and not by nats-py at each loss: so the one that was lost is tried last
     connection = Connection(access, servers=len(servers))
     try:
+        check_addresses(servers)
         async with asyncio.timeout(timeout_s):
             await connection.connect(
                 servers=servers,
@@ -409,7 +413,7 @@ def _unreachable(servers: str, failures: list[ConnectFailedError], error: Except
     if isinstance(error, TimeoutError):
         return f"{servers} did not answer in time: is it a nats-server, and is it well? (`jobledger doctor`)"
     if isinstance(error, ValueError):  # its text may quote a part of the password
-        return f"{servers} is not the address of a server: nats://host:port, special characters of a password as %XX"
+        return f"{servers or 'an empty URL'} is not the address of a server: nats://host:port, special characters of a password as %XX"
     return f"cannot connect to {servers}: {str(error) or type(error).__name__}"
 
 
