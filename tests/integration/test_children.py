@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,39 @@ async def test_a_verb_under_way_ends_when_its_attempt_is_told_to_stop(ledger: Le
         assert (await ended(job)).state is JobState.CANCELLED
         await until(lambda: bool(WAITING))
     assert isinstance(WAITING[0], AttemptStoppedError)
+    assert await (await ledger.job("p-child-1")).state() is JobState.SCHEDULED
+
+
+@task(queue="parents", max_attempts=1)
+def locks_and_makes_many(context: Context) -> None:
+    ledger = context.sync_ledger
+
+    def numbers() -> Iterator[dict[str, int]]:
+        for n in count():
+            if n == 3:
+                BEGAN.set()
+            yield {"n": n}
+
+    try:
+        with ledger.lock("children", "all"), ledger.events(live=True):
+            ledger.enqueue_many(child.options(delay_s=3_600), numbers())
+    except BaseException as error:
+        WAITING.append(error)
+        raise
+
+
+async def test_a_stop_ends_what_takes_long_and_gives_back_what_was_held(ledger: Ledger) -> None:
+    BEGAN.clear()
+    WAITING.clear()
+    async with working(ledger, locks_and_makes_many):
+        job = await ledger.enqueue(locks_and_makes_many.options(id="p"))
+        await until(BEGAN.is_set)
+        await job.cancel(reason="no need")
+        assert (await ended(job)).state is JobState.CANCELLED
+        await until(lambda: bool(WAITING))
+        assert isinstance(WAITING[0], AttemptStoppedError)
+        async with ledger.lock("children", "all", wait_s=LIMIT_S / 2) as held:
+            assert held.is_held
     assert await (await ledger.job("p-child-1")).state() is JobState.SCHEDULED
 
 

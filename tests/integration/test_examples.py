@@ -41,6 +41,12 @@ SHOWN = {
         "40 pages",
         "heard of its progress while it ran: True",
     ],
+    "children.py": [
+        "attempt 1: 3 jobs made",
+        "attempt 2: 0 jobs made",
+        "['page 1', 'page 2', 'page 3']",
+        "book-7-render-2 was made by book-7: page 2",
+    ],
     "cpu_bound.py": [
         "2262 primes below 20,000",
         "in another process",

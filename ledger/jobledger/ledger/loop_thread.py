@@ -192,6 +192,10 @@ class LoopThread(Generic[T]):
         """
         return wait_for(self.start(verb))
 
+    def give_back(self, verb: Callable[[T], Awaitable[R]]) -> R:
+        """Run a verb that lets go of something; here as any other."""
+        return self.call(verb)
+
     def disinherit(self) -> None:
         """In a forked child: let go of what belongs to the parent."""
         for pid, running in list(self._running.items()):

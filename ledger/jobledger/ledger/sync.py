@@ -46,6 +46,10 @@ class Caller(Protocol):
         """Run a verb and wait for its end."""
         ...
 
+    def give_back(self, verb: Callable[[client.Ledger], Awaitable[R]]) -> R:
+        """Run a verb that lets go of something, also where others are no longer begun."""
+        ...
+
     def close(self) -> None:
         """End what this opened."""
         ...
@@ -229,17 +233,17 @@ class Ledger:
         except BaseException:  # Ctrl-C, too: what is taken for nobody is given back
             if not acquiring.cancelled() and acquiring.exception() is None:
                 taken = acquiring.result()
-                self._caller.call(lambda ledger: ledger.locks.release(taken))
+                self._caller.give_back(lambda ledger: ledger.locks.release(taken))
             raise
         try:
             yield held
         except BaseException:
             if held.is_here:
-                self._caller.call(lambda ledger: ledger.locks.release_after_error(held))
+                self._caller.give_back(lambda ledger: ledger.locks.release_after_error(held))
             raise
         if not held.is_here:
             held.check()  # raises: the block goes on in a forked child, and the lock does not
-        self._caller.call(lambda ledger: ledger.locks.release(held))
+        self._caller.give_back(lambda ledger: ledger.locks.release(held))
 
 
 class EventStream:
@@ -272,7 +276,7 @@ class EventStream:
     def close(self) -> None:
         """End it; what a durable subscription was not done with is given back."""
         self._require_here()
-        self._caller.call(lambda _: self._events.aclose())
+        self._caller.give_back(lambda _: self._events.aclose())
 
     def __enter__(self) -> Self:
         """Begin now."""

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import LedgerClosedError
+from jobledger.ledger.loop_thread import wait_for
+from jobledger.ledger.model.errors import AttemptStoppedError
 
 R = TypeVar("R")
 
@@ -17,47 +18,51 @@ class ThreadCalls:
     """Calls from the thread of one attempt; a `Caller` for `sync.Ledger`."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, ledger: Ledger, require_going_on: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, ledger: Ledger, stop_reason: Callable[[], str]
     ) -> None:
-        """`require_going_on` raises AttemptStoppedError once the attempt was told to stop."""
+        """`stop_reason` gives "" until the attempt is told to stop."""
         self._loop = loop
         self._ledger = ledger
-        self._require_going_on = require_going_on
-        self._running: set[concurrent.futures.Future[Any]] = set()
+        self._stop_reason = stop_reason
+        self._running: set[asyncio.Task[Any]] = set()
 
     def start(self, verb: Callable[[Ledger], Awaitable[R]]) -> concurrent.futures.Future[R]:
-        """Begin a call. Raises: AttemptStoppedError."""
-        self._require_going_on()
-
-        async def call() -> R:
-            return await verb(self._ledger)
-
-        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        try:
-            self._require_going_on()  # it may have been told just before the call was there to be ended
-        except BaseException:
-            future.cancel()
-            raise
-        return future
+        """Begin a call; its future raises AttemptStoppedError as soon as the attempt is told to stop."""
+        return asyncio.run_coroutine_threadsafe(self._run(verb), self._loop)
 
     def call(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:
         """Run a verb and wait for its end. Raises: AttemptStoppedError, whatever the verb raises."""
-        future = self.start(verb)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError as error:
-            self._require_going_on()
-            raise LedgerClosedError("the worker ended while a call was under way") from error
-        except BaseException:
-            future.cancel()
-            raise
+        return wait_for(self.start(verb))
+
+    def give_back(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:
+        """Run a verb that lets go of something, also in an attempt that was told to stop."""
+
+        async def run() -> R:
+            return await verb(self._ledger)
+
+        return wait_for(asyncio.run_coroutine_threadsafe(run(), self._loop))
 
     def stop(self) -> None:
-        """End the calls under way. What they had sent may be in the ledger."""
-        for future in tuple(self._running):
-            future.cancel()
+        """End the calls under way; called on the loop. What they had sent may be in the ledger."""
+        for task in self._running:
+            task.cancel()
 
     def close(self) -> None:
         """Do nothing: the connection is the worker's."""
+
+    async def _run(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:
+        self._require_going_on()
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        self._running.add(task)
+        try:
+            return await verb(self._ledger)
+        except asyncio.CancelledError:
+            self._require_going_on()
+            raise
+        finally:
+            self._running.discard(task)
+
+    def _require_going_on(self) -> None:
+        if reason := self._stop_reason():
+            raise AttemptStoppedError(reason)

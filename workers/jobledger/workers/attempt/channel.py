@@ -128,8 +128,9 @@ class AttemptChannel:
             raise InvalidInputError(
                 "context.sync_ledger would block the event loop of the worker: use context.ledger here, and await it"
             )
+        self.heartbeat()
         if self._thread_calls is None:
-            self._thread_calls = ThreadCalls(self._loop, self._on_behalf(), self.heartbeat)
+            self._thread_calls = ThreadCalls(self._loop, self._on_behalf(), lambda: self.stop_reason)
         return sync.Ledger(self._thread_calls)
 
     def _on_behalf(self) -> Ledger:

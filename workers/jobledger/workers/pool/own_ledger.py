@@ -56,6 +56,10 @@ class _Behalf:
         """Run a verb and wait for its end."""
         return self._thread.call(self._within(verb))
 
+    def give_back(self, verb: _Verb[R]) -> R:
+        """Run a verb that lets go of something."""
+        return self.call(verb)
+
     def close(self) -> None:
         """Do nothing: the next task uses the connection, too."""
 
