@@ -152,4 +152,5 @@ def _delivery(stored: StoredEvent) -> Delivery:
         delivered=1,
         stored_ns=0,
         pending=0,
+        subject=stored.subject.encode(),
     )
