@@ -1,0 +1,149 @@
+"""Whatever is taken for an event can be held by every reader: what the schema bounds, tables, metrics and exports bear."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pytest
+from tests.support.json_schema import violations
+
+from jobledger.audit.export import write_export
+from jobledger.audit.export.check import verify_export
+from jobledger.audit.trail import trail_of
+from jobledger.audit.verify import verify
+from jobledger.cli.events.lines import event_json, message_line
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.schema.events import event_schema
+from jobledger.projections import Projector, Store, difference
+from jobledger.projections.metrics.figures import read_figures
+from jobledger.projections.metrics.metrics import figures_metrics
+
+pytestmark = pytest.mark.anyio
+
+GOLDEN: Final = Path(__file__).parents[1] / "unit" / "golden"
+NUMBERS: Final = (0, -1, 2**53, 2**63 - 1, 2**63, -(2**63), 10**400, 1.5)
+REALS: Final = (0, -1e308, 1e308, 5e-324, 10**300, 2**70)
+TIMES: Final = (
+    "1970-01-01T00:00:00Z",
+    "9999-12-31T23:59:59.999999Z",
+    "1969-12-31T23:59:59.999999Z",
+    "0001-01-01T00:00:00Z",
+    "0001-01-01T00:00:00+14:00",
+    "9999-12-31T23:59:59.999999-14:00",
+    "1970-01-01T00:00:00+14:00",
+    "2026-01-02T00:00:00",
+    "soon",
+)
+TEXTS: Final = ("", "\0", "a\u202eb\x1b[31m", "x" * 5_000, "\U0001f600")
+
+
+def lines() -> list[dict[str, Any]]:
+    found = [line for path in sorted(GOLDEN.rglob("*.jsonl")) for line in path.read_bytes().splitlines()]
+    return [msgspec.json.decode(line) for line in found]
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Yield a value with one of its leaves at an extreme, each leaf and each extreme once."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if name in ("v", "type"):
+                continue  # these make an event of a newer version of it
+            for each in changed(member):
+                yield {**value, name: each}
+    elif isinstance(value, list):
+        for at, member in enumerate(value):
+            for each in changed(member):
+                yield [*value[:at], each, *value[at + 1 :]]
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from NUMBERS
+    elif isinstance(value, float):
+        yield from REALS
+    elif isinstance(value, str):
+        yield from TIMES if value[:3] == "202" and value.endswith("Z") else TEXTS
+
+
+def place(event: dict[str, Any]) -> str:
+    for aggregate, key in (("job", ("queue", "job")), ("lock", ("scope", "lock")), ("reactor", ("reactor",))):
+        if all(field in event for field in key):
+            leaf = event["type"] if event["type"] != "queued" else f"queued.{event.get('priority', 'normal')}"
+            return ".".join((aggregate, *(str(event[field]) for field in key), leaf))
+    return f"unreadable.{event.get('sequence')}.{event['type']}"
+
+
+async def filled() -> MemoryLog:
+    log = MemoryLog()
+    for line in lines():
+        for made in (line, *changed(line)):
+            is_same_job = made.get("job") == line.get("job") is not None  # each becomes one of its own
+            event = {**made, "job": f"j{len(log._kept)}"} if is_same_job else made
+            data = json_of(event)
+            subject = f"ledger.{place(event)}"
+            await log.append([Entry(subject, data, f"{len(log._kept)}", 0)])
+    return log
+
+
+def json_of(event: Any) -> bytes:
+    """As msgspec writes it, and numbers of any size."""
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def messages(log: MemoryLog) -> list[Message]:
+    return [message async for batch in log.read_messages() for message in batch]
+
+
+async def test_every_reader_bears_every_event_that_is_one(tmp_path: Path) -> None:
+    log = await filled()
+    found = await messages(log)
+    aside = {each.stream_sequence for each in found if isinstance(each, Unreadable)}
+    events = [each for each in found if isinstance(each, StoredEvent)]
+    assert len(aside) > 500  # the extremes out of bounds,
+    assert len(events) > 1_000  # and those within
+    with Projector(log, tmp_path / "followed.db") as projector:
+        await projector.catch_up()
+    with Projector(log, tmp_path / "again.db") as projector:
+        await projector.catch_up(until=len(found) // 2)
+        await projector.catch_up()
+    assert difference(tmp_path / "followed.db", tmp_path / "again.db") is None
+    with Store.open(tmp_path / "followed.db") as store:
+        rows = {row[0] for row in store.select("SELECT stream_sequence FROM unreadable")}
+        assert rows == aside
+        assert list(figures_metrics(read_figures(store, 200), datetime.now(UTC)))
+        for view in ("v_jobs", "v_attempts"):
+            store.select(f"SELECT * FROM {view}")
+    report = await verify(log)
+    named = {each.stream_sequence for each in report.violations if each.rule == "readable"}
+    assert report.broken["readable"] == len(aside)
+    assert named <= aside
+    manifest = await write_export(log, tmp_path / "export")
+    assert manifest.count == len(found)
+    assert (await verify_export(tmp_path / "export")).broken["readable"] == len(aside)
+    for message in found:
+        assert message_line(message).plain
+        assert msgspec.json.decode(event_json(message))
+    trail_of(events, now=datetime.now(UTC))
+
+
+def test_bounds_are_those_of_the_schema() -> None:
+    """The tests of codec and schema hold each to examples; here the same extremes go through both."""
+
+    schema = functools.cache(event_schema)
+
+    async def compare() -> None:
+        for message in await messages(await filled()):
+            if not isinstance(message, Unreadable):
+                event = msgspec.json.decode(message.data)
+                wrong = list(violations(event, schema(event["type"])))
+                assert all(any(word in each for word in ("match", "anyOf")) for each in wrong), (wrong, event)
+
+    anyio.run(compare)
