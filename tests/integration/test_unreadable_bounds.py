@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import msgspec
@@ -53,24 +53,28 @@ def lines() -> list[dict[str, Any]]:
 
 def changed(value: Any) -> Iterator[Any]:
     """Yield a value with one of its leaves at an extreme, each leaf and each extreme once."""
-    if isinstance(value, dict):
-        for name, member in value.items():
-            if name in ("v", "type"):
-                continue  # these make an event of a newer version of it
-            for each in changed(member):
-                yield {**value, name: each}
-    elif isinstance(value, list):
-        for at, member in enumerate(value):
-            for each in changed(member):
-                yield [*value[:at], each, *value[at + 1 :]]
-    elif isinstance(value, bool):
-        yield not value
-    elif isinstance(value, int):
-        yield from NUMBERS
-    elif isinstance(value, float):
-        yield from REALS
-    elif isinstance(value, str):
-        yield from TIMES if value[:3] == "202" and value.endswith("Z") else TEXTS
+    match value:
+        case dict():
+            members = cast("dict[str, Any]", value)
+            # `v` and `type` would make an event of a newer version of it.
+            for name in members.keys() - {"v", "type"}:
+                for each in changed(members[name]):
+                    yield {**members, name: each}
+        case list():
+            items: list[Any] = value
+            for at, item in enumerate(items):
+                for each in changed(item):
+                    yield [*items[:at], each, *items[at + 1 :]]
+        case bool():
+            yield not value
+        case int():
+            yield from NUMBERS
+        case float():
+            yield from REALS
+        case str():
+            yield from TIMES if value[:3] == "202" and value.endswith("Z") else TEXTS
+        case _:
+            pass
 
 
 def place(event: dict[str, Any]) -> str:
