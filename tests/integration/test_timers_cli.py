@@ -86,7 +86,7 @@ def test_delayed_jobs_are_scheduled_and_their_timers_set_again_on_demand(cli: Cl
         (["--delay", "1", "--at", "2090-01-01"], "--delay or --at, not both"),
         (["--delay", "-1"], "--delay"),
         (["--delay", "nan"], "--delay"),
-        (["--delay", "1e12"], "delay_s must be a number of seconds"),
+        (["--delay", "1e12"], "neither a number of seconds nor a time span"),
         (["--at", "tomorrow"], "--at 'tomorrow' is not a time such as"),
         (["--at", "9999-01-01"], "is not a time from 1970 to 2261"),
     ],
