@@ -44,7 +44,8 @@ class WorkerProcess:
         return self.process.returncode is None
 
     async def _read(self) -> None:
-        assert self.process.stdout is not None
+        if self.process.stdout is None:  # it tells nobody
+            return
         async for line in self.process.stdout:
             self.said.append(json.loads(line))
             self._heard.set()
@@ -118,18 +119,20 @@ class Fleet:
         await made.ready(ready)
         return made
 
-    async def begin(self, *words: str, url: str | None = None) -> WorkerProcess:
-        """Start a worker and wait for nothing."""
-        log_path = self.folder / f"worker-{len(self.started)}.log"
+    async def begin(self, *words: str, url: str | None = None, says_to: Path | None = None) -> WorkerProcess:
+        """Start a worker and wait for nothing; all that it says goes to a file, if one is named."""
+        log_path = says_to or self.folder / f"worker-{len(self.started)}.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
         variables = {"JOBLEDGER_URL": url or self.url, "CHAOS_TRACE": str(self.trace), "PYTHONPATH": _SOURCES}
         command = [sys.executable, "-P", "-m", "jobledger.cli", "worker", "--json", "--app", str(APP)]
         command += ["--environment", self.environment, *words]
+        if says_to is not None:
+            command.insert(command.index("worker"), "--verbose")
         with log_path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE if says_to is None else log,
                 stderr=log,
                 env=inherited | variables,
                 cwd=self.folder,

@@ -86,6 +86,10 @@ class Watch:
                 assert self._error is None, self._error
                 await asyncio.sleep(_POLL_S)
 
+    async def until_started(self, attempts: int) -> None:
+        """Wait until so many attempts have begun."""
+        await self.until(lambda: self.count["started"] >= attempts)
+
     async def until_ended(self, jobs: int, limit_s: float = 60.0) -> None:
         """Wait until so many jobs have come to an end."""
         try:

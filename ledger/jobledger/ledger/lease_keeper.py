@@ -115,6 +115,10 @@ class LeaseKeeper:
                 self.failures += 1
                 logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
                 pause = _RETRY_S
+            except Exception:  # whatever it is: who renews no more gives up all that is held
+                self.failures += 1
+                logger.exception("lease of %s; %.1f s left", self.identity, self._left_s())
+                pause = _RETRY_S
 
     def _left_s(self) -> float:
         return max(0.0, self._valid_until - self._clock.monotonic())
@@ -127,7 +131,10 @@ class LeaseKeeper:
         logger.error(
             "lease of %s %s: what it held is given up, this process goes on as %s", lost, why, self.identity
         )
-        self._on_lost(lost)
+        try:
+            self._on_lost(lost)
+        except Exception:  # what is told must not keep the new lease from coming
+            logger.exception("what was held under the lease of %s", lost)
 
     async def _renew(self, *, stopped: bool = False) -> None:
         """Write the key; the lease counts from before the request was sent, so never too long."""

@@ -6,6 +6,7 @@ A blocked loop renews no lease and obeys no cancel, so the operator must learn w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -70,7 +71,8 @@ class Watchdog:
                 continue
             said_s = blocked_s
             task = asyncio.current_task(self._loop)
-            culprit = (None if task is None else self._find(task)) or culprit
+            with contextlib.suppress(RuntimeError):  # what is looked through changed: the loop runs again
+                culprit = (None if task is None else self._find(task)) or culprit
             self._say(culprit, blocked_s)
 
     def _say(self, culprit: Attempt | None, blocked_s: float) -> None:

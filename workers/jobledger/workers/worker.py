@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.model.errors import ConfigurationError, LedgerError, ServerUnreachableError
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    LedgerError,
+    PermissionRefusedError,
+    ServerUnreachableError,
+)
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt.abandoned import Abandoned
@@ -31,6 +35,7 @@ from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.reactors.hosting import start_reactors
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
 from jobledger.workers.watchdog import Watchdog
 
@@ -162,8 +167,8 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped.
 
-        Raises: StreamMismatchError and UnreachableError while starting; ServerUnreachableError when the
-        connection is closed for good.
+        Raises: StreamMismatchError, UnreachableError and PermissionRefusedError while starting;
+            ServerUnreachableError when the connection is closed for good.
         """
         await self._lease.open()
         self._open_pool()
@@ -172,15 +177,15 @@ class Worker:
         self.taking.set()
         logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
         keepers = [
-            asyncio.create_task(self._lease.run(), name="lease"),
-            asyncio.create_task(self._intake.keep_alive(), name="keep-alive"),
-            asyncio.create_task(self._cancels.run(), name="cancels"),
-            asyncio.create_task(self._watchdog.run(), name="watchdog"),
+            self._serve("the lease", self._lease.run),
+            self._serve("keep-alive", self._intake.keep_alive),
+            self._serve("the watch for cancels", self._cancels.run),
+            self._serve("the watchdog", self._watchdog.run),
         ]
-        pulling = asyncio.create_task(self._intake.run(), name="intake")
+        pulling = self._serve("the intake", self._intake.run, fatal=(PermissionRefusedError,))
         reactors = start_reactors(self._ledger, self._on_dead_letter) if self._config.reactors else []
         try:
-            await self._until_stopped([*keepers, pulling])
+            await self._until_stopped(pulling)
             await _end(pulling)
             await self._intake.close()
             await self._drain()
@@ -203,20 +208,27 @@ class Worker:
             )
             self._execution.open(self._pool)
 
-    async def _until_stopped(self, services: list[asyncio.Task[None]]) -> None:
-        """Wait for a stop, or for a service to end, which it should not."""
+    def _serve(
+        self, name: str, run: Callable[[], Awaitable[None]], *, fatal: tuple[type[Exception], ...] = ()
+    ) -> asyncio.Task[None]:
+        return asyncio.create_task(outlive(self._ledger.connection, name, run, fatal=fatal), name=name)
+
+    async def _until_stopped(self, pulling: asyncio.Task[None]) -> None:
+        """Wait for a stop, or for the end of the connection, with which pulling ends.
+
+        Raises: ServerUnreachableError, PermissionRefusedError.
+        """
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([stopping, pulling], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-        for service in done - {stopping}:
-            error = service.exception()
-            if isinstance(error, ConnectionLostError):
-                message = "the connection to the server is closed for good: restart the worker"
-                raise ServerUnreachableError(message) from error
-            if error is not None:
-                raise error
+        if pulling in done and (error := pulling.exception()) is not None:
+            raise error
+        if stopping not in done:
+            raise ServerUnreachableError(
+                "the connection to the server is closed for good: restart the worker"
+            )
 
     # Deliveries: started by the reader's call, or given back at once.
 

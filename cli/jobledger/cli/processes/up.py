@@ -26,6 +26,7 @@ from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import tune_collector
+from jobledger.workers.services import outlive
 
 
 class _Projecting(msgspec.Struct, frozen=True):
@@ -160,7 +161,7 @@ async def _run(
         if server is not None:
             group.start_soon(until_ended, server)
         group.start_soon(until_closed, ledger)
-        group.start_soon(projecting.follow)
+        group.start_soon(outlive, ledger.connection, "the projector", projecting.follow)
         if made is not None:
             await made.run()
         else:

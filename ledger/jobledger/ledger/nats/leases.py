@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from datetime import datetime
+import logging
+from collections import deque
+from datetime import UTC, datetime
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -23,10 +25,13 @@ from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolv
 from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.nats.streams import find_stream
 
+logger = logging.getLogger("jobledger.leases")
+
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
 _LISTED_MAX: Final = 1_000
 _END_TRIES_MAX: Final = 3
+_TOLD_MAX: Final = 100
 #: How many of a worker's jobs its lease names.
 JOBS_MAX: Final = 100
 
@@ -56,6 +61,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(WorkerInfo).decode
+_UNKNOWN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Leases(Protocol):
@@ -86,6 +92,7 @@ class JetStreamLeases:
         self._publisher = publisher
         self._stream = f"KV_{names.workers_bucket}"
         self._prefix = f"$KV.{names.workers_bucket}."
+        self._told = deque[str](maxlen=_TOLD_MAX)  # keys that were told to be unreadable
 
     async def duration_s(self) -> float:
         """Return the bucket's time to live, in seconds: the length of every lease in it.
@@ -128,7 +135,7 @@ class JetStreamLeases:
         once more to be good for the whole time again.
         """
         found = await self._last(entry.subject)
-        if found is None or _decode(found[0]).stopped:
+        if found is None or (info := self._read(entry.subject, found[0])) is None or info.stopped:
             return None
         return found[1] if 0 < (entry.expected or 0) < found[1] else None
 
@@ -143,7 +150,7 @@ class JetStreamLeases:
         subject = self._prefix + worker
         for _ in range(_END_TRIES_MAX):
             found = await self._last(subject)
-            if found is None or (info := _decode(found[0])).stopped:
+            if found is None or (info := self._read(subject, found[0])) is None or info.stopped:
                 return False
             gone = msgspec.structs.replace(info, running=0, jobs=(), stopped=True)
             try:
@@ -165,8 +172,27 @@ class JetStreamLeases:
             if data is None:
                 return None
             found = data, 0
-        info = _decode(found[0])
+        info = self._read(self._prefix + worker, found[0])
+        if info is None:
+            return _unreadable(worker)
         return None if info.stopped else info
+
+    def _read(self, subject: str, data: bytes) -> WorkerInfo | None:
+        """Read a key; None, and a sentence in the log, for one that does not hold a lease.
+
+        The process that it should be of finds out at its next renewal and gives up what it holds, before the key expires.
+        """
+        try:
+            return _decode(data)
+        except msgspec.MsgspecError:
+            if subject not in self._told:
+                self._told.append(subject)
+                logger.warning(
+                    "key %s of the workers' bucket does not hold a lease that this version can read: the worker "
+                    "counts as living until the key expires",
+                    subject.removeprefix(self._prefix),
+                )
+            return None
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
         """Return the newest message of a key, and its revision, as some replica has it."""
@@ -178,7 +204,9 @@ class JetStreamLeases:
         except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
             # That says nothing about the lease.
             raise ServerUnreachableError("the workers' bucket gave no answer") from error
-        return (found[0][0], _sequence(found[0][1])) if found else None
+        if not found or not found[0][0]:  # a key that was deleted has a message without data
+            return None
+        return found[0][0], _sequence(found[0][1])
 
     async def _last_at_leader(self, subject: str) -> bytes | None:
         request = {"last_by_subj": subject}
@@ -186,18 +214,25 @@ class JetStreamLeases:
             found = await api.get_message(self._inbox, self._stream, request, timeout_s=_READ_TIMEOUT_S)
         except (JetStreamDisabledError, api.ApiError, ReplyTimeoutError) as error:
             raise ServerUnreachableError(f"the workers' bucket gave no answer: {error}") from error
-        return None if found is None else found.content
+        return None if found is None else found.content or None
 
     async def all(self) -> list[WorkerInfo]:
         """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
+
+        A key that cannot be read is left out, and told in the log.
 
         Raises: ServerUnreachableError.
         """
         info = await find_stream(self._inbox, self._stream, subjects=f"{self._prefix}>")
         subjects = (info and info.state.subjects) or {}
-        found = [await self._last(subject) for subject in sorted(subjects)[:_LISTED_MAX]]
-        infos = [_decode(each[0]) for each in found if each is not None]
-        return [info for info in infos if info.kind == "worker"]
+        found = [(subject, await self._last(subject)) for subject in sorted(subjects)[:_LISTED_MAX]]
+        infos = [self._read(each[0], each[1][0]) for each in found if each[1] is not None]
+        return [info for info in infos if info is not None and info.kind == "worker"]
+
+
+def _unreadable(worker: str) -> WorkerInfo:
+    """Return what is known of a process whose key cannot be read: that nobody may take its work over yet."""
+    return WorkerInfo(worker=worker, host="", pid=0, queues=(), started_at=_UNKNOWN, renewed_at=_UNKNOWN)
 
 
 def _sequence(headers: bytes) -> int:

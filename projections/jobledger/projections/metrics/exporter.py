@@ -116,7 +116,9 @@ class Exporter:
                 await self.follow()
             except UnfitProjectionError:
                 raise  # it was named so, and stays so
-            except (ProjectionError, LedgerError, ConnectionLostError, OSError) as error:
+            except Exception as error:  # whatever it is: a scrape tells of it, and the next try may do
+                if not isinstance(error, ProjectionError | LedgerError | ConnectionLostError | OSError):
+                    logger.exception("the projector failed")
                 self._agrees = self._agrees and not isinstance(error, PositionMismatchError | EventGapError)
                 self._stopped = f"the projection is not followed: {str(error) or 'the connection was lost'}"
                 logger.warning("%s", self._stopped)
@@ -222,6 +224,8 @@ class Exporter:
             return _Asked(at, None, str(error))
         except LedgerError as error:
             return _Asked(at, None, f"the server does not answer: {error}")
+        except ValueError as error:
+            return _Asked(at, None, f"the server's answer cannot be read: {error}")
         except (TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             future.cancel()
             return _Asked(at, None, "the exporter is busy")

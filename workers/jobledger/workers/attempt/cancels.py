@@ -11,6 +11,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import CancelRequested
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.connection import ConnectionLostError
 
 logger = logging.getLogger("jobledger.workers.attempt.cancels")
 
@@ -75,7 +76,7 @@ class CancelWatch:
                 return
             try:
                 found = await self._ledger.log.read_chain(self._ledger.names.of_type(ref, "cancel_requested"))
-            except LedgerError as error:  # the next look comes in a few seconds
+            except (LedgerError, ConnectionLostError) as error:  # the next look comes in a few seconds
                 logger.debug("job %s could not be looked at: %s", ref.job_id, error)
                 return
         for stored in found:

@@ -16,6 +16,12 @@ from collections.abc import Callable
 from typing import Final
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    PermissionRefusedError,
+    UnreachableError,
+)
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, nak, woken
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
@@ -25,6 +31,8 @@ from jobledger.workers.config import WorkerConfig
 
 logger = logging.getLogger("jobledger.workers.attempt.intake")
 
+_LOOK_EVERY_S: Final = 1.0
+_LOOK_AGAIN_S: Final = 10.0  # for a consumer that something is wrong with
 _PROBE_MAX: Final = 512  # messages asked for in one probe
 _FAIR_EVERY: Final = 16
 _CREDIT_MAX: Final = 10_000.0
@@ -43,6 +51,7 @@ class Lane:
         self.consumer = consumer
         self.empty = False  # it had nothing when it was last asked
         self.lost = True  # the consumer has to be looked for
+        self.look_at = 0.0  # not before this loop time
         self.ack_wait_s = math.inf  # of the consumer, once it is known
 
 
@@ -86,6 +95,8 @@ class Intake:
         self._on_work = on_work
         self._wake = asyncio.Event()
         self.wake = self._wake.set  #: says that a slot became free
+        self._look_at = 0.0  # loop time of the next look at what is silent
+        self._was_answered = False  # a request, by the server
         self._has_lost = False  # one of the lanes has to be looked for
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
@@ -111,6 +122,7 @@ class Intake:
 
         def on_ended(ended: Ended) -> None:
             lane.empty = ended == "empty"
+            self._was_answered = self._was_answered or lane.empty
             if ended == "lost":
                 lane.lost = self._has_lost = True
             self._wake.set()
@@ -169,7 +181,7 @@ class Intake:
     async def run(self) -> None:
         """Ask for work until cancelled; outlives every loss of connection, server and consumer.
 
-        Raises: ConnectionLostError only when the connection is closed for good.
+        Raises: ConnectionLostError when the connection is closed for good, PermissionRefusedError as `_look_for`.
         """
         await keep_serving(self._connection, self._serve)
 
@@ -177,17 +189,43 @@ class Intake:
         """Find the lanes that were lost, and ask for work until another one is."""
         for lane in self._lanes:
             if lane.lost:
-                lane.consumer.require_right()
-                lane.consumer.forget()
-                lane.empty = False
-                await self._find(lane)
-        self._has_lost = any(lane.lost for lane in self._lanes)  # perhaps while another was looked for
+                await self._look_for(lane)
+        self._has_lost = self._has_due()  # perhaps one was lost while another was looked for
         while not self._has_lost:
             self._wake.clear()
             if not self._ask():
                 await woken(self._wake)
                 self._notice_silence()
         return False
+
+    async def _look_for(self, lane: Lane) -> None:
+        """Find a lane that was lost; what is wrong with its consumer alone keeps nobody from the others.
+
+        Raises: UnreachableError, JetStreamDisabledError; PermissionRefusedError before the server ever answered a
+            request of ours: this user may not take jobs.
+        """
+        lane.consumer.forget()
+        lane.empty = False
+        try:
+            lane.consumer.require_right()
+            await self._find(lane)
+        except (UnreachableError, JetStreamDisabledError):
+            raise
+        except LedgerError as error:
+            if isinstance(error, PermissionRefusedError) and not (self._was_answered or self.deliveries):
+                raise
+            logger.error(  # noqa: TRY400 - a sentence
+                "no jobs of queue %s (%s) are taken for %g s: %s",
+                lane.queue,
+                lane.priority,
+                _LOOK_AGAIN_S,
+                error,
+            )
+            lane.look_at = self._connection.loop.time() + _LOOK_AGAIN_S
+
+    def _has_due(self) -> bool:
+        now = self._connection.loop.time()
+        return any(lane.lost and lane.look_at <= now for lane in self._lanes)
 
     def _ask(self) -> bool:
         """Send the next request if one is due; return whether one was.
@@ -223,6 +261,11 @@ class Intake:
 
     def _notice_silence(self) -> None:
         """Give up on consumers that owe an answer for too long, so that they are looked for."""
+        now = self._connection.loop.time()
+        if now < self._look_at:  # called with every packet
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        self._has_lost = self._has_lost or self._has_due()
         for lane in self._lanes:
             if lane.consumer.is_silent:
                 logger.warning("consumer of %s (%s) is silent: looking for it", lane.queue, lane.priority)

@@ -25,6 +25,7 @@ from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, ConsumerLoop, HeldDeliveries, Source, growing_s, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.nats.pull import Delivery
+from jobledger.workers.services import outlive
 
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 
@@ -33,8 +34,6 @@ _ACK_WAIT_S: Final = 10.0
 _LOOK_EVERY_S: Final = 10.0
 _FULL_DELAY_S: Final = 10.0
 _UNREADABLE_DELAY_S: Final = 30.0
-_RESTART_S_FIRST: Final = 1.0
-_RESTART_S_MAX: Final = 60.0
 
 
 class Reactor(Protocol):
@@ -181,19 +180,4 @@ async def host(ledger: Ledger, reactor: Reactor) -> None:
 
     Returns only when the connection is closed for good, which the worker hears of by itself.
     """
-    loop = ledger.connection.loop
-    pause = _RESTART_S_FIRST
-    while True:
-        began_at = loop.time()
-        try:
-            await reactor.run()
-        except Exception as error:  # a reactor never takes its worker along
-            if ledger.connection.is_closed:
-                return
-            logger.exception("reactor %s failed: %s", reactor.name, error)  # noqa: TRY401 - the sentence first
-        else:
-            logger.error("reactor %s ended by itself", reactor.name)
-        if loop.time() - began_at > _RESTART_S_MAX:
-            pause = _RESTART_S_FIRST
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _RESTART_S_MAX)
+    await outlive(ledger.connection, f"reactor {reactor.name}", reactor.run)

@@ -248,7 +248,7 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 child = Child(self._command, environment, self.identity)
-            except OSError as error:
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
                 logger.error("no process could be started: %s", error)  # noqa: TRY400 - a sentence
                 deaths += 1
                 await self._pause(deaths)
@@ -333,6 +333,9 @@ class Supervisor:
                     except LedgerError as error:
                         logger.info("lease of %s cannot be ended yet: %s", identity, error)
                         await anyio.sleep(_LEASE_RETRY_S)
+                    except Exception:  # it expires; the processes that live have to be looked after
+                        logger.exception("lease of %s cannot be ended", identity)
+                        break
 
     def _cannot_start(self, child: Child, code: int) -> bool:
         if child.is_ready:

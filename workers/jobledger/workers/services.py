@@ -1,0 +1,64 @@
+"""Services: what runs beside the work of a process for as long as it lives, and never ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from jobledger.ledger.nats.connection import Connection
+
+logger = logging.getLogger("jobledger.workers.services")
+
+_RESTART_S_FIRST: Final = 1.0
+_RESTART_S_MAX: Final = 60.0
+
+
+async def outlive(
+    connection: Connection,
+    name: str,
+    run: Callable[[], Awaitable[None]],
+    *,
+    fatal: tuple[type[Exception], ...] = (),
+) -> None:
+    """Run a service until cancelled, and again after a pause that grows whenever it ends, for whatever reason.
+
+    What it meets is logged, and comes to nobody: neither an error of the ledger or of a library, nor the cancellation of
+    something that it waited for. Returns only when the connection is closed for good.
+
+    Raises: what is `fatal`.
+    """
+    pause_s = _RESTART_S_FIRST
+    while True:
+        began_at = connection.loop.time()
+        try:
+            await run()
+            logger.error("%s ended by itself", name)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            logger.error("%s: something that it waited for was cancelled", name)  # noqa: TRY400 - no error of ours
+        except fatal:
+            raise
+        except Exception as error:  # noqa: BLE001 - it goes on
+            if connection.is_closed:
+                return
+            _tell(name, error)
+        if connection.loop.time() - began_at > _RESTART_S_MAX:
+            pause_s = _RESTART_S_FIRST
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _RESTART_S_MAX)
+
+
+def _is_cancelled() -> bool:
+    """Return whether somebody wants this very task to end."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _tell(name: str, error: Exception) -> None:
+    """Log a sentence of ours as it is, and what nobody foresaw with its traceback."""
+    is_ours = type(error).__module__.startswith("jobledger.")
+    sentence = str(error) or type(error).__name__
+    logger.error("%s failed and begins again: %s", name, sentence, exc_info=None if is_ours else error)
