@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.orders import add, enqueue_of
-from tests.support.working import attempts, ended, until, working
+from tests.support.working import Connect, attempts, ended, until, working
 
 from jobledger.ledger import (
     AttemptStoppedError,
@@ -161,6 +161,20 @@ async def test_equal_inputs_are_equal_however_they_are_written(ledger: Ledger) -
     with pytest.raises(InputMismatchError) as caught:
         await ledger.on_behalf_of(parent).enqueue(takes.options(queue="elsewhere"), {"a"})
     assert caught.value.differing == ["task"]
+
+
+async def test_two_attempts_at_the_same_time_make_each_job_once(ledger: Ledger, connected: Connect) -> None:
+    """A worker that was frozen runs on beside the one that took its job over."""
+    parent = Parent(job_id="p", worker="w-1")
+    async with connected() as elsewhere:
+        clients = [ledger.on_behalf_of(parent), elsewhere.on_behalf_of(parent)]
+
+        async def make(client: Ledger) -> list[bool]:
+            return [(await client.enqueue(child, n)).created for n in range(20)]
+
+        one, two = await asyncio.gather(*map(make, clients))
+    assert [a + b for a, b in zip(one, two, strict=True)] == 20 * [1]
+    assert len([stored async for stored in ledger.events(follow=False)]) == 20
 
 
 async def test_calls_at_once_are_numbered_in_their_order(ledger: Ledger) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from tests.support.tables import each_row
 from tests.support.working import Connect
 
 from jobledger.ledger import JobState, Ledger, connect, sync
-from jobledger.ledger.config import with_variables
+from jobledger.ledger.config import LedgerConfig, with_variables
 from jobledger.ledger.model.commands import CancelJob, Claim, Discard, Fail, Requeue
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
@@ -379,3 +381,14 @@ async def test_connect_takes_url_and_environment_from_the_variables_of_the_comma
         "url": "nats://here",
         "environment": "",
     }
+
+
+def test_settings_for_another_process_are_whole_or_none(tmp_path: Path) -> None:
+    config = LedgerConfig(environment="a", creds=tmp_path, nats_options={"ping_interval": 3})
+    given = config.for_another_process()
+    assert given is not None
+    assert LedgerConfig(**given) == LedgerConfig(
+        environment="a", creds=str(tmp_path), nats_options={"ping_interval": 3}, create=False
+    )
+    assert LedgerConfig(nats_options={"tls": ssl.create_default_context()}).for_another_process() is None
+    assert LedgerConfig(nats_options={"user_jwt_cb": b"bytes"}).for_another_process() is None

@@ -127,6 +127,11 @@ async def test_a_job_of_another_task_is_refused(ledger: Ledger) -> None:
     job = await ledger.enqueue(numbers_of, 3)
     with pytest.raises(InvalidInputError, match=f"job {job.id} runs task numbers_of, not charge"):
         await ledger.job(job, task=charge)
+    no_task: Any = 7
+    with pytest.raises(InvalidInputError, match="7 is not a task: decorate the function with @task"):
+        await ledger.job(job, task=no_task)
+    later = numbers_of.options(delay_s=1)
+    assert (await ledger.job(job, task=later)).ref == job.ref
 
 
 async def test_a_handle_has_the_verbs_of_its_job(ledger: Ledger) -> None:

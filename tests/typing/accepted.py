@@ -71,6 +71,7 @@ async def jobs(ledger: Ledger, job: JobHandle[int]) -> None:
     assert_type(await ledger.job("x"), JobHandle[Any])
     assert_type(await ledger.job("x", queue="mail", task=fetch), JobHandle[list[str]])
     assert_type(await ledger.job(job.ref, task=add), JobHandle[int])
+    assert_type(await ledger.job(job, task=fetch.options(id="x")), JobHandle[list[str]])
     assert_type(await job.state(), JobState)
     assert_type(await job.cancel(reason="r", by="ada"), Job)
     assert_type(await job.retry(), Job)

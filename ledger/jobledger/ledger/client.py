@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, Unpack, overload
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig, with_variables
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
-from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.enqueueing import BulkResult, Enqueuer, unpack
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
@@ -179,19 +179,25 @@ class Ledger:
         self,
         job: AnyJob,
         *,
-        task: Task[..., Result | Cancel | Retry | Snooze],
+        task: Task[..., Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[..., Result | Cancel | Retry | Snooze],
         queue: str | None = None,
     ) -> JobHandle[Result]: ...
     @overload
     async def job(self, job: AnyJob, *, task: None = None, queue: str | None = None) -> JobHandle[Any]: ...
     async def job(
-        self, job: AnyJob, *, task: Task[..., Any] | None = None, queue: str | None = None
+        self,
+        job: AnyJob,
+        *,
+        task: Task[..., Any] | TaskWithOptions[..., Any] | None = None,
+        queue: str | None = None,
     ) -> JobHandle[Any]:
         """Return a handle of a job that exists; with its `task` the handle reads the result as that returns it.
 
         Raises: JobNotFoundError; InvalidInputError when the job runs another task; AmbiguousIdError when several
         queues have the id and `queue` is not given.
         """
+        plain = None if task is None else unpack(task)[0]
         job_id, queue = job_name(job, queue)
         names = self.names
         chain = (
@@ -204,12 +210,12 @@ class Ledger:
         if len(queues) > 1:
             raise AmbiguousIdError(job_id, [f"{each}/{job_id}" for each in queues])
         first = events[0]
-        if task is not None and first.event.task != task.name:
-            raise InvalidInputError(f"job {job_id} runs task {first.event.task}, not {task.name}")
+        if plain is not None and first.event.task != plain.name:
+            raise InvalidInputError(f"job {job_id} runs task {first.event.task}, not {plain.name}")
         return self.handle_of(
             JobRef(queue=queues[0], job_id=job_id),
             sequence=first.stream_sequence,
-            reader=None if task is None else task.signature,
+            reader=None if plain is None else plain.signature,
         )
 
     def handle_of(

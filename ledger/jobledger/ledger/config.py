@@ -83,6 +83,8 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             values: dict[str, Any] = msgspec.to_builtins(given, enc_hook=_path_text)
         except (NotImplementedError, TypeError):
             return None
+        if values["nats_options"] != self.nats_options:  # bytes, say, came out as another text
+            return None
         return values | {"create": False}
 
 

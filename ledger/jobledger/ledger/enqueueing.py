@@ -72,7 +72,7 @@ class Enqueuer:
         self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> JobHandle[Any]:
         """Add one job; see `Ledger.enqueue`."""
-        plain, options = _unpack(task)
+        plain, options = unpack(task)
         text = plain.signature.encode(args, kwargs)
         client, patience = self._client, self._client.patience
         notify = client.hints.inbox
@@ -97,7 +97,7 @@ class Enqueuer:
         on_progress: Callable[[int], None] | None,
     ) -> BulkResult:
         """Add a job for each input; see `Ledger.enqueue_many`."""
-        plain, options = _unpack(task)
+        plain, options = unpack(task)
         if options.id is not None:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
             raise InvalidInputError(message)
@@ -327,7 +327,11 @@ def _what(task: Task[Any, Any]) -> str:
     return f"input of task {task.name}"
 
 
-def _unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
+def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
+    """Return the task itself, and the options that a job of it has.
+
+    Raises: InvalidInputError for what is no task.
+    """
     if isinstance(task, TaskWithOptions):
         return task.task, task.chosen
     try:

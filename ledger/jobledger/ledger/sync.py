@@ -173,12 +173,21 @@ class Ledger:
 
     @overload
     def job(
-        self, job: AnyJob, *, task: Task[..., Result | Cancel | Retry | Snooze], queue: str | None = None
+        self,
+        job: AnyJob,
+        *,
+        task: Task[..., Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[..., Result | Cancel | Retry | Snooze],
+        queue: str | None = None,
     ) -> JobHandle[Result]: ...
     @overload
     def job(self, job: AnyJob, *, task: None = None, queue: str | None = None) -> JobHandle[Any]: ...
     def job(
-        self, job: AnyJob, *, task: Task[..., Any] | None = None, queue: str | None = None
+        self,
+        job: AnyJob,
+        *,
+        task: Task[..., Any] | TaskWithOptions[..., Any] | None = None,
+        queue: str | None = None,
     ) -> JobHandle[Any]:
         """Return a handle of a job that exists. See `client.Ledger.job`."""
         if task is None:
