@@ -15,7 +15,7 @@ import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.tables import each_row
 
-from jobledger.cli import session
+from jobledger.cli import logs
 from jobledger.cli.output import Output
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.server import EmbeddedServer
@@ -155,7 +155,7 @@ class Broken:
 def test_a_line_that_cannot_be_logged_comes_to_nobody(error: Exception) -> None:
     logger = logging.getLogger("broken")
     logger.propagate = False
-    logger.addHandler(session._ToStderr())
+    logger.addHandler(logs._ToStderr())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", Broken(error))
         logger.warning("lease of %s is lost", "w1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,8 +14,8 @@ from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.admin.amounts import duration, size
 from jobledger.cli.events.lines import event_line, show_event
+from jobledger.cli.logs import set_up_logs
 from jobledger.cli.output import Output
-from jobledger.cli.session import set_up_logs
 from jobledger.cli.text import age, json_safe, plain, plain_lines, shortened
 from jobledger.ledger.model.codec import StoredEvent, encode
 from jobledger.ledger.model.events import ErrorInfo, Failed, Queued, Started
@@ -166,7 +167,28 @@ def test_on_a_narrow_terminal_an_event_still_says_what_happened() -> None:
 
 
 def test_what_a_task_logs_names_its_job(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up_logs(verbose=True, debug=False)
-    logging.getLogger("jobledger.task").info("half-way", extra={"job": "report-1", "attempt": 2})
-    assert capsys.readouterr().err.endswith(" INFO jobledger.task: half-way (job report-1, attempt 2)\n")
+    said = {"job": "report-1", "attempt": 2}
+    for verbose, line in (
+        (False, r"INFO: half-way \(job report-1, attempt 2\)"),
+        (True, r"\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO job=report-1 attempt=2 jobledger\.task: half-way"),
+    ):
+        set_up_logs(verbose=verbose, debug=False)
+        logging.getLogger("jobledger.task").info("half-way", extra=said)
+        assert re.fullmatch(f"{line}\n", capsys.readouterr().err)
+    set_up_logs(verbose=False, debug=False)
+
+
+def test_a_line_of_json_holds_whatever_was_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(verbose=False, debug=False, log_format="json")
+    said = {"job": "report-1", "attempt": 2, "trace_id": object()}
+    error = ValueError("odd \x1b[31m")
+    logging.getLogger("myapp").error("over\nand \u202e out", extra=said, exc_info=error)
+    logging.getLogger("myapp").info("not asked for")
+    text = capsys.readouterr().err
+    line = json.loads(text)
+    assert text.isascii()
+    assert text.count("\n") == 1
+    assert (line["level"], line["logger"], line["message"]) == ("error", "myapp", "over\nand \u202e out")
+    assert (line["job"], line["attempt"], line["trace_id"][:7]) == ("report-1", 2, "<object")
+    assert "ValueError: odd" in line["exception"]
     set_up_logs(verbose=False, debug=False)

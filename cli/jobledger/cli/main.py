@@ -14,12 +14,14 @@ import typer
 
 from jobledger.cli.commands import add_commands
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
-from jobledger.cli.session import exit_at_once, set_up_logs
+from jobledger.cli.logs import LogFormat, set_up_logs
+from jobledger.cli.session import exit_at_once
 from jobledger.cli.streams import is_broken, let_go
 from jobledger.ledger.model.version import version
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
+_LOG_FORMAT: Final = "--log-format"
 _IDLE_THREADS_END_S: Final = 0.1
 
 
@@ -40,6 +42,12 @@ def _root(
             "--debug", metavar="", envvar="JOBLEDGER_DEBUG", help="Log more, and show tracebacks of errors."
         ),
     ] = False,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            _LOG_FORMAT, envvar="JOBLEDGER_LOG_FORMAT", help="What a line of the log is, on stderr."
+        ),
+    ] = "text",
     _version: Annotated[
         bool,
         typer.Option(
@@ -47,7 +55,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    set_up_logs(verbose=verbose, debug=debug)
+    set_up_logs(verbose=verbose, debug=debug, log_format=log_format)
 
 
 def program(words: Sequence[str] = ()) -> typer.Typer:
@@ -131,8 +139,14 @@ def _after_broken_pipe() -> int:
 def _switches_first(arguments: Sequence[str]) -> list[str]:
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
-    found = [word for word in words[:end] if word in _SWITCHES]
-    return found + [word for word in words[:end] if word not in _SWITCHES] + words[end:]
+    found: list[str] = []
+    others: list[str] = []
+    before = ""
+    for word in words[:end]:
+        is_switch = word in (*_SWITCHES, _LOG_FORMAT) or word.startswith(f"{_LOG_FORMAT}=")
+        (found if is_switch or before == _LOG_FORMAT else others).append(word)
+        before = word
+    return found + others + words[end:]
 
 
 def _tolerate_any_text(stream: TextIO) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from jobledger.cli import logs
 from jobledger.cli.streams import let_go
 from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.model.times import time_text
@@ -90,7 +91,7 @@ class Output:
     def note(self, text: str) -> None:
         """Tell a person something about the way to the answer, on stderr, also with --json."""
         with contextlib.suppress(OSError, ValueError):
-            self.notes.print(Text(plain(text)), soft_wrap=True)
+            logs.note(text, lambda text: self.notes.print(Text(plain(text)), soft_wrap=True))
 
     @contextlib.contextmanager
     def telling(self) -> Generator[None, None, None]:

@@ -22,7 +22,6 @@ import msgspec
 from jobledger.admin.rows import file_name, safe_name
 from jobledger.cli.errors import DONE, UsageError, first_of, report
 from jobledger.cli.options import split
-from jobledger.cli.text import plain_lines
 from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.nats.access import NO_ACCESS, Access
@@ -31,7 +30,6 @@ T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
 PROJECTIONS: Final = "projections"  #: in the data folder
 READ_MODELS: Final = "read-models"  #: beside them
-_TASK_LOGGER: Final = "jobledger.task"  #: behind `Context.logger`
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,52 +79,6 @@ def exit_at_once(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-class _Format(logging.Formatter):
-    """Adds to what a task logs through its context which job and attempt said it."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        text = super().formatMessage(record)
-        job, attempt = getattr(record, "job", None), getattr(record, "attempt", None)
-        return f"{text} (job {job}, attempt {attempt})" if record.name == _TASK_LOGGER and job else text
-
-
-class _ToStderr(logging.Handler):
-    """Writes to whatever stderr is at the moment of writing, as a program may redirect it.
-
-    A line that cannot be written is lost, and ends nothing.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            sys.stderr.write("\n".join(plain_lines(self.format(record))) + "\n")
-        except Exception:  # noqa: BLE001 - what is wrong with a line must not come to whoever logs
-            with contextlib.suppress(Exception):
-                self.handleError(record)
-
-
-def set_up_logs(*, verbose: bool, debug: bool) -> None:
-    """Send logs to stderr: warnings and the logs of tasks; with `verbose` also progress, the application's too.
-
-    Ours never hold inputs or passwords.
-    """
-    root = logging.getLogger()
-    for handler in [each for each in root.handlers if isinstance(each, _ToStderr)]:
-        root.removeHandler(handler)
-    handler = _ToStderr()
-    form = (
-        "%(asctime)s %(levelname)s %(name)s: %(message)s"
-        if verbose or debug
-        else "%(levelname)s: %(message)s"
-    )
-    handler.setFormatter(_Format(form))
-    root.addHandler(handler)
-    root.setLevel(logging.INFO if verbose or debug else logging.WARNING)
-    logging.getLogger("jobledger").setLevel(
-        logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
-    )
-    logging.getLogger("jobledger.task").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
 @contextlib.asynccontextmanager

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from typing import Final
+import logging
+import sys
+import threading
+from typing import Any, Final
+
+logger = logging.getLogger("jobledger.workers.process")
 
 _YOUNG_OBJECTS: Final = 20_000
 _GENERATIONS: Final = 20
@@ -19,3 +25,32 @@ def tune_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, _GENERATIONS, _GENERATIONS)
+
+
+def log_what_nobody_catches(loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Log exceptions that end in a thread, a finalizer or a callback of the loop: else they go to stderr or nowhere.
+
+    Logged are the exception and what kind of thing it ended, no values. A library must not.
+    """
+    threading.excepthook = _in_thread
+    sys.unraisablehook = _unraisable
+    if loop is not None:
+        loop.set_exception_handler(_in_loop)
+
+
+def _in_thread(told: threading.ExceptHookArgs) -> None:
+    if told.exc_type is SystemExit:
+        return
+    name = "a thread" if told.thread is None else f"thread {told.thread.name}"
+    logger.error("%s ended in an exception", name, exc_info=told.exc_value or told.exc_type())
+
+
+def _unraisable(told: sys.UnraisableHookArgs) -> None:
+    what = type(told.object).__qualname__ if told.object is not None else "what the interpreter did"
+    logger.error("an exception in %s could go nowhere", what, exc_info=told.exc_value or told.exc_type())
+
+
+def _in_loop(_: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+    # Of the rest, such as callbacks and futures, the texts may hold their arguments and values.
+    what = str(told.get("message", "an exception")).partition(" callback ")[0]
+    logger.error("event loop: %s", what, exc_info=told.get("exception"))

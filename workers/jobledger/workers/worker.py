@@ -134,6 +134,10 @@ class Worker:
         """The name under which the worker claims at present; it changes when a lease is lost."""
         return self._lease.identity
 
+    def name(self) -> str:
+        """Return the identity of this moment, for log lines."""
+        return self._lease.identity
+
     @property
     def running(self) -> int:
         """How many attempts run at this moment."""

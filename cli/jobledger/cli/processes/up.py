@@ -16,6 +16,7 @@ from jobledger.cli.embedded import blamed, described, embedded, safety, until_en
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
+from jobledger.cli.logs import log_as_process, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.session import load_tasks, opened, until_closed, watch_signals
@@ -25,7 +26,7 @@ from jobledger.ledger.nats.addresses import holds_secret, shown
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.process import tune_collector
+from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.services import outlive
 
 
@@ -68,6 +69,7 @@ def up(
             f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {shown(url)}: "
             "leave one of them out"
         )
+    log_as_process()
     served, weights = process.weighted(queues)
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     plan = _Plan(
@@ -92,7 +94,10 @@ async def _up(cli: Cli, plan: _Plan) -> None:
         access = cli.target.access if server is None else NO_ACCESS  # ours lets everybody in
         async with opened(msgspec.structs.replace(cli.target, url=url, access=access)) as ledger:
             path = await cli.rows(ledger).path()
+            log_what_nobody_catches(ledger.connection.loop)
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
+            if made is not None:
+                name_worker(made.name)
             async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
                 with output.telling():
                     _say_ready(output, plan, server, url, made, projecting)

@@ -19,6 +19,7 @@ from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
+from jobledger.cli.logs import log_as_process, log_format, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.supervise import Crew, supervise
@@ -35,7 +36,7 @@ from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.idle import until_idle
-from jobledger.workers.process import tune_collector
+from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
@@ -65,6 +66,7 @@ def worker(
 
     The first signal lets running jobs finish (--grace) and returns the others to the queue; a second stops at once.
     """
+    log_as_process()
     parent = Parent(supervised) if supervised is not None else None
     served, weights = process.weighted(queues)
     config = WorkerConfig(
@@ -83,6 +85,7 @@ def worker(
         raise UsageError("--until-idle is for one process: leave out --processes and --reload")
     if parent is None and (processes is not None or reload):
         switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
+        switches += ["--log-format", log_format()]
         crew = Crew(
             modules=named_modules(app),
             queues=options.split(queues),
@@ -121,7 +124,9 @@ async def _worker(  # noqa: PLR0917 - what it was told
 ) -> None:
     tune_collector()
     async with stoppable() as stopping, opened(target) as ledger:
+        log_what_nobody_catches(ledger.connection.loop)
         made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
+        name_worker(made.name)
         async with _shown(output, ledger, made, exposure):
             await _run(output, ledger, made, parent, stopping, ends)
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.logs import job_filter
 from jobledger.ledger.model.chain import JobView
 from jobledger.ledger.model.commands import ConfirmCancel, Interrupt, Outcome
 from jobledger.ledger.model.errors import (
@@ -29,6 +30,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import UNTRACED, AttemptSpan
+from jobledger.workers import logs
 from jobledger.workers.attempt import settlement as settlements
 from jobledger.workers.attempt.abandoned import Abandoned, stack_of_task
 from jobledger.workers.attempt.claims import Claimer, read_dispatch
@@ -76,7 +78,7 @@ class Attempts:
         self._recorder = Recorder(ledger, hooks)
         self.running: dict[JobRef, Attempt] = {}
         self._claimer = Claimer(
-            ledger, lease, runs_here=self.running.__contains__, on_ended=self._recorder.announce
+            ledger, lease, runs_here=self.running.__contains__, on_ended=self._recorder.on_ended_by_claim
         )
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}
@@ -158,7 +160,8 @@ class Attempts:
             return nak(settlements.soon_s(_NO_LEASE_S, delivery.delivered))
         if task is not None or delivery.delivered >= settlements.UNKNOWN_TASK_DELIVERIES_MAX:
             return None
-        logger.warning("task %r of job %s is not loaded here: passed on", queued.task, queued.job)
+        facts = {"queue": queued.queue, "job": queued.job, "task": queued.task}
+        logger.warning("task %r is not loaded here: the job is passed on", queued.task, extra=facts)
         return nak(settlements.unknown_task_s(delivery.delivered))
 
     def _join(self, delivery: Delivery, queued: Queued) -> Settlement:
@@ -186,6 +189,7 @@ class Attempts:
             on_told=self._see_that_it_ends,
         )
         self.running[attempt.ref] = attempt
+        job_filter.current.set(attempt)
         return attempt
 
     def _end(self, attempt: Attempt) -> None:
@@ -204,6 +208,8 @@ class Attempts:
         if not self._lease.holds(attempt.identity):
             reason = "the worker lost its lease while it claimed the job"
             return Interrupt(epoch=job.claim_epoch, reason=reason)
+        if self._recorder.is_wordy:
+            logs.tell_start(job)
         if job.task in self._hooks.hooked:
             self._hooks.tell("start", job, worker=attempt.identity)
         try:
@@ -252,6 +258,7 @@ class Attempts:
         """Record and settle as `handle` does; raises nothing but CancelledError."""
         control, settlement = attempt.control, DROP
         try:
+            job_filter.current.set(attempt)
             if control.stop_reason:
                 outcome = _as_told(attempt)
             else:

@@ -25,6 +25,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.model.trace import trace_id
 from jobledger.ledger.outcome import SNOOZE_S_MIN, WISHES, Cancel, Retry, Snooze
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
@@ -192,6 +193,7 @@ class Execution:
             else started_at + timedelta(seconds=job.order.timeout_s),
             checkpoint=checkpoint,
             trace="" if tracing is None else tracing.current(),
+            trace_id=trace_id(job.order.trace),
         )
 
     async def _call(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:

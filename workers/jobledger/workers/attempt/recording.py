@@ -7,7 +7,7 @@ import logging
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, commit, load, transact
-from jobledger.ledger.model.commands import Fence, Outcome
+from jobledger.ledger.model.commands import Fail, Fence, Outcome
 from jobledger.ledger.model.decisions import decide, outcome_type
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -20,6 +20,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import ENDED_BY_HOLDER
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers import logs
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
@@ -33,6 +34,7 @@ class Recorder:
     def __init__(self, ledger: Ledger, hooks: HookRunner) -> None:
         self._ledger = ledger
         self._hooks = hooks
+        self.is_wordy = logs.is_wordy()
         self.fenced = 0  #: outcomes that were refused because their claim was lost
 
     async def record(self, attempt: Attempt, outcome: Outcome) -> bool:
@@ -55,11 +57,20 @@ class Recorder:
                 return True
             await self._fence(attempt, outcome)
             return False
+        if self.is_wordy or isinstance(outcome, Fail):
+            self._tell(attempt, outcome, after)
         # The result is folded only where somebody asked for it.
         if attempt.job.order.notify or attempt.job.task in self._hooks.hooked:
             assert after.job is not None, "an outcome leaves the job in the chain"
             self.announce(after.job, identity)
         return True
+
+    def _tell(self, attempt: Attempt, outcome: Outcome, after: JobView) -> None:
+        if isinstance(outcome, Fail):
+            assert after.job is not None, "an outcome leaves the job in the chain"
+            logs.tell_failure(outcome, after.job)
+        else:
+            logs.tell_end(outcome, attempt.job, self._ledger.clock.now())
 
     async def _retry(self, attempt: Attempt, chain: JobView, outcome: Outcome) -> JobView:
         """Append what follows from the outcome, whatever trouble the first try met."""
@@ -94,6 +105,12 @@ class Recorder:
             await transact(
                 self._ledger.log, attempt.ref, command, lambda: self._ledger.stamp(attempt.identity)
             )
+
+    def on_ended_by_claim(self, job: Job, identity: str) -> None:
+        """Tell of a job that nobody could run any more when it was claimed."""
+        if job.state is JobState.DEAD_LETTERED:
+            logs.tell_dead_letter(job, identity)
+        self.announce(job, identity)
 
     def announce(self, job: Job, identity: str) -> None:
         """Tell whoever asked what became of the job: its enqueuer, and the hooks."""

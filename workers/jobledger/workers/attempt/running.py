@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
 from jobledger.ledger.tracing import AttemptSpan
 from jobledger.workers.attempt.channel import AttemptChannel
+from jobledger.workers.logs import facts_of
 
 
 class Control(msgspec.Struct, eq=False):
@@ -47,6 +48,11 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
     def name(self) -> str:
         """What the log calls it."""
         return f"task {self.job.task} of job {self.job.id}"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What log lines say of it."""
+        return facts_of(self.job, self.identity)
 
     @property
     def newest_chain(self) -> JobView:

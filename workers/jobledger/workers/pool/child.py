@@ -63,7 +63,7 @@ from jobledger.workers.pool.messages import (
     to_frame,
 )
 from jobledger.workers.pool.own_ledger import OwnLedger
-from jobledger.workers.process import tune_collector
+from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.retry_policy import describe, error_info
 
 if sys.platform != "win32":
@@ -376,6 +376,7 @@ def _limit_memory(setup: Setup) -> None:
 
 
 def _set_up_logs(link: Link, setup: Setup) -> None:
+    log_what_nobody_catches()
     root = logging.getLogger()
     root.handlers[:] = [_Relay(link)]
     root.setLevel(setup.log_level)

@@ -66,12 +66,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     checkpoint: msgspec.Raw = NO_VALUE  #: what an earlier attempt kept
     trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
     parent: Parent | None = None  #: what jobs that the task makes have from this one; None: it makes none
+    trace_id: str = ""  #: of the job's trace, for the log
     number: int = 0  #: of the call in its process; given by the pool, and repeated by the result
 
     @property
     def facts(self) -> dict[str, Any]:
         """What log records say of the attempt."""
-        return {"job": self.job_id, "queue": self.queue, "task": self.task, "attempt": self.attempt}
+        return {
+            "worker": self.worker,
+            "queue": self.queue,
+            "job": self.job_id,
+            "task": self.task,
+            "attempt": self.attempt,
+            "trace_id": self.trace_id,
+        }
 
     def context(self, channel: Channel) -> Context:
         """Return the context of the attempt, which speaks through `channel`."""

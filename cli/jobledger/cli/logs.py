@@ -1,0 +1,151 @@
+"""What a log line looks like on stderr: for a person or, with `--log-format json`, one object a line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jobledger.cli.text import json_safe, plain, plain_lines
+from jobledger.ledger.logs.job_filter import FACTS, JobFilter
+
+LogFormat = Literal["text", "json"]
+
+_TASKS: Final = "jobledger.task"  #: behind `Context.logger`
+_JOBS: Final = "jobledger.workers.jobs"  #: what becomes of each job
+_NOTES: Final = logging.getLogger("jobledger.notes")  #: what commands tell a person
+
+
+class _Text(logging.Formatter):
+    """`LEVEL: text`; of a process that stays, and with --verbose, with its time and where it comes from."""
+
+    def __init__(self, *, full: bool) -> None:
+        super().__init__()
+        self._full = full
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        facts = _facts(record)
+        if not self._full:
+            of_job = (
+                f" (job {facts['job']}, attempt {facts['attempt']})"
+                if record.name == _TASKS and "job" in facts
+                else ""
+            )
+            return f"{record.levelname}: {record.message}{of_job}"
+        words = "".join(f" {name}={value}" for name, value in facts.items())
+        return f"{_time(record)} {record.levelname}{words} {record.name}: {record.message}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return lines in which nothing can steer a terminal."""
+        return "\n".join(plain_lines(super().format(record)))
+
+
+class _Json(logging.Formatter):
+    """One object a line: `time`, `level`, `logger`, `message`, what is known of `FACTS`, `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json_safe(msgspec.json.encode(_encodable(line)).decode())
+
+
+def _encodable(line: dict[str, Any]) -> dict[str, Any]:
+    """Replace what no JSON text can hold: a foreign value that a task logged, a lone surrogate."""
+    return {
+        name: value if isinstance(value, int) else str(value).encode("utf-8", "backslashreplace").decode()
+        for name, value in line.items()
+    }
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    found = {name: getattr(record, name, "") for name in FACTS}
+    return {name: value for name, value in found.items() if value != ""}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+class _ToStderr(logging.Handler):
+    """Writes to whatever stderr is at the moment of writing, as a program may redirect it.
+
+    A line that cannot be written is lost, and ends nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs = JobFilter()
+        self.addFilter(self.jobs)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001 - what is wrong with a line must not come to whoever logs
+            with contextlib.suppress(Exception):
+                self.handleError(record)
+
+
+def set_up_logs(*, verbose: bool, debug: bool, log_format: LogFormat = "text") -> None:
+    """Send logs to stderr: warnings and the logs of tasks; with `verbose` also progress, the application's too.
+
+    Ours never hold inputs or passwords.
+    """
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _ToStderr)]:
+        root.removeHandler(handler)
+    made = _ToStderr()
+    made.setFormatter(_Json() if log_format == "json" else _Text(full=verbose or debug))
+    root.addHandler(made)
+    root.setLevel(logging.INFO if verbose or debug else logging.WARNING)
+    ours = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    logging.getLogger("jobledger").setLevel(ours)
+    logging.getLogger(_TASKS).setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger(_JOBS).setLevel(logging.DEBUG if verbose or debug else logging.NOTSET)
+    _NOTES.setLevel(logging.INFO)
+
+
+def log_as_process() -> None:
+    """Log as a process that stays: from INFO on, each line with its time and where it comes from."""
+    ours = logging.getLogger("jobledger")
+    ours.setLevel(min(ours.level, logging.INFO))
+    handler = _handler()
+    if handler is not None and isinstance(handler.formatter, _Text):
+        handler.setFormatter(_Text(full=True))
+
+
+def name_worker(identity: Callable[[], str]) -> None:
+    """Let every line outside of attempts say from now on which worker it comes from."""
+    handler = _handler()
+    if handler is not None:
+        handler.jobs.worker = identity
+
+
+def log_format() -> LogFormat:
+    """Return how lines look now."""
+    handler = _handler()
+    return "json" if handler is not None and isinstance(handler.formatter, _Json) else "text"
+
+
+def note(text: str, otherwise: Callable[[str], None]) -> None:
+    """Tell a person something: as a log line where lines are read by a program, else as `otherwise` does it."""
+    if log_format() == "json":
+        _NOTES.info("%s", plain(text))
+    else:
+        otherwise(text)
+
+
+def _handler() -> _ToStderr | None:
+    return next((each for each in logging.getLogger().handlers if isinstance(each, _ToStderr)), None)

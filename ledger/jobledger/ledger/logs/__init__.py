@@ -1,0 +1,1 @@
+"""What log lines say of where they come from."""
