@@ -43,6 +43,11 @@ class TrustedKeys:
         """Return whether seals of this key count."""
         return key_id in self._keys
 
+    @property
+    def key_ids(self) -> list[str]:
+        """The ids of these keys, in order."""
+        return sorted(self._keys)
+
     def signed(self, key_id: str, signature: str, text: bytes) -> bool:
         """Return whether the signature is that key's over the text."""
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - an extra

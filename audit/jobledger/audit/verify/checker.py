@@ -87,6 +87,8 @@ class Checker:
         self._violations: list[Violation] = []
         self._broken: Counter[str] = Counter()
         self._compared: list[Compared] = []
+        has_signature = before is not None and bool(before.signature)
+        self._before_signed = options.signatures_checked if has_signature else None
         if before is not None and before.head_sequence < before.from_sequence:
             before = None  # there was nothing yet: whatever is there now continues it
             self._say_of_before("it was not compared: it was made when there were no events", agrees=None)
@@ -267,7 +269,14 @@ class Checker:
         self, sentence: str, *, agrees: bool | None, through: int = 0, intact: Intact = ()
     ) -> None:
         self.compared(
-            Compared(what="earlier report", sentence=sentence, agrees=agrees, through=through, intact=intact)
+            Compared(
+                what="earlier report",
+                sentence=sentence,
+                agrees=agrees,
+                through=through,
+                intact=intact,
+                signed=self._before_signed,
+            )
         )
 
     def _check_batch(self, name: str) -> None:

@@ -50,6 +50,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     violations_max: int = VIOLATIONS_MAX  #: kept; all are counted
     memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: for what is kept of jobs; None: as much as they need
 
+    signatures_checked: bool = False  #: an earlier report that is signed was held to the keys that count
+
     def __post_init__(self) -> None:
         """Check each option."""
         for name in ("timer_tolerance_s", "overdue_grace_s", "violations_max"):

@@ -67,6 +67,27 @@ class LargeValues(msgspec.Struct, frozen=True, kw_only=True):
     unread: int = 0  #: not looked at
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was kept elsewhere, with which the ledger was compared."""
+
+    what: Literal["earlier report", "published seals"]
+    file: str
+    sha256: str  #: hex; of the file's bytes
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """When a report was made, of what, and with what."""
+
+    at: datetime
+    jobledger: str  #: the version of the program
+    url: str = ""  #: of the server, without a password; "" for an export
+    export: str = ""  #: the folder or manifest of the export; "" for a ledger
+    environment: str
+    stream_created_at: str = ""  #: the server's word on when the ledger's stream was made; "" for an export
+    keys: tuple[str, ...] = ()  #: ids of the public keys whose signatures counted
+    evidence: tuple[Evidence, ...] = ()
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The proof, or what stands against it."""
 
@@ -102,6 +123,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     violations_count: int  #: all of them
     broken: dict[str, int]  #: all of them by rule
     elapsed_s: float
+    made: Made | None = None  #: None where nobody said
+    key: str = ""  #: id of the key that signed the file; "" without a signature
+    signature: str = ""  #: hex; see `verify.file`
 
     def text(self) -> str:
         """Return the report for a person: a verdict, the figures, and the first violations."""

@@ -118,10 +118,12 @@ async def seals_as_witness(
     through: int | None = None,
     trusted: TrustedKeys | None = None,
     is_part: bool = False,
+    may_lack: bool = False,
 ) -> SealWitness | None:
     """Return the seals in a ledger as a witness; None where it has none and no key says that it should.
 
-    `is_part`: the log is a part of a ledger by intent, which may lie between two seals.
+    `is_part`: the log is a part of a ledger by intent, which may lie between two seals. `may_lack`: the keys need not
+    be those of seals.
 
     Raises: UnreachableError.
     """
@@ -134,6 +136,8 @@ async def seals_as_witness(
                 seals.append(seal)  # what was read before an error counts
     except CorruptLedgerError as error:
         problem = error
+    if not has_any and problem is None and (trusted is None or may_lack):
+        return None
     if not seals and problem is None and trusted is None:
         return None
     is_missing = not (has_any or is_part or problem) and (await log.head()).last_sequence > 0

@@ -20,7 +20,9 @@ ORIGIN: Final = (
     "that the export is of this very ledger and was not cut off or rewritten: only an earlier report, a seal that "
     "was kept elsewhere or the ledger itself tells"
 )
-SIGNATURES: Final = "who signed the seals: no signature was checked; name the public key (--seal-key)"
+SIGNATURES: Final = (
+    "who signed what this was compared with: a signature was not checked; name the public key (--seal-key)"
+)
 _ANCHORS: Final = "name a published seal (--seal) or an earlier report (--against)"
 _GAPS_SHOWN: Final = 3
 

@@ -14,8 +14,8 @@ from jobledger.ledger.model.errors import CorruptLedgerError
 
 async def verify_offline(
     output: Output, path: Path, options: CheckOptions, before: Report | None, seals: SealsAsked
-) -> Report:
-    """Check the export in a folder, or of a manifest, and return what was found.
+) -> tuple[Report, str]:
+    """Check the export in a folder, or of a manifest; return what was found, and of which environment it is.
 
     Raises: LedgerNotSoundError when not even its manifest can be read; else as `verify_export`.
     """
@@ -23,15 +23,12 @@ async def verify_offline(
         export = ExportLog(path)
         manifest = export.manifest
         # Seals are about every event, so a selection has none that could be looked at.
-        found = seals.witnesses(export, manifest.first_sequence, None, is_part=True)
+        found = seals.witnesses(export, manifest.first_sequence, None, before=before, is_part=True)
         witnesses = [each async for each in found] if manifest.complete or seals.kept else []
         with output.progress("checking the export") as progress:
-            return await verify_export(
-                path,
-                options=options,
-                before=before,
-                witnesses=witnesses,
-                on_progress=progress,
+            report = await verify_export(
+                path, options=options, before=before, witnesses=witnesses, on_progress=progress
             )
+            return report, manifest.environment
     except CorruptLedgerError as error:
         raise LedgerNotSoundError(f"the export is not sound: {error}") from error

@@ -34,6 +34,14 @@ Against = Annotated[
 KeptReport = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Write the report to this file, as JSON.")
 ]
+Sign = Annotated[
+    Path | None,
+    typer.Option(
+        "--sign",
+        metavar="FILE",
+        help="Sign the file of --report with this private key, as `audit keygen` makes it.",
+    ),
+]
 Record = Annotated[
     bool,
     typer.Option(

@@ -11,6 +11,7 @@ import typer
 
 from jobledger.audit.seals.keys import read_trusted
 from jobledger.audit.seals.seals import Seal, newest_of, newest_seal, read_published
+from jobledger.audit.verify.report import Report
 from jobledger.audit.verify.seals import SealWitness, seals_as_witness
 from jobledger.cli.errors import UsageError
 from jobledger.ledger.model.log import Log
@@ -53,6 +54,11 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
     since: bool
     trusted: Any = None  #: TrustedKeys | None; of an extra, so no type that a Struct can check
 
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of the keys whose signatures count."""
+        return () if self.trusted is None else tuple(self.trusted.key_ids)
+
     async def begin(self, log: Log, begin: int) -> int:
         """Return the stream sequence that the check begins at.
 
@@ -76,7 +82,13 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         return max(ours, default=0)
 
     async def witnesses(
-        self, log: Log, begin: int, last: int | None, *, is_part: bool = False
+        self,
+        log: Log,
+        begin: int,
+        last: int | None,
+        *,
+        before: Report | None = None,
+        is_part: bool = False,
     ) -> AsyncGenerator[SealWitness, None]:
         """Yield the ledger's own seals and those that were kept; archived ones can be compared with the archive alone.
 
@@ -84,7 +96,13 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         """
         begin = max(begin, (await log.head()).first_sequence)
         own = await seals_as_witness(
-            log, from_sequence=begin, through=last, trusted=self.trusted, is_part=is_part
+            log,
+            from_sequence=begin,
+            through=last,
+            trusted=self.trusted,
+            is_part=is_part,
+            # Then the key was named for the report. Seals that it saw are in the range that it vouches for.
+            may_lack=before is not None and bool(before.signature) and not before.seals,
         )
         if own is not None:
             yield own

@@ -10,19 +10,20 @@ import msgspec
 from jobledger.admin.archived import payload_places
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
+from jobledger.audit.seals.keys import read_signer
 from jobledger.audit.verify import CheckOptions, Expected, Report, Witness
 from jobledger.audit.verify import verify as check
-from jobledger.audit.verify.file import read_report, write_report
+from jobledger.audit.verify.file import read_report
 from jobledger.audit.verify.options import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.audit.watch import record_verify
 from jobledger.cli import options
 from jobledger.cli.audit import options as audit
 from jobledger.cli.audit.offline import verify_offline
+from jobledger.cli.audit.reporting import Kept, made_from_export, made_from_ledger, tell
 from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.command import ROWS, Cli, command
-from jobledger.cli.errors import LedgerNotSoundError, UsageError
+from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import AUDIT
-from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.log import Log
@@ -47,6 +48,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     with_payloads: bool
     record: bool
     seals: SealsAsked
+    kept: Kept
 
 
 @command(AUDIT, "verify", takes=ROWS)
@@ -57,7 +59,8 @@ async def verify(
     first: audit.First = None,
     last: audit.Last = None,
     against: audit.Against = None,
-    kept: audit.KeptReport = None,
+    report_path: audit.KeptReport = None,
+    sign: audit.Sign = None,
     archives: options.Archives = None,
     with_projection: audit.WithProjection = False,
     with_payloads: audit.WithPayloads = False,
@@ -69,57 +72,46 @@ async def verify(
     memory_mib: audit.Memory = MEMORY_BYTES_MAX >> 20,
 ) -> None:
     """Read every event and prove that the ledger is sound; exits with 4 and names the first violation if not."""
-    before = read_report(against) if against is not None else None
+    kept = Kept(
+        path=report_path, against=against, seals=seals, signer=None if sign is None else read_signer(sign)
+    )
+    trusted = seals_asked(
+        seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
+    )
+    before = read_report(against, trusted.trusted) if against is not None else None
     asked = _Asked(
         begin=first if first is not None else 1 if before is None else before.from_sequence,
         first=first,
         last=last,
         before=before,
         known=None if before is None or against is None else _known(before, against),
-        options=CheckOptions(overdue_grace_s=grace_s, memory_bytes_max=memory_mib << 20),
+        options=CheckOptions(
+            overdue_grace_s=grace_s,
+            memory_bytes_max=memory_mib << 20,
+            signatures_checked=trusted.trusted is not None,
+        ),
         archives=tuple(archives or ()),
         with_projection=with_projection,
         with_payloads=with_payloads,
         record=record,
-        seals=seals_asked(
-            seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
-        ),
+        seals=trusted,
+        kept=kept,
     )
-    if kept is not None and not kept.absolute().parent.is_dir():
-        raise UsageError(f"--report {kept}: there is no folder {kept.absolute().parent}")
     if export is not None:
         if first is not None or last is not None or archives or with_projection or since_seal or record:
             raise UsageError(
                 f"--from, --to, --archive, --with-projection, --since-seal and --record are {_NOT_FOR_EXPORTS}"
             )
-        tell(
-            cli.output,
-            await verify_offline(cli.output, export, asked.options, before, asked.seals),
-            kept,
-            against,
-        )
+        found, environment = await verify_offline(cli.output, export, asked.options, before, asked.seals)
+        made = made_from_export(export, environment, asked.seals, kept)
+        tell(cli.output, msgspec.structs.replace(found, made=made), kept)
         return
     _check_range(asked.begin, last, before)
     if asked.with_projection and (first is not None or last is not None or since_seal):
         raise UsageError(
             "a projection can only be compared with the whole ledger: leave out --from, --to and --since-seal"
         )
-    tell(cli.output, await _verify(cli, asked), kept, against)
-
-
-def tell(output: Output, report: Report, kept: Path | None = None, against: Path | None = None) -> None:
-    """Print a report, and keep it in a file.
-
-    Raises: LedgerNotSoundError, naming the first violation.
-    """
-    if output.as_json:
-        output.object(report)
-    else:
-        _show_report(output, report)
-    if kept is not None:
-        _keep(output, report, kept, against)
-    if not report.sound:
-        raise LedgerNotSoundError(_first_violation(report))
+    tell(cli.output, await _verify(cli, asked), kept)
 
 
 def _known(before: Report, path: Path) -> str:
@@ -161,7 +153,9 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
         if past is not None:
             is_whole = is_archive(asked.archives)
             witnesses.append(ArchiveWitness(past, ledger.log, from_sequence=begin, is_archive=is_whole))
-        witnesses += [each async for each in asked.seals.witnesses(log, begin, asked.last)]
+        witnesses += [
+            each async for each in asked.seals.witnesses(log, begin, asked.last, before=asked.before)
+        ]
         if position is not None:
             witnesses.append(position)
         if path is not None and (former := cli.former_ledger(path)) is not None:
@@ -184,7 +178,8 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
             )
         if asked.record:
             await record_verify(ledger.log, report, ledger.stamp(operator()))
-        return report
+        made = await made_from_ledger(ledger, asked.seals, asked.kept)
+        return msgspec.structs.replace(report, made=made)
 
 
 async def _projection(
@@ -214,45 +209,3 @@ async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
     for option, value, most in (("--from", asked.first, known + 1), ("--to", asked.last, known)):
         if value is not None and value > most:
             raise UsageError(f"{option} {value} lies beyond the ledger's end, which is {head}")
-
-
-def _show_report(output: Output, report: Report) -> None:
-    verdict, *rest = report.text().splitlines()
-    output.say(verdict, style="bold green" if report.sound else "bold red")
-    for line in rest:
-        output.say(line)
-    # Whole, so that they can be written down and compared.
-    output.facts(
-        [
-            ("head", f"{report.head_sequence:,}" if report.events else "none: no event was there to check"),
-            ("hash", report.head_hash or None),
-            ("digest", report.digest),
-            ("times", report.times.text() or None),
-        ]
-    )
-
-
-def _keep(output: Output, report: Report, path: Path, against: Path | None) -> None:
-    """Write the report, unless it would take the place of the very one that the ledger does not continue."""
-    if not report.sound and against is not None and path.resolve() == against.resolve():
-        output.note(f"{path} was not replaced: the next check must not expect what is wrong now")
-        return
-    try:
-        write_report(report, path)
-    except OSError as error:
-        if report.sound:
-            raise
-        output.note(f"{path} cannot be written: {error.strerror}")  # what was found is what must be told
-    else:
-        output.note(f"the report is kept in {path}")
-
-
-def _first_violation(report: Report) -> str:
-    first = report.violations[0]
-    about = f" of {first.job}" if first.job else ""
-    place = f" at stream sequence {first.stream_sequence}" if first.stream_sequence else ""
-    more = report.violations_count - 1
-    rest = f" (and {more:,} more)" if more else ""
-    return (
-        f"the {report.what} is not sound: rule `{first.rule}` is broken{place}{about}: {first.sentence}{rest}"
-    )
