@@ -166,6 +166,9 @@ def test_an_archive_run_is_watched_and_takes_older_checks_away(cli: Cli) -> None
     assert cli("audit", "archive", "--before", now, "--to", folder).code == 0
     assert cli.watched().archived_through == 4
     assert 0 <= cli.metrics()["archive_age_seconds"] < 60
+    check = cli.doctor("archive")
+    assert check is not None
+    assert (check["status"], check["found"].endswith("moved events up to 4")) == ("ok", True)
     assert cli.watched().verified is None, "what was recorded lies in the archive"
     for words in ((), ("--archive", folder)):
         answer = cli("audit", "verify", "--record", *words)

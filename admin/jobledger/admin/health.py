@@ -209,7 +209,7 @@ async def _check_audit(ledger: Ledger) -> list[Check]:
     except CorruptLedgerError as error:
         return [Check(check="seals", status="fail", found=str(error))]
     now = ledger.clock.now()
-    return [_seals(found, now), *_verified(found, now)]
+    return [_seals(found, now), *_verified(found, now), *_archived(found, now)]
 
 
 def _seals(found: Audited, now: datetime) -> Check:
@@ -222,6 +222,13 @@ def _seals(found: Audited, now: datetime) -> Check:
         advice = "start the sealer again: `jobledger audit seal --key FILE --follow`"
         return Check(check="seals", status="warn", found=said, advice=advice)
     return Check(check="seals", status="ok", found=said)
+
+
+def _archived(found: Audited, now: datetime) -> Iterator[Check]:
+    if found.archived_at is not None and found.archived_through is not None:
+        age = duration(max(0.0, (now - as_utc(found.archived_at)).total_seconds()))
+        said = f"the newest run, {age} ago, moved events up to {found.archived_through:,}"
+        yield Check(check="archive", status="ok", found=said)
 
 
 def _verified(found: Audited, now: datetime) -> Iterator[Check]:
