@@ -2,6 +2,7 @@
 
 `checking` reads a whole ledger and feeds the `checker`, which holds each event to the `rules`. What it keeps of jobs
 are `records` in a `store` of bounded memory; `tally` counts. `chains` and `seals` are the parts about what is no job,
+`links` about hash links, `earlier` about an earlier report, `payloads` about large values with their `references`,
 `times` the one about the server's times. `options` is what a caller says, `report` what it gets, `unproven`
 what the report does not prove, `file` a report on the disk.
 """

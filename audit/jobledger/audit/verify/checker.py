@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from jobledger.audit.verify.chains import Chains
+from jobledger.audit.verify.earlier import Earlier, Told
 from jobledger.audit.verify.links import broken_link
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, JobName
 from jobledger.audit.verify.records import (
@@ -26,7 +27,7 @@ from jobledger.audit.verify.records import (
     pack,
     unpack,
 )
-from jobledger.audit.verify.report import Compared, Intact, LargeValues, Report, Violation
+from jobledger.audit.verify.report import Compared, LargeValues, Report, Violation
 from jobledger.audit.verify.rules import broken_at_end, broken_rule, early
 from jobledger.audit.verify.set_aside import SetAside
 from jobledger.audit.verify.store import RecordStore
@@ -87,13 +88,12 @@ class Checker:
         self._violations: list[Violation] = []
         self._broken: Counter[str] = Counter()
         self._compared: list[Compared] = []
-        has_signature = before is not None and bool(before.signature)
-        self._before_signed = options.signatures_checked if has_signature else None
-        if before is not None and before.head_sequence < before.from_sequence:
-            before = None  # there was nothing yet: whatever is there now continues it
-            self._say_of_before("it was not compared: it was made when there were no events", agrees=None)
-        self._before = before
-        self._before_ends = before.head_sequence if before is not None else 0
+        self._earlier = (  # until it was compared
+            None
+            if before is None
+            else Earlier(before, from_sequence, signatures_checked=options.signatures_checked)
+        )
+        self._earlier_ends = 0 if self._earlier is None else self._earlier.ends
         memory = options.memory_bytes_max
         self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
         self._others = {
@@ -134,8 +134,8 @@ class Checker:
         self._newest = message.stored_at
         self._times.feed(message)
         self._total.update(digest)
-        if sequence == self._before_ends:
-            self._compare_with_before()
+        if sequence == self._earlier_ends and self._earlier is not None:
+            self._tell_of(self._earlier.compare(digest=self._total.hexdigest(), head_hash=digest.hex()))
         if isinstance(message, Unreadable):
             self._half = None
             self.set_aside.add(sequence, digest)
@@ -229,55 +229,13 @@ class Checker:
             sentence = f"stream sequence {missing} missing: the ledger goes on with {sequence}"
             self.note("", "sequence", sentence, stream_sequence=expected)
 
-    def _compare_with_before(self) -> None:
-        before, self._before = self._before, None
-        if before is None:
-            return
-        if before.from_sequence == self._from_sequence:
-            same, now, then = self._total.hexdigest() == before.digest, self._total.hexdigest(), before.digest
-            what, began = "digest", before.from_sequence
-        else:  # what it was computed over is archived in part: the event at its end still has a hash
-            same, now, then = (
-                self._head_hash.hex() == before.head_hash,
-                self._head_hash.hex(),
-                before.head_hash,
-            )
-            what, began = "hash", before.head_sequence
-        if same:
-            self._agrees_with(before)
-        else:
-            sentence = (
-                f"stream sequence {began} to {before.head_sequence} is not what it was "
-                f"when the earlier report was made: {what} {now}, then {then}"
-            )
-            self.note("", "history", sentence, stream_sequence=before.head_sequence)
-            self._say_of_before(
-                f"{what} {then} is not that of these events", agrees=False, through=self._before_ends
-            )
-
-    def _agrees_with(self, before: Report) -> None:
-        first, last = self._from_sequence, before.head_sequence
-        intact: Intact = ()
-        if before.from_sequence == first:
-            sentence, intact = f"stream sequence {first:,} to {last:,} is what it was then", ((first, last),)
-        else:
-            sentence = f"the event at {last:,}, where it ends, is what it was then"
-            sentence += f"; it begins at {before.from_sequence:,}, so the others were not compared"
-        self._say_of_before(sentence, agrees=True, through=last, intact=intact)
-
-    def _say_of_before(
-        self, sentence: str, *, agrees: bool | None, through: int = 0, intact: Intact = ()
-    ) -> None:
-        self.compared(
-            Compared(
-                what="earlier report",
-                sentence=sentence,
-                agrees=agrees,
-                through=through,
-                intact=intact,
-                signed=self._before_signed,
-            )
-        )
+    def _tell_of(self, told: Told) -> None:
+        """Say what came of the earlier report; it is compared once."""
+        self._earlier = None
+        self.compared(told.compared)
+        if told.violation is not None:
+            sequence, sentence = told.violation
+            self.note("", "history", sentence, stream_sequence=sequence)
 
     def _check_batch(self, name: str) -> None:
         assert self._half is not None
@@ -371,8 +329,8 @@ class Checker:
         try:
             self._check_beginning()
             self._violations = self.set_aside.forgive(self._violations, self._broken)
-            if self._before is not None:
-                self._miss_before()
+            if self._earlier is not None:
+                self._tell_of(self._earlier.missed(self.next_sequence))
             if expected.enqueued is not None:
                 self._compare_enqueued(expected.enqueued, expected.unsure)
             self._note_first(self._wrong_at_end(expected))
@@ -402,27 +360,6 @@ class Checker:
         else:
             return  # more than is gone: the run that archived it has not come to its end
         self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
-
-    def _miss_before(self) -> None:
-        """Say why the event at the earlier report's end was not met."""
-        ends = self._before_ends
-        if ends < self._from_sequence:
-            self._say_of_before(
-                f"the report up to {ends:,} was not compared: the ledger begins at {self._from_sequence:,} by now",
-                agrees=None,
-            )
-            return
-        first = self.next_sequence
-        self._say_of_before(
-            f"the event at {ends:,}, where it ends, was not found", agrees=False, through=ends
-        )
-        if first > ends:
-            sentence = f"stream sequence {ends} cannot be read, where the earlier report ended"
-            self.note("", "history", sentence, stream_sequence=ends)
-            return
-        missing = f"{first} is" if first == ends else f"{first} to {ends} are"
-        sentence = f"the ledger ends before {ends}, where the earlier report did: {missing} missing"
-        self.note("", "history", sentence, stream_sequence=first)
 
     def _note_first(self, found: Iterable[Violation]) -> None:
         """Note violations that come in no order: the first ones in the ledger are kept, all are counted."""
