@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import Answer, CommandLine
 from tests.support.limits import LIMIT_S
+from tests.support.orders import shout
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.ledger import sync
+from jobledger.ledger import Ledger, sync
+from jobledger.ledger.children import Parent
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import SCHEMA_VERSION
 
@@ -104,6 +106,16 @@ def cli(
     for name in ("URL", "ENVIRONMENT", "APP", "QUEUES", "PROJECTION", "DEBUG", "LEDGER_BYTES_MAX"):
         monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
     return Cli(roomy_server.url, tmp_path, app, capsys)
+
+
+def test_a_job_that_a_job_made_names_it(cli: Cli) -> None:
+    async def make(ledger: Ledger) -> str:
+        own = ledger.on_behalf_of(Parent(job_id="report-7", worker="w-1"))
+        return (await own.enqueue(shout, "x")).id
+
+    made = cli.with_ledger(make)
+    assert cli.there("jobs", "show", made, "--json").lines[0]["made_by"] == "report-7"
+    assert "made by   job report-7" in cli.there("jobs", "show", made).out
 
 
 def test_enqueue_prints_id_created_and_sequence(cli: Cli) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
-from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, Scheduled
 from jobledger.ledger.model.job import Attempt, Job, Progress
 from jobledger.ledger.model.lifecycle import VALUE_FIELDS
 from jobledger.ledger.nats.payloads import Payloads
@@ -67,6 +67,9 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     last_sequence: int  #: stream sequence of its newest event
     trace: str | None  #: a W3C traceparent
+    made_by: (
+        str | None
+    )  #: the job whose code made this one; None where none did, and where an archive has the beginning
     attempts: list[AttemptView]
     events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
 
@@ -80,6 +83,7 @@ async def job_details(
 
     Raises: UnreachableError.
     """
+    events = list(history)
     return JobDetails(
         id=job.id,
         queue=job.queue,
@@ -101,9 +105,15 @@ async def job_details(
         progress=job.progress,
         last_sequence=job.last_sequence,
         trace=job.order.trace or None,
+        made_by=_maker(events),
         attempts=[_attempt(attempt) for attempt in job.attempts],
-        events=[_event(stored) for stored in history],
+        events=[_event(stored) for stored in events],
     )
+
+
+def _maker(events: Sequence[StoredEvent]) -> str | None:
+    first = events[0].event if events else None
+    return first.causation or None if isinstance(first, Scheduled | Held | Queued) else None
 
 
 async def _value(

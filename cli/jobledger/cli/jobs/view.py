@@ -52,6 +52,7 @@ def show_job(
                 if job.order.priority == "normal"
                 else f"{job.queue}, priority {job.order.priority}",
             ),
+            ("made by", f"job {details.made_by}" if details.made_by is not None else None),
             ("input", _shown(details.input)),
             ("result", _shown(details.result) if details.result is not None else None),
             ("error", f"{job.error.type}: {job.error.message}" if job.error is not None else None),
