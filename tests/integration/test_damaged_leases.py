@@ -156,20 +156,28 @@ async def test_a_holder_of_locks_whose_key_is_damaged_is_told_and_takes_others(c
 
 
 class Once:
-    """Makes a method fail once: the next call of it is as it was."""
+    """Makes a method fail once for each owner: its next call is as it was."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
-        self.failed = asyncio.Event()
-        self.went_on = asyncio.Event()
+        self._failed: set[int] = set()
+        self._went_on: set[int] = set()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._failed) and self._failed == self._went_on
+
+    @property
+    def count(self) -> int:
+        return len(self._failed)
 
     def wrapped(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def run(*given: Any, **options: Any) -> Any:
-            if not self.failed.is_set():
-                self.failed.set()
+        async def run(owner: Any, *given: Any, **options: Any) -> Any:
+            if id(owner) not in self._failed:
+                self._failed.add(id(owner))
                 raise self._error
-            self.went_on.set()
-            return await method(*given, **options)
+            self._went_on.add(id(owner))
+            return await method(owner, *given, **options)
 
         return run
 
@@ -187,15 +195,13 @@ SERVICES = (
 async def test_a_service_that_fails_begins_again_and_takes_no_worker_along(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    failures: list[Once] = []
+    failures = {name: Once(error) for _, name in SERVICES}
     for owner, name in SERVICES:
-        failures.append(Once(error))
-        monkeypatch.setattr(owner, name, failures[-1].wrapped(getattr(owner, name)))
-    async with working(ledger, double, reactors=False) as worker:
+        monkeypatch.setattr(owner, name, failures[name].wrapped(getattr(owner, name)))
+    async with working(ledger, double) as worker:
         await worker.taking.wait()
-        async with asyncio.timeout(LIMIT_S):
-            for each in failures:
-                await each.went_on.wait()
+        await until(lambda: all(each.is_over for each in failures.values()))
+        assert failures["keep_alive"].count > 1, "those of the reactors too"
         assert await (await ledger.enqueue(double, 21)).result(timeout_s=LIMIT_S) == 42
 
 
@@ -206,8 +212,7 @@ async def test_a_renewal_that_fails_oddly_is_tried_again(
         await worker.taking.wait()
         was, failure = worker.identity, Once(ValueError("odd"))
         monkeypatch.setattr(LeaseKeeper, "_renew", failure.wrapped(LeaseKeeper._renew))
-        async with asyncio.timeout(LIMIT_S):
-            await failure.went_on.wait()
+        await until(lambda: failure.is_over)
         assert await (await ledger.enqueue(double, 21)).result(timeout_s=LIMIT_S) == 42
         assert worker.identity == was
 

@@ -24,6 +24,7 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
 
 _FAREWELL_S = 2.0
@@ -78,7 +79,8 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
         pool = ProcessPool(tasks.modules, settings, connection=ledger.config.for_another_process())
         execution.open(pool)
     await cancels.open()
-    keepers = [asyncio.create_task(lease.run()), asyncio.create_task(cancels.run())]
+    services = (("the lease", lease.run), ("the watch for cancels", cancels.run))
+    keepers = [asyncio.create_task(outlive(ledger.connection, name, run)) for name, run in services]
     attempt = asyncio.create_task(attempts.handle(_delivery(stored)))
     attempt.add_done_callback(lambda _: ended.set())
     try:

@@ -114,7 +114,10 @@ class ConsumerReactor(abc.ABC):
 
         Raises: ConnectionLostError when the connection is closed for good, StreamMismatchError.
         """
-        keeping = self._loop.create_task(self._held.keep_alive(), name=f"{self.name} keep-alive")
+        name = f"keep-alive of reactor {self.name}"
+        keeping = self._loop.create_task(
+            outlive(self.ledger.connection, name, self._held.keep_alive), name=name
+        )
         try:
             await self._taking.run(self.find, ready=self._ensure, look_every_s=_LOOK_EVERY_S)
         finally:
