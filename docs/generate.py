@@ -33,7 +33,9 @@ from jobledger.projections.tables.registry import all_tables, all_views
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
 ROOTS: Final = tuple(
-    name for name in ("ledger", "audit", "projections", "workers", "admin", "cli") if (ROOT / name).is_dir()
+    name
+    for name in ("ledger", "audit", "projections", "workers", "admin", "cli", "testing")
+    if (ROOT / name).is_dir()
 )
 _TO_THE_END: Final = "<!-- from here on written by docs/generate.py -->\n"
 _END: Final = "<!-- end -->\n"

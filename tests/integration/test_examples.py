@@ -197,7 +197,7 @@ SHOWN = {
         "at 10 [outcome] email/",
         "`completed` is a second outcome of attempt 1, which was completed before",
     ],
-    "testing_with_memory_log.py": ["claim 3 is stale, the current one is 2", "spent 100 cents, 3 events"],
+    "testing_tasks.py": ["welcome Ada at attempt 2", "welcome Grace ['sent']"],
 }
 #: What stays on purpose: the README goes on with it.
 KEPT = {"quickstart.py": ".jobledger"}

@@ -19,7 +19,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.version import version
 
 ROOT = Path(__file__).parents[2]
-PORTIONS = ("ledger", "audit", "projections", "workers", "admin", "cli")
+PORTIONS = ("ledger", "audit", "projections", "workers", "admin", "cli", "testing")
 SOURCES = sorted(path for portion in PORTIONS for path in (ROOT / portion).rglob("*.py"))
 MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
@@ -145,10 +145,10 @@ def test_ledger_needs_no_other_portion(tmp_path: Path) -> None:
     """Only ledger/ is on the path, next to the dependencies; not even the editable installation is seen."""
     program = (
         "import sys; "
-        "sys.path[:] = [p for p in sys.path if not p.rstrip('/').endswith(('audit', 'projections', 'workers', 'admin', 'cli'))]; "
+        "sys.path[:] = [p for p in sys.path if not p.rstrip('/').endswith(('audit', 'projections', 'workers', 'admin', 'cli', 'testing'))]; "
         "import jobledger.ledger; "
         "from importlib.util import find_spec; "
-        "print([n for n in ('audit', 'projections', 'workers', 'admin', 'cli') if find_spec('jobledger.' + n)])"
+        "print([n for n in ('audit', 'projections', 'workers', 'admin', 'cli', 'testing') if find_spec('jobledger.' + n)])"
     )
     ran = _run(sys.executable, "-c", program, cwd=tmp_path, path=(str(ROOT / "ledger"),))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")

@@ -6,10 +6,13 @@ import logging
 import types
 from collections.abc import Awaitable, Generator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from jobledger.ledger.model.errors import AttemptStoppedError, InvalidInputError
+from jobledger.ledger.model.inputs import finite
+from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.signature import GivenByWorker
 
 if TYPE_CHECKING:
@@ -58,6 +61,37 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
     logger: logging.LoggerAdapter[Any]  #: bound to job and attempt
     channel: Channel
     checkpoint_value: Any = None  #: what an earlier attempt last gave to `checkpoint`, read from JSON
+
+    @classmethod
+    def for_test(
+        cls,
+        *,
+        job_id: str = "test-1",
+        queue: str = "test",
+        task: str = "test",
+        attempt: int = 1,
+        checkpoint: Any = None,
+        deadline: datetime | None = None,
+        ledger: client.Ledger | None = None,
+        sync_ledger: sync.Ledger | None = None,
+    ) -> ContextForTest:
+        """Return a context to call a task with in a unit test: `await send.function(Context.for_test(), to="ada")`.
+
+        What the task says is kept in `channel`: `reports`, `checkpoints`, `heartbeats`; `channel.stop_reason = "..."`
+        makes the next sign of life raise AttemptStoppedError. `checkpoint` is what an earlier attempt left.
+        """
+        return ContextForTest(
+            job_id=job_id,
+            queue=queue,
+            task=task,
+            attempt=attempt,
+            worker="test",
+            deadline=deadline,
+            claim_epoch=attempt,
+            logger=logging.LoggerAdapter(logging.getLogger(f"jobledger.task.{task}"), {"job": job_id}),
+            channel=RecordedChannel(ledger, sync_ledger),
+            checkpoint_value=checkpoint,
+        )
 
     @property
     def ledger(self) -> client.Ledger:
@@ -114,3 +148,64 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
 def done() -> Generator[None, None, None]:
     """Return what `Channel.checkpoint` gives a sync task: awaiting it is allowed, and does nothing."""
     yield from ()
+
+
+# For unit tests: what a task says is kept, and nothing else happens.
+
+
+class Told(NamedTuple):
+    """One call of `Context.progress`."""
+
+    done: float
+    total: float | None
+    note: str
+
+
+class RecordedChannel:
+    """Keeps what a task says, after the checks that a worker makes."""
+
+    def __init__(self, ledger: client.Ledger | None, sync_ledger: sync.Ledger | None) -> None:
+        self.heartbeats = 0  #: signs of life, progress and checkpoints included
+        self.reports: list[Told] = []
+        self.checkpoints: list[Any] = []  #: as the next attempt would read them
+        self.stop_reason = ""  #: set it, and the next sign of life raises AttemptStoppedError
+        self._ledger = ledger
+        self._sync_ledger = sync_ledger
+
+    def heartbeat(self) -> None:
+        """See `Context.heartbeat`."""
+        self.heartbeats += 1
+        if self.stop_reason:
+            raise AttemptStoppedError(self.stop_reason)
+
+    def progress(self, done: float, total: float | None, note: str) -> None:
+        """See `Context.progress`."""
+        of = None if total is None else finite("total", total)
+        self.reports.append(Told(finite("done", done), of, str(note)))
+        self.heartbeat()
+
+    def checkpoint(self, value: Any) -> Awaitable[None]:
+        """See `Context.checkpoint`."""
+        self.checkpoints.append(msgspec.json.decode(encode_value(value, what="checkpoint")))
+        self.heartbeat()
+        return done()
+
+    def ledger(self) -> client.Ledger:
+        """See `Context.ledger`."""
+        if self._ledger is None:
+            raise InvalidInputError("this context has no ledger: give one, Context.for_test(ledger=...)")
+        return self._ledger
+
+    def sync_ledger(self) -> sync.Ledger:
+        """See `Context.sync_ledger`."""
+        if self._sync_ledger is None:
+            raise InvalidInputError(
+                "this context has no ledger that blocks: give one, Context.for_test(sync_ledger=...)"
+            )
+        return self._sync_ledger
+
+
+class ContextForTest(Context, frozen=True, kw_only=True):
+    """A context whose channel keeps what was said."""
+
+    channel: RecordedChannel

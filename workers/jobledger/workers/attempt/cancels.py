@@ -45,7 +45,11 @@ class CancelWatch:
     async def open(self) -> None:
         """Listen for hints."""
         for queue in self._queues:
-            await self._ledger.hints.listen_cancels(queue, self._on_hint)
+            await self.listen(queue)
+
+    async def listen(self, queue: str) -> None:
+        """Listen for hints about one more queue."""
+        await self._ledger.hints.listen_cancels(queue, self._on_hint)
 
     def _on_hint(self, ref: JobRef) -> None:
         if ref in self._running() and not self._hinted.full():

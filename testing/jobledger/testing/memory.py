@@ -1,0 +1,164 @@
+"""`MemoryLedger`: the verbs of a ledger on a log in memory, and the attempts of a worker to run what is due."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, ParamSpec, Self, Unpack, cast
+
+from jobledger.ledger.children import Children
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.event_stream import EventOptions, EventStream
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.locks import Locks
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.log import only_jobs
+from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import Names, filter_pattern
+from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.hints import Hints
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.ledger.nats.leases import JetStreamLeases
+from jobledger.ledger.nats.lock_hints import NatsLockHints
+from jobledger.ledger.patience import Patience
+from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
+from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.testing.clock import MovableClock
+from jobledger.testing.parts import Loopback, MemoryLeases, MemoryValues
+from jobledger.testing.running import Pending
+
+P = ParamSpec("P")
+
+#: Jobs that one `run_pending` runs at most: tasks that enqueue each other for ever are told, not waited for.
+JOBS_MAX: Final = 1_000
+
+
+class MemoryLedger(Ledger):
+    """A ledger that exists in this process alone, for tests: enqueue, look, cancel, retry, lock as on a server.
+
+    Nothing runs by itself: `run_pending` runs what is queued or due, with the same code as a worker. Durable
+    subscriptions and workers need a server (the fixture `server_ledger`).
+    """
+
+    clock: MovableClock
+
+    def __init__(
+        self, *tasks: Task[..., Any], clock: MovableClock | None = None, tracing: bool = False
+    ) -> None:
+        """`tasks`: those that jobs may need and that are never enqueued through this object; others are remembered."""
+        config = LedgerConfig(tracing=tracing)
+        clock = clock or MovableClock()
+        connection, leases = cast("Connection", Loopback()), cast("JetStreamLeases", MemoryLeases())
+        log = MemoryLog(names=Names(), clock=clock)
+        super().__init__(
+            connection=connection,
+            inbox=cast("Inbox", connection),
+            log=cast("JetStreamLog", log),
+            leases=leases,
+            hints=Hints(connection, log.names),
+            inputs=MemoryValues(connection, config),
+            results=MemoryValues(connection, config),
+            config=config,
+            clock=clock,
+        )
+        self.patience = Patience(None, config.request_timeout_s)
+        self.tasks: dict[str, Task[..., Any]] = {task.name: task for task in tasks}
+        self._enqueuer = _Remembering(self, self.tasks, config=config, clock=clock, tracing=self.tracing)
+        self.locks = Locks(log, leases, NatsLockHints(connection, log.names), clock, self.stamp)
+
+    def _work_for(self, children: Children) -> None:
+        super()._work_for(children)
+        self.patience = Patience(None, self.config.append_timeout_s)
+        self._enqueuer = _Remembering(
+            self, self.tasks, config=self.config, clock=self.clock, tracing=self.tracing, children=children
+        )
+
+    async def run_pending(self, *, jobs_max: int = JOBS_MAX) -> list[Job]:
+        """Run every job that is queued or due, and those that they enqueue, one after the other; return them as they ended.
+
+        A job that is retried at once is there twice. Jobs that wait for a later time stay: move `clock` first, or
+        use `advance`. Tasks for the process pool run in a thread.
+
+        Raises: UnknownTaskError for a job whose task was neither given nor enqueued here; ConfigurationError when there
+            is no end after `jobs_max` of them.
+        """
+        return await Pending(self, self.tasks).run(jobs_max)
+
+    async def advance(self, by: timedelta | float) -> list[Job]:
+        """Move the time forward by a span or by seconds, then `run_pending`."""
+        self.clock.advance(by)
+        return await self.run_pending()
+
+    def events(self, **options: Unpack[EventOptions]) -> EventStream:
+        """Return stored events to iterate; see `Ledger.events`. Raises: ConfigurationError for a durable one."""
+        chosen: dict[str, Any] = dict(options)
+        if chosen.pop("durable", None) is not None:
+            raise ConfigurationError(
+                "a durable subscription needs a server: use the fixture server_ledger for this test"
+            )
+        config = configured(chosen)
+
+        async def begin(_: contextlib.AsyncExitStack) -> AsyncGenerator[StoredEvent, None]:
+            head = (await self.log.head()).last_sequence
+            return self._chosen(config, head + 1 if config.start.live else config.start.from_sequence or 1)
+
+        return EventStream(begin)
+
+    async def _chosen(self, config: SubscriptionConfig, first: int) -> AsyncGenerator[StoredEvent, None]:
+        """Yield what a server would let through."""
+        patterns = [filter_pattern(subject) for subject in config.filter.subjects(self.names)]
+        since: datetime | None = config.start.since
+        batches = (
+            self.log.read_messages(from_time=since, follow=config.follow)
+            if since is not None
+            else self.log.read_messages(from_sequence=first, follow=config.follow)
+        )
+        async with contextlib.aclosing(only_jobs(batches)) as jobs:
+            async for batch in jobs:
+                for stored in batch:
+                    if config.filter.fits(stored) and any(
+                        each.fullmatch(stored.subject) for each in patterns
+                    ):
+                        yield stored
+
+    async def __aenter__(self) -> Self:
+        """Be usable where `connect` is: `async with MemoryLedger() as ledger`."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing: there is nothing to close."""
+
+
+class _Remembering(Enqueuer):
+    """Adds jobs, and remembers their tasks, so that `run_pending` knows them."""
+
+    def __init__(self, ledger: Ledger, tasks: dict[str, Task[..., Any]], **settings: Any) -> None:
+        super().__init__(ledger, **settings)
+        self._tasks = tasks
+
+    async def one(
+        self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[Any]:
+        self._remember(task)
+        return await super().one(task, *args, **kwargs)
+
+    async def many(
+        self,
+        task: Task[..., Any] | TaskWithOptions[..., Any],
+        inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        ids: Callable[[Mapping[str, Any]], str] | None,
+        on_progress: Callable[[int], None] | None,
+    ) -> BulkResult:
+        self._remember(task)
+        return await super().many(task, inputs, ids=ids, on_progress=on_progress)
+
+    def _remember(self, task: Task[..., Any] | TaskWithOptions[..., Any]) -> None:
+        plain = task.task if isinstance(task, TaskWithOptions) else task
+        self._tasks[plain.name] = plain

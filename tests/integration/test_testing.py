@@ -1,0 +1,296 @@
+"""`jobledger.testing`: the ledger in memory, its time, contexts for unit tests, assertions, and the pytest plugin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.support.limits import LIMIT_S
+
+from jobledger.audit.verify import verify
+from jobledger.ledger import Backoff, Cancel, Context, JobFailedError, JobState, Ledger, Retry, Snooze, task
+from jobledger.ledger.model.errors import (
+    AttemptStoppedError,
+    ConfigurationError,
+    InvalidInputError,
+    LockTimeoutError,
+)
+from jobledger.testing import MemoryLedger, MovableClock
+from jobledger.testing import assert_enqueued as assert_in
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="mail", max_attempts=3, backoff=Backoff(kind="fixed", base_s=60, jitter=0))
+async def flaky(context: Context, fails: int) -> int:
+    if context.attempt <= fails:
+        raise ValueError(f"attempt {context.attempt}")
+    return context.attempt
+
+
+@task(queue="mail")
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+@task(queue="mail")
+def shout(name: str) -> str:
+    return name.upper()
+
+
+@task(queue="mail")
+async def welcome_all(context: Context, names: list[str]) -> None:
+    for name in names:
+        await context.ledger.enqueue(greet, name)
+
+
+def _at() -> MovableClock:
+    return MovableClock(datetime(2025, 1, 31, 8, tzinfo=UTC))
+
+
+async def test_what_is_queued_runs_with_its_results_and_a_sound_history() -> None:
+    ledger = MemoryLedger()
+    hello, loud = await ledger.enqueue(greet, "Ada"), await ledger.enqueue(shout, name="Ada")
+    ran = await ledger.run_pending()
+    assert [job.state for job in ran] == [JobState.COMPLETED] * 2
+    assert (await hello.result(), await loud.result()) == ("hello Ada", "ADA")
+    assert await ledger.run_pending() == []
+    assert (await verify(ledger.log)).sound
+
+
+async def test_a_retry_comes_when_its_time_comes() -> None:
+    ledger = MemoryLedger(clock=_at())
+    job = await ledger.enqueue(flaky, 2)
+    assert [each.state for each in await ledger.run_pending()] == [JobState.RETRY_WAIT]
+    assert (await job.snapshot()).due_at == ledger.clock.now() + timedelta(seconds=60)
+    assert await ledger.advance(59) == []
+    assert [each.state for each in await ledger.advance(1)] == [JobState.RETRY_WAIT]
+    assert [each.state for each in await ledger.advance(timedelta(minutes=1))] == [JobState.COMPLETED]
+    assert await job.result() == 3
+    assert (await verify(ledger.log)).sound
+
+
+async def test_attempts_that_are_used_up_leave_a_dead_letter_that_can_be_requeued() -> None:
+    ledger = MemoryLedger(clock=_at())
+    job = await ledger.enqueue(flaky, 99)
+    for _ in range(3):
+        await ledger.advance(60)
+    with pytest.raises(JobFailedError, match="attempt 3"):
+        await job.result()
+    await ledger.requeue(job, edit={"fails": 0})
+    await ledger.run_pending()
+    assert await job.result() == 4
+
+
+async def test_delays_priorities_and_outcomes_are_those_of_a_worker() -> None:
+    order: list[str] = []
+
+    @task(queue="q", max_attempts=2)
+    async def note(name: str) -> Any:
+        order.append(name)
+        later: Any = {"snooze": Snooze(delay_s=5), "stop": Cancel("enough"), "retry": Retry(delay_s=5)}
+        return later.get(name) if order.count(name) == 1 else name
+
+    ledger = MemoryLedger(clock=_at())
+    await ledger.enqueue(note.options(delay_s=10), "late")
+    await ledger.enqueue(note.options(priority="low"), "low")
+    await ledger.enqueue(note.options(priority="high"), "high")
+    for name in ("snooze", "stop", "retry"):
+        await ledger.enqueue(note, name)
+    states = [job.state.value for job in await ledger.run_pending()]
+    assert order == ["high", "snooze", "stop", "retry", "low"]
+    assert states == ["completed", "retry_wait", "cancelled", "retry_wait", "completed"]
+    await ledger.advance(10)
+    assert sorted(order[5:]) == ["late", "retry", "snooze"]
+
+
+async def test_jobs_that_jobs_make_run_too_once_and_endless_ones_are_told() -> None:
+    ledger = MemoryLedger()
+    parent = await ledger.enqueue(welcome_all, ["Ada", "Grace"])
+    assert len(await ledger.run_pending()) == 3
+    children = await assert_in(ledger, greet, count=2)
+    assert [await child.result() for child in children] == ["hello Ada", "hello Grace"]
+    assert {child.id for child in children} == {f"{parent.id}-greet-1", f"{parent.id}-greet-2"}
+
+    @task(queue="q")
+    async def again(context: Context) -> None:
+        await context.ledger.enqueue(again)
+
+    await ledger.enqueue(again)
+    with pytest.raises(ConfigurationError, match="do tasks enqueue each other for ever"):
+        await ledger.run_pending(jobs_max=20)
+
+
+async def test_a_running_job_is_cancelled_as_by_a_worker() -> None:
+    begun = anyio.Event()
+
+    @task(queue="q")
+    async def waits() -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    ledger = MemoryLedger()
+    job = await ledger.enqueue(waits)
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ledger.run_pending)
+            await begun.wait()
+            await job.cancel(reason="never mind")
+            assert (await job.wait(timeout_s=LIMIT_S)).state is JobState.CANCELLED
+
+
+async def test_large_values_locks_events_and_bulk_are_there() -> None:
+    ledger = MemoryLedger()
+    text = "x" * 100_000
+    job = await ledger.enqueue(shout, text)
+    await ledger.run_pending()
+    assert await job.result() == text.upper()
+    async with ledger.lock("account", "1") as held:
+        assert held.fencing_number > 0
+    made = await ledger.enqueue_many(greet, [{"name": str(number)} for number in range(5)])
+    assert made.created == 5
+    ends = [stored async for stored in ledger.events(follow=False, types=["completed"])]
+    assert len(ends) == 1
+
+
+async def test_what_needs_a_server_says_so() -> None:
+    ledger = MemoryLedger()
+    with pytest.raises(ConfigurationError, match="server_ledger"):
+        ledger.events(durable="billing")
+    with pytest.raises(ConfigurationError, match="server_ledger"):
+        await ledger.subscriptions()
+
+
+async def test_the_clock_stands_still_and_goes_forward_alone() -> None:
+    clock = _at()
+    assert clock.now() == clock.now() == datetime(2025, 1, 31, 8, tzinfo=UTC)
+    assert clock.advance(1.5) == datetime(2025, 1, 31, 8, 0, 1, 500_000, tzinfo=UTC)
+    for wrong in (clock.now() - timedelta(seconds=1), datetime(2030, 1, 1)):  # noqa: DTZ001 - that is what is wrong
+        with pytest.raises(InvalidInputError):
+            clock.move_to(wrong)
+
+
+async def test_a_context_for_a_unit_test_keeps_what_the_task_says() -> None:
+    @task(queue="q")
+    async def resumes(context: Context, rows: int) -> int:
+        begin = context.checkpoint_value or 0
+        for row in range(begin, rows):
+            context.progress(row + 1, rows, "row")
+            await context.checkpoint(row + 1)
+        return begin
+
+    context = Context.for_test(checkpoint=1, attempt=2)
+    assert await resumes(context, 3) == 1
+    assert [report.done for report in context.channel.reports] == [2, 3]
+    assert context.channel.checkpoints == [2, 3]
+    context.channel.stop_reason = "the worker stops"
+    with pytest.raises(AttemptStoppedError):
+        context.heartbeat()
+    with pytest.raises(InvalidInputError, match="cannot"):
+        await context.checkpoint(object())
+    with pytest.raises(InvalidInputError, match="has no ledger: give one"):
+        _ = Context.for_test().ledger
+    ledger = MemoryLedger()
+    await welcome_all(Context.for_test(ledger=ledger), ["Ada"])
+    await assert_in(ledger, greet, name="Ada")
+
+
+async def test_a_failed_assertion_lists_the_jobs_that_there_are() -> None:
+    ledger = MemoryLedger()
+    await ledger.enqueue(greet, "Ada")
+    await assert_in(ledger, "greet", name="Ada")
+    await assert_in(ledger, shout, count=0)
+    with pytest.raises(
+        AssertionError, match=r'0 jobs of task greet with \{"name":"Grace"\}.*\n  greet \{"name":"Ada"\}'
+    ):
+        await assert_in(ledger, greet, name="Grace")
+    with pytest.raises(AssertionError, match="1 jobs of task greet were enqueued, not 2"):
+        await assert_in(ledger, greet, count=2)
+
+
+SUITE = """
+import pytest
+from jobledger.ledger import Context, task
+
+pytestmark = pytest.mark.anyio
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+@task(queue="mail")
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+async def test_in_memory(ledger, worker, assert_enqueued):
+    job = await ledger.enqueue(greet.options(delay_s=60), "Ada")
+    await assert_enqueued(greet, name="Ada")
+    assert await worker.run_pending() == []
+    await worker.advance(60)
+    assert await job.result() == "hello Ada"
+
+async def test_on_a_server(server_ledger, server_worker, assert_enqueued):
+    job = await server_ledger.enqueue(greet, "Ada")
+    await server_worker.run_pending(greet)
+    await assert_enqueued(greet, name="Ada")
+    assert await job.result(timeout_s=5) == "hello Ada"
+
+async def test_an_empty_ledger_for_each(server_ledger, assert_enqueued):
+    await assert_enqueued(greet, count=0)
+"""
+
+
+async def test_the_plugin_gives_its_fixtures_to_any_suite(tmp_path: Path, nats_server_binary: str) -> None:
+    assert nats_server_binary
+    (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    ran = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    )
+    assert (ran.returncode, "3 passed" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+
+
+async def test_the_plugin_imports_nothing_of_the_product(tmp_path: Path) -> None:
+    program = "import sys, jobledger.testing.plugin\nprint([n for n in sys.modules if n.startswith('jobledger.ledger')])"
+    ran = subprocess.run(  # noqa: ASYNC221 - short
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    assert ran.stdout.strip() == "[]"
+
+
+async def test_the_same_verbs_as_on_a_server(ledger: Ledger) -> None:
+    """Every public verb of a connected ledger is one of a ledger in memory, and none is hidden by an attribute."""
+    public = {name for name in dir(ledger) if not name.startswith("_")}
+    assert public - set(dir(MemoryLedger())) == set()
+
+
+async def test_a_lock_that_is_held_excludes_others() -> None:
+    ledger = MemoryLedger()
+    with anyio.fail_after(LIMIT_S):
+        async with ledger.lock("account", "1"), anyio.create_task_group() as group:
+
+            async def other() -> None:
+                with pytest.raises(LockTimeoutError):
+                    async with ledger.lock("account", "1", wait_s=0):
+                        pass
+
+            group.start_soon(other)

@@ -1,0 +1,150 @@
+"""A bench: runs jobs one at a time in this process, past their queues, by the same attempts as in any worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from types import TracebackType
+from typing import Any, Self
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.attempt.abandoned import Abandoned
+from jobledger.workers.attempt.attempt import Attempts
+from jobledger.workers.attempt.cancels import CancelWatch
+from jobledger.workers.attempt.execution import Execution
+from jobledger.workers.attempt.hooks import HookRunner
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.config import WorkerConfig
+from jobledger.workers.pool.pool import ProcessPool
+from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.services import outlive
+from jobledger.workers.surroundings import Surroundings
+
+_FAREWELL_S = 2.0
+
+
+class Bench:
+    """Takes a lease as a worker does, and makes the attempts that it is given; use it as a block.
+
+    No broker is told anything: a dispatch stays with its queue's consumer, and the worker that gets it finds in the
+    ledger what was done.
+    """
+
+    def __init__(self, ledger: Ledger, tasks: TaskRegistry) -> None:
+        self._ledger = ledger
+        self._tasks = tasks
+        self._job_id = ""
+        self._lease = LeaseKeeper(
+            ledger.leases,
+            ledger.clock,
+            (),
+            running=lambda: 1,
+            on_lost=self._on_lost,
+            jobs=lambda: (self._job_id,) if self._job_id else (),
+        )
+        self._hooks = HookRunner(tasks)
+        policy, abandoned = RetryPolicy(random.Random()), Abandoned()  # noqa: S311 - jitter
+        threads = Threads(ledger.connection.loop, 1, abandoned)
+        self._execution = Execution(Surroundings.of(ledger), threads, policy)
+        self._ended = asyncio.Event()
+        self._attempts = Attempts(
+            ledger,
+            tasks,
+            self._lease,
+            None,
+            execution=self._execution,
+            hooks=self._hooks,
+            abandoned=abandoned,
+            cancel_grace_s=WorkerConfig().cancel_grace_s,
+            on_abandoned=self._on_abandoned,
+        )
+        self._cancels = CancelWatch(
+            ledger, (), running=self._attempts.claims_held, on_cancel=self._attempts.cancel
+        )
+        self._queues: set[str] = set()  #: whose cancel requests are heard
+        self._pool: ProcessPool | None = None
+        self._running: list[asyncio.Task[None]] = []
+
+    @property
+    def identity(self) -> str:
+        """The name under which it claims at present."""
+        return self._lease.identity
+
+    def _on_lost(self, _identity: str) -> None:
+        self._attempts.stop("the lease was lost", grace_s=_FAREWELL_S / 2)
+
+    def _on_abandoned(self, _attempt: Attempt, ending: asyncio.Task[None]) -> None:
+        ending.add_done_callback(lambda _: self._ended.set())
+
+    async def __aenter__(self) -> Self:
+        """Take the lease. Raises: UnreachableError."""
+        await self._lease.open()
+        services = (("the lease", self._lease.run), ("the watch for cancels", self._cancels.run))
+        connection = self._ledger.connection
+        self._running = [asyncio.create_task(outlive(connection, name, run)) for name, run in services]
+        return self
+
+    async def run(self, dispatch: StoredEvent) -> None:
+        """Make the attempt that a stored dispatch asks for; cancelled, give its job back as a worker does that stops."""
+        event = dispatch.event
+        self._job_id, self._ended = event.job, asyncio.Event()
+        if event.queue not in self._queues:
+            self._queues.add(event.queue)
+            await self._cancels.listen(event.queue)
+        self._open_pool(event.task)
+        attempt = asyncio.create_task(self._attempts.handle(_delivery(dispatch)))
+        attempt.add_done_callback(lambda _: self._ended.set())
+        self._running.append(attempt)
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self._attempts.stop("its operator stopped it", grace_s=_FAREWELL_S / 2)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._ended.wait()
+            raise
+
+    def _open_pool(self, name: str) -> None:
+        task = self._tasks.find(name)
+        if self._pool is not None or task is None or task.rules.run_in != "process":
+            return
+        config = self._ledger.config
+        settings = WorkerConfig(pool_size=1).pool(self._lease.duration_s, config.payload_bytes_max)
+        self._pool = ProcessPool(self._tasks.modules, settings, connection=config.for_another_process())
+        self._execution.open(self._pool)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the lease back; an attempt that still runs is left behind after some seconds."""
+        for task in self._running:
+            task.cancel()
+        waiting: set[asyncio.Task[Any]] = {task for task in self._running if not task.done()}
+        if waiting:
+            await asyncio.wait(waiting, timeout=_FAREWELL_S)  # a job's task may swallow it
+        await self._hooks.close()
+        if self._pool is not None:
+            await self._pool.close()
+        with contextlib.suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self._lease.close()
+
+
+def _delivery(stored: StoredEvent) -> Delivery:
+    """The work item as a consumer would hand it out."""
+    return Delivery(
+        subject=stored.subject.encode(),
+        data=stored.data,
+        reply="",
+        stream_sequence=stored.stream_sequence,
+        delivered=1,
+        stored_ns=0,
+        pending=0,
+    )
