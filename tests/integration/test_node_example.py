@@ -22,6 +22,7 @@ from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.working import ended, working
 
+from jobledger.admin.unreadable import acknowledge_message
 from jobledger.cli.main import run as cli
 from jobledger.ledger import Ledger, task
 
@@ -156,7 +157,10 @@ async def test_a_real_history_is_sound_and_every_event_is_printed(follow: Follow
     [
         ({"result": "1000000 cents", "prev": "0" * 64}, "the event at 15 does not link to the one before it in job.billing"),
         ({"prev": ""}, "the event at 15 does not link"),
-        ({"queue": "mail"}, "the event at 15 says mail.job-100.completed and is stored under"),
+        ({"queue": "mail"}, "what is stored at 15 is no event: it says mail.job-100.completed"),
+        ({"at": "0001-01-01T00:00:00Z"}, "what is stored at 15 is no event: its fields at are not"),
+        ({"attempt": 2**70}, "what is stored at 15 is no event: its fields attempt are not"),
+        ({"v": 2}, "the event at 15 was written by a newer jobledger: upgrade"),
         (None, "what is stored at 15 is no event"),
     ],
 )  # fmt: skip
@@ -172,6 +176,26 @@ async def test_a_forged_event_is_found(
     answer = await follow("--quiet")
     assert (answer.code, answer.out) == (1, [])
     assert answer.err.startswith(f"the ledger is NOT sound: {sentence}")
+
+
+async def test_what_is_no_event_is_no_link_and_sound_once_it_is_accepted(
+    follow: Follow, ledger: Ledger
+) -> None:
+    root = ledger.names.ledger_root
+    rubbish = ("job.billing.job-100.completed", "nothing.like.it", "lock.account.42.acquired")
+    for end in rubbish:
+        await ledger.connection.request(f"{root}.{end}", b"\xff rubbish")
+    await history(ledger)
+    await ledger.connection.request(f"{root}.{rubbish[0]}", b"{}")
+    answer = await follow("--quiet")
+    assert (answer.code, answer.out) == (1, [])
+    assert answer.err.startswith("the ledger is NOT sound: what is stored at 1 is no event")
+    assert "(4 in all that nobody accepted)" in answer.err
+    for sequence in (1, 2, 3, (await ledger.log.head()).last_sequence):
+        await acknowledge_message(ledger, sequence, reason="a test", by="ada")
+    answer = await follow()
+    assert (answer.code, answer.err) == (0, "")
+    assert sum(" unreadable " in line for line in answer.out) == 4
 
 
 @pytest.mark.parametrize(("event", "missing"), [("started", 2), ("released", 14)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -61,7 +61,7 @@ def changed(value: Any) -> Iterator[Any]:
                 for each in changed(members[name]):
                     yield {**members, name: each}
         case list():
-            items: list[Any] = value
+            items = cast("Sequence[Any]", value)
             for at, item in enumerate(items):
                 for each in changed(item):
                     yield [*items[:at], each, *items[at + 1 :]]

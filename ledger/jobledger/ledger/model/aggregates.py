@@ -14,7 +14,7 @@ from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
-from jobledger.ledger.model.events import JobEvent, Queued, event_type
+from jobledger.ledger.model.events import JobEvent, Queued
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.lock import LOCK
@@ -55,6 +55,7 @@ def chain_named(subject: str) -> str:
     return "/".join(key) if aggregate is JOB else aggregate.label(key)
 
 
+_TAGS: Final = {cls: tag for tag, cls in JOB.types.items()}
 #: One token each: an id with a wildcard in it would be a filter of other jobs' chains.
 _OF_A_JOB: Final = re.compile(r"[^.]+\.job\.[\w-]{1,64}\.[\w-]{1,64}\.[a-z_]+(?:\.[a-z]+)?", flags=re.ASCII)
 
@@ -84,10 +85,9 @@ def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: dat
 
 
 def _place_of(event: JobEvent) -> str:
-    kind = event_type(event)
-    if type(event) is Queued:
-        kind = f"queued.{event.priority}"
-    return f".job.{event.queue}.{event.job}.{kind}"
+    if isinstance(event, Queued):
+        return f".job.{event.queue}.{event.job}.queued.{event.priority}"
+    return f".job.{event.queue}.{event.job}.{_TAGS[type(event)]}"
 
 
 def _check_other(message: Message) -> None:
