@@ -59,6 +59,7 @@ def test_what_nobody_used_for_long_is_named_and_removed_on_demand(data: Path, cl
     wanted = {str(old), str(model), str(orphan).removesuffix(".lock")}
     assert {each["file"] for each in named.lines[0]["files"]} == wanted
     assert old.exists()
+    assert "3 projections lie unused; `jobledger doctor --clean`" in cli.run("doctor", *cli.where).err
     shown = cli.run("doctor", "--clean")
     assert "`jobledger doctor --clean --yes` removes them" in " ".join(shown.out.split())
     assert all(name in shown.out.replace("\n", "") for name in (old.name, model.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -65,24 +66,37 @@ async def doctor(
     )
     found = await examine(asked, cli.rows)
     _report(cli.output, found)
+    _hint(cli.output)
     if found.stopped is not None:
         return exit_code(found.stopped)
     return DONE if found.is_good else FAILED
+
+
+def _hint(output: Output) -> None:
+    with contextlib.suppress(UsageError, OSError):  # no home folder, so no projections
+        unused = len(_unused())
+        if unused:
+            output.note(f"{unused} projections lie unused; `jobledger doctor --clean` names them")
+
+
+def _unused() -> list[Unused]:
+    """Return what nobody used for long. Raises: UsageError without a home folder, OSError."""
+    folders = [data_folder() / name for name in (PROJECTIONS, READ_MODELS)]
+    return find_unused(folders, datetime.now(UTC) - timedelta(days=UNUSED_DAYS))
 
 
 def _clean(output: Output, *, clean: bool, yes: bool) -> int:
     """Name what nobody used for long, and remove it where that was said. Raises: UsageError, OSError."""
     if not clean:
         raise UsageError("--yes says that --clean is to remove what it names: give both")
-    folders = [data_folder() / name for name in (PROJECTIONS, READ_MODELS)]
-    found = find_unused(folders, datetime.now(UTC) - timedelta(days=UNUSED_DAYS))
+    found = _unused()
     if yes:
         found = [each for each in found if _removed(output, each)]
     if output.as_json:
         output.object({"removed": yes, "files": [_as_object(each) for each in found]})
         return DONE
     if not found:
-        output.say(f"every projection in {folders[0].parent} was used within {UNUSED_DAYS} days")
+        output.say(f"every projection in {data_folder()} was used within {UNUSED_DAYS} days")
         return DONE
     rows = [(str(each.file), size(each.size_bytes), f"{each.used_at:%Y-%m-%d}") for each in found]
     output.table(("file~", "size>", "last used!"), rows)
