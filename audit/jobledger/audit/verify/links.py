@@ -46,7 +46,7 @@ class ChainCheck(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     broken_at: int | None  #: stream sequence of the first event whose link does not hold; None: all hold
     problem: str = ""  #: one sentence on that link
-    archived_before: bool = False  #: the chain begins before what was read: those links were not checked
+    archived_before: bool = False  #: the chain begins before the ledger does: those links were not checked
 
     @property
     def is_unbroken(self) -> bool:
@@ -56,7 +56,11 @@ class ChainCheck(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Return it for a person: `chain of 10 events: unbroken`."""
         noun = "event" if self.events == 1 else "events"
-        before = "; the events before them are archived and were not read" if self.archived_before else ""
+        before = (
+            "; the events before them lie before the ledger's beginning and were not read"
+            if self.archived_before
+            else ""
+        )
         if self.broken_at is None:
             return f"chain of {self.events:,} {noun}: unbroken{before}"
         return f"chain of {self.events:,} {noun}: BROKEN at {self.broken_at}: {self.problem}"
