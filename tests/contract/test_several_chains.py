@@ -152,8 +152,8 @@ async def test_nine_writers_that_decide_again_all_get_their_turn(log: Log) -> No
 
 
 async def test_three_replicas_keep_the_same_promise(nats_server_binary: str, tmp_path: Path) -> None:
-    async with cluster(nats_server_binary, tmp_path) as url:
+    async with cluster(nats_server_binary, tmp_path) as made:
         for commit in ("pipeline", "group"):
             settings: dict[str, Any] = {"replicas": 3, "ledger_bytes_max": 64 << 20, "commit": commit}
-            async with connect(url, environment=f"t_{commit}", **settings) as ledger:
+            async with connect(made.url, environment=f"t_{commit}", **settings) as ledger:
                 await _race(ledger.log)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.limits import LIMIT_S
 
@@ -40,16 +41,21 @@ def _start(binary: str, number: int, folder: Path, ports: list[int]) -> subproce
     return subprocess.Popen([binary, "-c", str(path), "-l", str(folder / f"n{number}.log")])
 
 
+class Cluster(NamedTuple):
+    url: str  #: the addresses of its servers, separated by commas
+    servers: dict[int, subprocess.Popen[bytes]]  #: by port
+
+
 @contextlib.asynccontextmanager
-async def cluster(binary: str, folder: Path) -> AsyncGenerator[str]:
-    """Yield the addresses of the cluster, separated by commas, once it stores what it is given."""
+async def cluster(binary: str, folder: Path) -> AsyncGenerator[Cluster]:
+    """Yield the cluster once it stores what it is given; frozen servers are gone at the end, too."""
     ports = _free_ports(2 * SIZE)
     servers: list[subprocess.Popen[bytes]] = []
     try:
         servers += [_start(binary, number, folder, ports) for number in range(SIZE)]
         url = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:SIZE])
         await _ready(url)
-        yield url
+        yield Cluster(url, dict(zip(ports, servers, strict=False)))
     finally:
         for server in servers:
             server.kill()
