@@ -31,6 +31,7 @@ PAST = "2020-01-01"
 #: A command line for each command that needs a ledger and does not make one.
 WORDS = {
     "jobs list": "",
+    "top": "--once",
     "jobs show": "j",
     "jobs cancel": "j",
     "jobs retry": "j",

@@ -29,6 +29,7 @@ COMMANDS: Final = Group(
         "server": "processes.server",
         "worker": "processes.worker",
         "enqueue": "jobs.enqueue",
+        "top": "processes.top",
         "jobs": Group(
             groups.JOBS,
             {

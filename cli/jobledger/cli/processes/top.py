@@ -1,0 +1,132 @@
+"""`jobledger top`: queues, workers and throughput in a terminal, again every few seconds."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import anyio
+import msgspec
+import typer
+
+from jobledger.admin.activity import Activity, QueueActivity, Watch
+from jobledger.admin.rows import Rows
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import TOP
+from jobledger.cli.output import Cell, Output
+from jobledger.cli.session import projection_path, stoppable, until_closed
+from jobledger.cli.text import age, colored, shortened
+from jobledger.cli.times import seconds
+from jobledger.ledger.nats.leases import WorkerInfo
+
+_LATER: Final = ("scheduled", "held", "retry_wait", "paused")
+_WORKERS_MAX: Final = 100
+_Interval = Annotated[
+    float,
+    typer.Option("--interval", metavar="SPAN", parser=seconds(0.2), help="Time from one look to the next."),
+]
+_Once = Annotated[bool, typer.Option("--once", metavar="", help="Look over one interval, show it, and end.")]
+
+
+@command(TOP, "top", takes=ROWS)
+async def top(cli: Cli, *, interval: _Interval = 2.0, once: _Once = False) -> None:
+    """Show queues, workers and throughput, again and again until Ctrl-C; once where stdout is no terminal."""
+    output = cli.output
+    is_live = output.console.is_terminal and not (once or output.as_json)
+    async with stoppable(), cli.ledger() as ledger, anyio.create_task_group() as group:
+        group.start_soon(until_closed, ledger)
+        watch = Watch(Rows(ledger, lambda: projection_path(ledger, cli.projection)))
+        with output.console.screen() if is_live else contextlib.nullcontext():
+            if is_live:
+                _show(output, await watch.look())
+            else:
+                await watch.look()
+            while True:
+                await anyio.sleep(interval)
+                activity = await watch.look()
+                if output.as_json:
+                    output.object(_object(activity))
+                else:
+                    _show(output, activity)
+                if once or not (is_live or output.as_json):
+                    break
+        group.cancel_scope.cancel()
+
+
+def _show(output: Output, activity: Activity) -> None:
+    if output.console.is_terminal:
+        output.console.clear()
+    running = sum(each.row.counts.get("running", 0) for each in activity.queues)
+    speed = "" if activity.events_per_s is None else f", {activity.events_per_s:,.0f} events/s"
+    output.say(
+        f"{activity.at:%H:%M:%S} UTC, {activity.stream_sequence:,} events{speed}, "
+        f"{running:,} jobs running, {_number(activity.workers)}",
+        style="bold",
+    )
+    if activity.queues:
+        heads = ("queue!", "queued>", "running>", "later>", "dead>", "in/s>", "done/s>", "fail/s>", "oldest")
+        output.table(heads, [_queue(each, activity.at) for each in activity.queues])
+    if activity.workers:
+        columns = ("worker!", "queues", "running>", "up!", "seen!")
+        shown = activity.workers[:_WORKERS_MAX]
+        output.table(columns, [_worker(info, activity.at) for info in shown], title="workers")
+
+
+def _number(workers: list[WorkerInfo]) -> str:
+    alive = sum(not info.stopped for info in workers)
+    return "1 worker" if alive == 1 else f"{alive:,} workers"
+
+
+def _queue(each: QueueActivity, now: datetime) -> list[Cell]:
+    counts, rates = each.row.counts, each.rates
+    since = each.row.oldest_waiting
+    waits = ""
+    if since is not None:
+        begin = datetime.fromisoformat(since)
+        waits = age(begin, max(now, begin)).removesuffix(" ago")
+    return [
+        shortened(each.row.queue, 64),
+        counts.get("queued", 0),
+        counts.get("running", 0),
+        sum(counts.get(state, 0) for state in _LATER),
+        counts.get("dead_lettered", 0),
+        *(
+            ("", "", "")
+            if rates is None
+            else (_rate(rates.enqueued), _rate(rates.completed), _rate(rates.failed))
+        ),
+        waits,
+    ]
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 or not per_s else f"{per_s:.1f}"  # noqa: PLR2004 - two digits are enough
+
+
+def _worker(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
+    return (
+        shortened(info.worker, 30),
+        ", ".join(info.queues),
+        info.running,
+        age(info.started_at, now).removesuffix(" ago"),
+        colored("stopped") if info.stopped else age(info.renewed_at, now),
+    )
+
+
+def _object(activity: Activity) -> dict[str, Any]:
+    return {
+        "at": activity.at,
+        "stream_sequence": activity.stream_sequence,
+        "events_per_s": activity.events_per_s,
+        "queues": [
+            {
+                "queue": each.row.queue,
+                **each.row.counts,
+                "oldest_waiting": each.row.oldest_waiting,
+                "per_s": None if each.rates is None else msgspec.structs.asdict(each.rates),
+            }
+            for each in activity.queues
+        ],
+        "workers": activity.workers,
+    }
