@@ -210,6 +210,14 @@ def test_jobs_are_listed_filtered_and_counted_up_to_the_head(cli: Cli) -> None:
     ] == ["add-2"]
     assert cli.there("jobs", "list", "--json", "--state", "completed").lines == []
     assert cli.there("jobs", "list", "--json", "--since", "2999-01-01").lines == []
+    (shown,) = cli.there("jobs", "show", "add-1", "--json").lines
+    traced = shown["trace"].split("-")[1]
+    for words in (traced, traced.upper(), shown["trace"]):
+        (found,) = cli.there("jobs", "list", "--json", "--trace", words).lines
+        assert (found["id"], found["trace_id"]) == ("add-1", traced)
+    assert cli.there("jobs", "list", "--json", "--trace", "0" * 32).lines == []
+    refused = cli.there("jobs", "list", "--trace", "add-1")
+    assert (refused.code, "32 hexadecimal digits" in refused.err) == (2, True)
     table = cli.there("jobs", "list").out
     assert "send-1" in table
     assert max(map(len, table.splitlines())) <= 80

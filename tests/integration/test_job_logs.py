@@ -124,6 +124,7 @@ async def test_a_worker_says_what_became_of_each_job(ledger: Ledger, kept: Kept)
         if each.name in {"myapp", "jobledger.workers.jobs"}:
             assert each.queue == "default"
             assert each.worker not in {"", "the worker"}
+            assert each.trace_id == each.job.replace("-", "")
             by_job.setdefault(each.job, set()).add(f"{each.task} {each.attempt}")
     assert by_job == {dead.id: {"fails 1", "fails 2"}, done.id: {"does 1"}, cancelled.id: {"does 1"}}
     assert {each.worker for each in kept.records if each.name == "jobledger.workers"} == {"the worker"}

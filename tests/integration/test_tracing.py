@@ -17,12 +17,14 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from tests.support.working import LIMIT_S, Connect, until, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, sync, task
 from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.trace import own_trace, trace_id
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Process
@@ -182,7 +184,8 @@ async def test_nothing_is_traced_unless_asked_for(ledger: Ledger, spans: InMemor
     async with working(ledger, in_thread):
         await job.wait(timeout_s=LIMIT_S)
     assert [span.name for span in spans.get_finished_spans()] == ["request"]
-    assert {stored.event.trace for stored in await job.history()} == {""}
+    traces = [stored.event.trace for stored in await job.history()]
+    assert traces == [own_trace("traced", job.id), "", ""]
 
 
 def test_the_callers_span_is_known_through_the_portal_and_shown_with_the_job(
@@ -248,3 +251,28 @@ def test_the_library_is_not_imported_unless_asked_for() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sampled", [True, False])
+async def test_a_job_of_an_untraced_caller_has_a_trace_of_its_own(
+    connected: Connect, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, sampled: bool
+) -> None:
+    """Every attempt is in it, and the provider's sampler decides as it does for any first span."""
+    monkeypatch.setattr(
+        trace.get_tracer_provider(), "sampler", ParentBased(ALWAYS_ON if sampled else ALWAYS_OFF)
+    )
+    async with connected() as client, connected(tracing=True) as ledger:
+        job = await client.enqueue(fail_once.options(id="untraced"))
+        async with working(ledger, fail_once):
+            await job.wait(timeout_s=LIMIT_S)
+        history = await job.history()
+    first = history[0].event.trace
+    assert first == own_trace("traced", "untraced")
+    attempts = named(spans, "run traced")
+    assert len(attempts) == (2 if sampled else 0)
+    assert {f"{span.context.trace_id:032x}" for span in attempts if span.context} <= {trace_id(first)}
+    assert [link for span in attempts for link in span.links] == []
+    traces = {event_type(stored.event): stored.event.trace for stored in history[1:]}
+    assert traces["started"] == ""  # what the first event says is not said again
+    assert trace_id(traces["failed"]) == trace_id(first)

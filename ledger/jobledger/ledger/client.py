@@ -104,7 +104,8 @@ class Ledger:
         self._ticks = _Ticks(clock)
         self._children: Children | None = None
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
-        self.locks = Locks(self.log, leases, NatsLockHints(connection, self.names), clock, self.stamp)
+        lock_hints = NatsLockHints(connection, self.names)
+        self.locks = Locks(self.log, leases, lock_hints, clock, self.stamp, outage=connection.outage)
 
     @property
     def names(self) -> Names:

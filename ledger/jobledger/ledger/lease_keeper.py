@@ -20,6 +20,7 @@ from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, U
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.leases import JOBS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
+from jobledger.ledger.nats.outage import Outage
 
 logger = logging.getLogger("jobledger.lease")
 
@@ -45,6 +46,7 @@ class LeaseKeeper:
         jobs: Callable[[], Iterable[str]] = tuple,
         supervisor: str = "",
         announce: Callable[[str], None] | None = None,
+        outage: Outage | None = None,
     ) -> None:
         """`announce` gets every identity before anything is done under it, for a supervisor that may outlive us."""
         self._leases = leases
@@ -56,6 +58,7 @@ class LeaseKeeper:
         self._jobs = jobs
         self._supervisor = supervisor
         self._announce = announce
+        self._outage = outage or Outage()
         self._revision = 0
         self._valid_until = 0.0
         self._started_at = clock.now()
@@ -107,13 +110,15 @@ class LeaseKeeper:
                     await self._renew()
             except TimeoutError:
                 self.failures += 1
+                self._outage.note("it does not answer")
                 continue
             except LeaseLostError:
                 self._lose("expired")
                 pause = 0.0
             except LedgerError as error:
                 self.failures += 1
-                logger.warning("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
+                self._outage.note(str(error))
+                logger.debug("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
                 pause = _RETRY_S
             except Exception:  # whatever it is: who renews no more gives up all that is held
                 self.failures += 1
@@ -143,6 +148,7 @@ class LeaseKeeper:
         if not self._revision and self._announce is not None:
             self._announce(identity)
         revision = await self._leases.renew(self._info(stopped=stopped), self._revision)
+        self._outage.over()
         if identity == self.identity:
             self.renewals += 1
             self._revision = revision

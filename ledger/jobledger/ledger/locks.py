@@ -35,6 +35,7 @@ from jobledger.ledger.model.log import Entry, Log, end_of_chain
 from jobledger.ledger.model.subjects import LockRef, check_token
 from jobledger.ledger.nats.leases import Leases
 from jobledger.ledger.nats.lock_hints import LockHints, LockWatch
+from jobledger.ledger.nats.outage import Outage
 
 logger = logging.getLogger("jobledger.locks")
 
@@ -60,13 +61,21 @@ class Locks:
     """The locks of one client."""
 
     def __init__(
-        self, log: Log, leases: Leases, hints: LockHints, clock: Clock, stamp: Callable[[str], Stamp]
+        self,
+        log: Log,
+        leases: Leases,
+        hints: LockHints,
+        clock: Clock,
+        stamp: Callable[[str], Stamp],
+        *,
+        outage: Outage | None = None,
     ) -> None:
         self._log = log
         self._leases = leases
         self._hints = hints
         self._clock = clock
         self._stamp = stamp
+        self._outage = outage
         self._keeper: LeaseKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
@@ -372,6 +381,7 @@ class Locks:
             running=lambda: len(self._held),
             on_lost=self._on_lost,
             kind="client",
+            outage=self._outage,
         )
         await keeper.open(patience_s=_LEASE_PATIENCE_S)
         self._keeper = keeper

@@ -16,6 +16,7 @@ from jobledger.ledger.model.commands import Fail, Outcome
 from jobledger.ledger.model.decisions import outcome_type
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.trace import is_own, trace_id
 from jobledger.ledger.model.version import version
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class Tracing:
             "jobledger.priority": job.order.priority,
         }
         from_enqueuer = self._trace.get_current_span(parent).get_span_context()
-        links = [self._trace.Link(from_enqueuer)] if from_enqueuer.is_valid else []
+        is_linked = from_enqueuer.is_valid and not is_own(job.order.trace)
+        links = [self._trace.Link(from_enqueuer)] if is_linked else []
         span = self._tracer.start_span(
             f"run {job.queue}",
             context=parent,
@@ -116,7 +118,16 @@ class Tracing:
             attempt.close()
 
     def _context(self, traceparent: str) -> Context:
-        return self._propagator.extract({_HEADER: traceparent} if traceparent else {})
+        if not is_own(traceparent):
+            return self._propagator.extract({_HEADER: traceparent} if traceparent else {})
+        # The trace begins with the job, so nobody has decided yet whether to record it: the provider does, as for any
+        # first span, and all attempts of the job are in one trace.
+        numbers = int(trace_id(traceparent), 16), int(traceparent[36:52], 16)
+        sampler = getattr(self._trace.get_tracer_provider(), "sampler", None)
+        chosen = sampler is None or sampler.should_sample(None, numbers[0], "").decision.is_sampled()
+        flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED if chosen else 0)
+        begin = self._trace.SpanContext(*numbers, is_remote=True, trace_flags=flags)
+        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(begin))
 
 
 @contextlib.contextmanager

@@ -83,6 +83,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: str
     tick: str
     correlation: str
+    trace_id: str
     last_sequence: int
 
 
@@ -211,11 +212,12 @@ class Store:
         queue: str | None = None,
         task: str | None = None,
         since: str | None = None,
+        trace_id: str | None = None,
         order: Order = "newest",
     ) -> list[JobRow]:
         """Return at most `limit` jobs by creation, those that fit every filter; `since` is ISO-8601 text in UTC."""
         _check_limit(limit)
-        filters = {"queue = ?": queue, "task = ?": task, "created_at >= ?": since}
+        filters = {"queue = ?": queue, "task = ?": task, "created_at >= ?": since, "trace_id = ?": trace_id}
         terms = [term for term, value in filters.items() if value is not None]
         values: list[object] = [value for value in filters.values() if value is not None]
         direction = "DESC" if order == "newest" else "ASC"

@@ -15,6 +15,7 @@ from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.subjects import filter_pattern
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
+from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.payloads import Payloads
 
 _OnMessage = Callable[[bytes, bytes, bytes, bytes], None]
@@ -28,6 +29,7 @@ class Loopback:
     def __init__(self) -> None:
         self._listening: dict[int, tuple[re.Pattern[str], _OnMessage]] = {}
         self._count = 0
+        self.outage = Outage()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

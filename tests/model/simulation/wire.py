@@ -14,6 +14,7 @@ from tests.model.simulation.loop import Handle, Process
 
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.parser import Handler
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class SimConnection:
         self.is_connected = True
         self.is_closed = False
         self.has_jetstream = True
+        self.outage = Outage(process.time)
         self.lost_listeners: list[Callable[[], None]] = []
         self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
         self.closed_for_good = asyncio.Event()

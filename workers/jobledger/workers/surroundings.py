@@ -13,6 +13,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.parts import Values
 from jobledger.ledger.tracing import Tracing
 
@@ -29,6 +30,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
     #: What a job's own code makes in the ledger, it makes through what this returns; None: nothing may be made here.
     on_behalf_of: Callable[[Parent], Ledger] | None = None
+    outage: Outage = msgspec.field(default_factory=Outage)
     tracing: Tracing | None = None  #: the spans of what runs here; None where nothing is traced
 
     @classmethod
@@ -43,5 +45,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
             stamp=ledger.stamp,
             tell_progress=ledger.hints.tell_progress,
             on_behalf_of=ledger.on_behalf_of,
+            outage=ledger.connection.outage,
             tracing=ledger.tracing,
         )

@@ -102,6 +102,7 @@ class Worker:
             jobs=self._job_ids,
             supervisor=self._config.supervisor,
             announce=announce,
+            outage=ledger.connection.outage,
         )
         self._abandoned = Abandoned(self._on_abandoned_slots)
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -10,12 +11,14 @@ import typer
 
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import JOBS
 from jobledger.cli.past import asked, rows_begin, viewed
 from jobledger.cli.text import age, colored, shortened
 from jobledger.cli.times import time_of
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import time_text
+from jobledger.ledger.model.trace import trace_id
 from jobledger.projections import JobRow
 
 
@@ -32,6 +35,12 @@ async def list_jobs(
         str | None,
         typer.Option("--since", metavar="TIME", help="Only jobs created at this time (UTC) or later."),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace", metavar="ID", help="Only jobs of this trace: its id, or a traceparent that holds it."
+        ),
+    ] = None,
     limit: options.Limit = 50,
     at: options.At = None,
     sequence: options.Sequence = None,
@@ -44,6 +53,7 @@ async def list_jobs(
         "state": state,
         "queue": queue,
         "task": task,
+        "trace_id": _trace_id(trace) if trace is not None else None,
         "since": time_text(begin) if begin is not None else None,
     }
     past, output = asked(at, sequence), cli.output
@@ -59,6 +69,14 @@ async def list_jobs(
         output.table(("id!", "queue", "task", "status!", "age>"), [_row(row, view.now) for row in found])
         if len(found) == limit:
             output.note(f"the newest {limit} are shown; --limit shows more")
+
+
+def _trace_id(given: str) -> str:
+    """Return the trace id of what a person has copied from a log or a header. Raises: UsageError."""
+    found = (trace_id(given) or given).lower()
+    if not re.fullmatch(r"[0-9a-f]{32}", found):
+        raise UsageError("--trace takes a trace id, 32 hexadecimal digits, or a whole traceparent")
+    return found
 
 
 def _row(row: JobRow, now: datetime) -> tuple[Any, ...]:

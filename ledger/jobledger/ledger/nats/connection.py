@@ -34,6 +34,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.nats.addresses import check_addresses, decoded_credentials, redact, servers_of, shown
+from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.parser import Collector, Handler, MessageParser
 from jobledger.ledger.nats.reasons import ConnectFailedError, check_tls, failure, most_telling
 from jobledger.ledger.nats.transport import Transport
@@ -74,6 +75,7 @@ class Connection(Client):
         self._collectors: dict[bytes, Collector] = {}
         self._ps = self._parser = MessageParser(self, self._handlers, self._collectors)
         self._up = asyncio.Event()
+        self.outage = Outage()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         #: Called when the server refuses a right.
         self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
@@ -289,13 +291,13 @@ class Connection(Client):
         """Tell everybody who waits for an answer that it will not come on this connection."""
         self._up.clear()
         if not self.is_closed:
-            logger.warning("connection to %s lost, reconnecting", self.shown_server)
+            self.outage.note(f"the connection to {self.shown_server} is lost")
         for listener in tuple(self.lost_listeners):
             listener()
 
     async def on_found(self) -> None:
         """Let those who wait go on."""
-        logger.info("connected to %s again", self.shown_server)
+        self.outage.over()
         self.mark_up()
 
     async def on_closed(self) -> None:
@@ -313,7 +315,8 @@ class Connection(Client):
         if isinstance(error, ConnectFailedError):
             self._note_failure(error)
         elif self.is_connected:
-            logger.warning("nats: %s", error)
+            is_end = isinstance(error, nats.errors.UnexpectedEOF | nats.errors.StaleConnectionError | OSError)
+            logger.log(logging.DEBUG if is_end else logging.WARNING, "nats: %s", error)
 
     def _note_failure(self, error: ConnectFailedError) -> None:
         if str(error) not in {str(each) for each in self.failures}:

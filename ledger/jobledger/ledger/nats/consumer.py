@@ -254,7 +254,7 @@ class ConsumerLoop:
                 self._ask(consumer)
                 await woken(self._wake)
                 if consumer.is_silent:
-                    logger.warning("%s: its consumer is silent, looking for it", self._name)
+                    logger.info("%s: its consumer is silent, looking for it", self._name)
                     return
                 if self._loop.time() >= look_at:
                     look_at = self._loop.time() + look_every_s

@@ -23,6 +23,7 @@ _FIXED: Final = {
     "batch": text("the batch the job is part of, or empty"),
     "tick": text("the tick of the schedule that made the job, or empty"),
     "correlation": text("the first cause the job belongs to, or empty"),
+    "trace_id": text("the id of its trace: its caller's, or one of its own; empty for older jobs"),
     "data": text("the input, as JSON; NULL without any"),
     "first_us": integer("the server's time of its first event, in microseconds since 1970", is_internal=True),
 }
@@ -68,6 +69,7 @@ JOBS: Final = Table(
         Index(("queue", "status", "created_at")),
         Index(("task", "created_at")),
         Index(("task", "status", "created_at")),
+        Index(("trace_id",), where="trace_id <> ''"),
         Index(("completed_at",), where="completed_at IS NOT NULL"),
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
     ),

@@ -16,6 +16,7 @@ from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Attempt, Job, JobState
 from jobledger.ledger.model.times import as_utc, time_text
+from jobledger.ledger.model.trace import trace_id
 from jobledger.projections.table import Row
 from jobledger.projections.tables.job_schema import NULL_NUMBER, NULL_TEXT
 
@@ -98,6 +99,7 @@ def job_fixed(job: Job, first_us: int) -> Row:
         job.order.batch,
         job.order.tick,
         job.order.correlation,
+        trace_id(job.order.trace),
         data_text(job),
         first_us,
     )

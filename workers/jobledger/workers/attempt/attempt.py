@@ -27,6 +27,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import UNTRACED, AttemptSpan
@@ -107,7 +108,7 @@ class Attempts:
             logger.warning("stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence)
             raise
         except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
-            settlement = _after_trouble(error, delivery)
+            settlement = _after_trouble(error, delivery, self._ledger.connection.outage)
         finally:
             if self._handled.get(delivery.stream_sequence) is deliveries:  # else the attempt was abandoned
                 del self._handled[delivery.stream_sequence]
@@ -271,7 +272,7 @@ class Attempts:
             if await self._recorder.record(attempt, outcome):
                 settlement = ACK
         except Exception as error:  # noqa: BLE001 - as in `handle`
-            settlement = _after_trouble(error, deliveries[0])
+            settlement = _after_trouble(error, deliveries[0], self._ledger.connection.outage)
         finally:
             self._end(attempt)
             del self._handled[attempt.job.dispatch_sequence]
@@ -326,7 +327,7 @@ def _as_told(attempt: Attempt) -> Outcome:
     return Interrupt(epoch=epoch, reason=control.stop_reason)
 
 
-def _after_trouble(error: Exception, delivery: Delivery) -> Settlement:
+def _after_trouble(error: Exception, delivery: Delivery, outage: Outage) -> Settlement:
     """Return what becomes of a delivery whose attempt could not be brought to an end; the log says why."""
     sequence, delivered = delivery.stream_sequence, delivery.delivered
     if isinstance(error, LedgerFullError):
@@ -336,7 +337,7 @@ def _after_trouble(error: Exception, delivery: Delivery) -> Settlement:
         logger.error("%s", error)
         return nak(settlements.unreadable_s(delivered))
     if isinstance(error, UnreachableError | WrongSequenceError):
-        logger.warning("stream sequence %d is left for a redelivery: %s", sequence, error)
+        logger.log(outage.level(error), "stream sequence %d is left for a redelivery: %s", sequence, error)
     else:
         logger.error("stream sequence %d is left for a redelivery", sequence, exc_info=error)
     return DROP

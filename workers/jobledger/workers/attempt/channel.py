@@ -184,7 +184,8 @@ class AttemptChannel:
                 await asyncio.sleep(pause)
         value, reference = await self._ledger.inputs.put(text, what="checkpoint")
         command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
-        await retry_store(f"a checkpoint of job {self._ref.job_id}", lambda: self._append(command))
+        what = f"a checkpoint of job {self._ref.job_id}"
+        await retry_store(what, lambda: self._append(command), outage=self._ledger.outage)
 
     async def _append(self, command: Command) -> None:
         async with self._appending:

@@ -244,7 +244,9 @@ class Execution:
                 return Complete(epoch=epoch, result=msgspec.Raw(text))
             attempt.control.returned = True
             result, reference = await retry_store(
-                f"the {what}", lambda: self._ledger.results.put(text, what=what)
+                f"the {what}",
+                lambda: self._ledger.results.put(text, what=what),
+                outage=self._ledger.outage,
             )
         except InvalidError as error:  # the work is done: another attempt would only do it again
             return Fail(epoch=epoch, error=error_info("invalid_result", error), give_up="rejected")

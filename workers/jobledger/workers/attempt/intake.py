@@ -266,10 +266,12 @@ class Intake:
             return
         self._look_at = now + _LOOK_EVERY_S
         self._has_lost = self._has_lost or self._has_due()
-        for lane in self._lanes:
-            if lane.consumer.is_silent:
-                logger.warning("consumer of %s (%s) is silent: looking for it", lane.queue, lane.priority)
-                lane.lost = self._has_lost = True
+        silent = [lane for lane in self._lanes if lane.consumer.is_silent]
+        for lane in silent:
+            lane.lost = self._has_lost = True
+        if silent:
+            names = ", ".join(f"{lane.queue} ({lane.priority})" for lane in silent)
+            logger.info("consumers are silent and looked for: %s", names)
 
     # What follows settles deliveries; none of it is trusted by anybody: the ledger decides.
 

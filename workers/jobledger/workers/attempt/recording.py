@@ -84,6 +84,7 @@ class Recorder:
                 lambda: self._ledger.stamp(attempt.identity),
                 known=chain,
             ),
+            outage=self._ledger.connection.outage,
         )
 
     async def _is_recorded(self, attempt: Attempt) -> bool:

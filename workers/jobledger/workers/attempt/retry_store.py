@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
+from jobledger.ledger.nats.outage import Outage
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
@@ -19,15 +20,19 @@ _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 5.0
 
 
-async def retry_store(what: str, store: Callable[[], Awaitable[T]], *, limit_s: float = LIMIT_S) -> T:
+async def retry_store(
+    what: str, store: Callable[[], Awaitable[T]], *, outage: Outage, limit_s: float = LIMIT_S
+) -> T:
     """Call `store` until it succeeds; safe for conditional appends, which cannot be stored twice.
+
+    Why it has to wait is a warning, unless `outage` tells already that the server is away.
 
     Raises: LedgerFullError, UnreachableError after `limit_s`; any other error at once.
     """
     try:
         return await store()
     except (LedgerFullError, UnreachableError) as error:
-        logger.warning("%s is held back, for up to %g s: %s", what, limit_s, error)
+        logger.log(outage.level(error), "%s is held back, for up to %g s: %s", what, limit_s, error)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     pause = _PAUSE_FIRST_S

@@ -154,7 +154,7 @@ class ConsumerReactor(abc.ABC):
                 raise problem  # noqa: TRY301 - told and settled below like any other
             verdict = await self.react(delivery)
         except (UnreachableError, WrongSequenceError, ConnectionLostError) as error:
-            logger.info(
+            logger.debug(
                 "reactor %s: stream sequence %d later: %s", self.name, delivery.stream_sequence, error
             )
             verdict = Later(growing_s(delivery.delivered))

@@ -1,0 +1,56 @@
+"""A time without the server, told in few lines: one at once, one a minute while it lasts, one when it is over.
+
+Whoever finds the server away says so here, as often as it likes: the connection, a process's lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from jobledger.ledger.model.errors import UnreachableError
+
+logger = logging.getLogger("jobledger.connection")
+
+_TELL_EVERY_S: Final = 60.0
+#: A connection that comes and goes is one outage: what begins sooner after the last line than this is not told anew.
+_QUIET_S: Final = 5.0
+
+
+class Outage:
+    """Whether the server is away, as one process knows it."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since: float | None = None
+        self._told_at = -_TELL_EVERY_S
+        self._is_told = False
+
+    def level(self, error: Exception) -> int:
+        """Return how loudly an error is to be logged: what fails while the server is away needs no line of its own."""
+        is_known = self._since is not None and isinstance(error, UnreachableError)
+        return logging.DEBUG if is_known else logging.WARNING
+
+    def note(self, why: str) -> None:
+        """Say that the server cannot be reached; `why` is a sentence's part without a secret."""
+        now = self._monotonic()
+        if self._since is None:
+            self._since = now
+            self._is_told = now - self._told_at >= _QUIET_S
+            if self._is_told:
+                self._told_at = now
+                logger.warning("the server is away, trying again: %s", why)
+        elif now - self._told_at >= _TELL_EVERY_S:
+            self._told_at, self._is_told = now, True
+            logger.warning("the server has been away for %.0f s: %s", now - self._since, why)
+
+    def over(self) -> None:
+        """Say that the server answers; does nothing where it was not away."""
+        if self._since is None:
+            return
+        away_s, self._since = self._monotonic() - self._since, None
+        if self._is_told:
+            self._told_at = self._monotonic()
+            logger.warning("the server is back after %.1f s", away_s)
