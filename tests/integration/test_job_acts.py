@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.jetstream import api
 from tests.support.tables import each_row
 from tests.support.working import LIMIT_S, ended, types, working
 
@@ -18,6 +19,7 @@ from jobledger.ledger import Attempt, Context, Job, JobState, Ledger, Retry, Tas
 from jobledger.ledger.model.commands import Claim, DeadLetter
 from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, UnknownTaskError
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.leases import TASKS_MAX, WorkerInfo
 from jobledger.workers.single import run_one
 
 pytestmark = pytest.mark.anyio
@@ -125,6 +127,69 @@ async def test_why_says_what_a_job_waits_for(ledger: Ledger) -> None:
     said = await _why(ledger, lost.ref)
     assert "it waits for a person" in said.sentence
     assert said.hint == f"jobledger dlq requeue {lost.id}"
+
+
+@task(queue="sums", name="brandnew")
+async def brand_new() -> None:
+    return
+
+
+async def test_a_task_that_no_worker_has_is_named_until_one_comes(ledger: Ledger) -> None:
+    async with working(ledger, add) as worker:
+        await worker.taking.wait()
+        job = await ledger.enqueue(brand_new)
+        said = await _why(ledger, job.ref)
+        assert said.sentence == "1 worker serves queue sums, none has a task brandnew"
+        assert said.hint == "jobledger worker --app ... --queue sums"
+        async with working(ledger, brand_new) as other:
+            await other.taking.wait()
+            assert "none has a task" not in (await _why(ledger, job.ref)).sentence
+        await until_lease_ends(ledger, other.identity)
+        job = await ledger.enqueue(brand_new)
+        assert "none has a task brandnew" in (await _why(ledger, job.ref)).sentence
+
+
+async def until_lease_ends(ledger: Ledger, worker: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await ledger.leases.find(worker) is not None:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_worker_that_does_not_name_its_tasks_may_have_any(ledger: Ledger) -> None:
+    many = TaskRegistry([task(queue="sums", name=f"t{n}")(noop) for n in range(TASKS_MAX + 1)])
+    async with working(ledger, registry=many) as worker:
+        await worker.taking.wait()
+        job = await ledger.enqueue(brand_new)
+        assert "none has a task" not in (await _why(ledger, job.ref)).sentence
+
+
+async def noop() -> None:
+    return
+
+
+async def test_a_paused_consumer_is_named_and_how_to_resume_it(ledger: Ledger) -> None:
+    async with working(ledger, add) as worker:
+        await worker.taking.wait()
+        pause = f"CONSUMER.PAUSE.{ledger.names.ledger_stream}.work_sums_normal"
+        until = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
+        assert (await api(ledger.inbox, pause, {"pause_until": until.isoformat()}))["paused"]
+        job = await ledger.enqueue(add, 1, 2)
+        said = await _why(ledger, job.ref)
+        assert f"somebody paused consumer work_sums_normal until {until:%Y-%m-%dT%H:%M:%S}Z" in said.sentence
+        assert said.hint == f"nats consumer resume {ledger.names.ledger_stream} work_sums_normal"
+        assert (await api(ledger.inbox, pause, {}))["paused"] is False
+        assert await job.result(timeout_s=LIMIT_S) == 3
+
+
+def test_what_a_person_can_do_is_never_to_ask_again() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    job = Job(
+        id="j", queue="q", task="t", state=JobState.QUEUED, created_at=now, updated_at=now, last_sequence=3
+    )
+    info = WorkerInfo(worker="w", host="h", pid=1, queues=("q",), started_at=now, renewed_at=now)
+    said = explain(job, Facts(now=now, workers=(info,), backlog=0, delivered=3))
+    assert "it was delivered to a worker that has not started it" in said.sentence
+    assert "jobs why" not in said.hint
 
 
 @each_row("state", list(JobState))

@@ -13,9 +13,18 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.nats.durables import find_consumer
+from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo
 
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+class Paused(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer that hands out nothing for a time."""
+
+    stream: str
+    consumer: str
+    until: str  #: as the server says it
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
     delivered: int = 0  #: stream sequence up to which that consumer has delivered
+    paused: Paused | None = None  #: that consumer, if somebody paused it
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +57,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
     if job.running_attempt is not None:
         holder = await ledger.leases.find(job.running_attempt.worker)
     workers: tuple[WorkerInfo, ...] = ()
-    backlog, delivered = None, 0
+    backlog, delivered, paused = None, 0, None
     if job.state is JobState.QUEUED:
         alive = [info for info in await ledger.leases.all() if not info.stopped]
         workers = tuple(info for info in alive if job.queue in info.queues)
@@ -55,7 +65,23 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         info = await find_consumer(ledger.inbox, ledger.names.ledger_stream, consumer)
         if info is not None:
             backlog, delivered = info.pending, info.delivered.stream_sequence
-    return Facts(now=ledger.clock.now(), holder=holder, workers=workers, backlog=backlog, delivered=delivered)
+            paused = _pause(info, ledger.names.ledger_stream)
+    return Facts(
+        now=ledger.clock.now(),
+        holder=holder,
+        workers=workers,
+        backlog=backlog,
+        delivered=delivered,
+        paused=paused,
+    )
+
+
+def _pause(info: ConsumerInfo, stream: str) -> Paused | None:
+    if not info.paused:
+        return None
+    return Paused(
+        stream=stream, consumer=info.name, until=str(info.config.get("pause_until", "it is resumed"))
+    )
 
 
 def explain(job: Job, facts: Facts) -> Why:
@@ -112,6 +138,14 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
     start = f"jobledger worker --app ... --queue {job.queue}"
     if not facts.workers:
         return f"no worker serves queue {job.queue}", start
+    if not any(info.tasks is None or job.task in info.tasks for info in facts.workers):
+        serving = f"{_count(len(facts.workers), 'worker')} {'serves' if len(facts.workers) == 1 else 'serve'}"
+        return f"{serving} queue {job.queue}, none has a task {job.task}", start
+    if facts.paused is not None:
+        return (
+            f"somebody paused consumer {facts.paused.consumer} until {facts.paused.until}: before that "
+            f"no worker is given a job of queue {job.queue} and priority {job.order.priority}"
+        ), f"nats consumer resume {facts.paused.stream} {facts.paused.consumer}"
     if facts.backlog is not None and job.dispatch_sequence > facts.delivered:
         running = sum(info.running for info in facts.workers)
         return (
@@ -126,7 +160,7 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
     return (
         "it was delivered to a worker that has not started it: it is about to, or the delivery comes again "
         "within the ack wait"
-    ), f"jobledger jobs why {job.id}"
+    ), "jobledger workers list"
 
 
 def _running(job: Job, facts: Facts) -> tuple[str, str]:

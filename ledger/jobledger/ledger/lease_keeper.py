@@ -19,7 +19,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.version import version
-from jobledger.ledger.nats.leases import JOBS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
+from jobledger.ledger.nats.leases import JOBS_MAX, TASKS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
 from jobledger.ledger.nats.outage import Outage
 
 logger = logging.getLogger("jobledger.lease")
@@ -44,6 +44,7 @@ class LeaseKeeper:
         on_lost: Callable[[str], None],
         kind: LeaseKind = "worker",
         jobs: Callable[[], Iterable[str]] = tuple,
+        tasks: tuple[str, ...] | None = None,
         supervisor: str = "",
         announce: Callable[[str], None] | None = None,
         outage: Outage | None = None,
@@ -56,6 +57,7 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._kind: LeaseKind = kind
         self._jobs = jobs
+        self._tasks = None if tasks is None or len(tasks) > TASKS_MAX else tasks
         self._supervisor = supervisor
         self._announce = announce
         self._outage = outage or Outage()
@@ -164,6 +166,7 @@ class LeaseKeeper:
             renewed_at=self._clock.now(),
             running=self._running(),
             jobs=tuple(islice(self._jobs(), JOBS_MAX)),
+            tasks=self._tasks,
             supervisor=self._supervisor,
             version=version(),
             stopped=stopped,

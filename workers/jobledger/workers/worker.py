@@ -100,6 +100,7 @@ class Worker:
             running=lambda: len(self._attempts.running),
             on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
             jobs=self._job_ids,
+            tasks=tuple(task.name for task in tasks),
             supervisor=self._config.supervisor,
             announce=announce,
             outage=ledger.connection.outage,

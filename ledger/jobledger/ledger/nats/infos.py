@@ -69,6 +69,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     )  #: of these, handed out more than once
     waiting: int = msgspec.field(default=0, name="num_waiting")  #: requests for messages that stand
     cluster: dict[str, Any] | None = None  #: None on a server alone
+    paused: bool = False  #: somebody told the server to hand out nothing, until the setting `pause_until`
 
     @property
     def unsettled(self) -> int:

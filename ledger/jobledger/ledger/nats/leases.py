@@ -34,6 +34,8 @@ _END_TRIES_MAX: Final = 3
 _TOLD_MAX: Final = 100
 #: How many of a worker's jobs its lease names.
 JOBS_MAX: Final = 100
+#: A worker with more tasks does not name them in its lease, which it writes every few seconds.
+TASKS_MAX: Final = 500
 
 #: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
 LeaseKind = Literal["worker", "client"]
@@ -54,6 +56,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     renewed_at: datetime  #: the worker's own clock
     running: int = 0  #: jobs at the last renewal
     jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
+    tasks: tuple[str, ...] | None = None  #: names of the tasks it can run; None: it does not say
     version: str = ""
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
