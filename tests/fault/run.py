@@ -24,7 +24,7 @@ BEGIN: Final = "<!-- figures: made by `make faults RECORD=1` -->"
 END: Final = "<!-- end of figures -->"
 LONG: Final = ("tests/fault/test_mixed.py", "tests/fault/test_workers_die.py")
 LIMIT_S: Final = 600.0
-_FOLDERS: Final = ("tests/fault", "tests/integration", "tests/model")
+_FOLDERS: Final = ("tests/fault", "tests/integration", "tests/model", "tests/newcomer")
 _PYTEST: Final = (
     sys.executable,
     "-m",

@@ -22,6 +22,7 @@ import anyio.to_thread
 import pytest
 from tests.conftest import ServerFactory
 from tests.support.limits import LIMIT_S
+from tests.support.pages import save_programs
 from tests.support.proxy import Proxy
 
 from jobledger.ledger.server import EmbeddedServer
@@ -175,13 +176,9 @@ def _status(url: str, *, post: bool = False) -> tuple[int, dict[str, str], str |
 
 def _programs(folder: Path) -> None:
     """Save the page's programs under the names that it gives them."""
-    page = (ROOT / "docs" / "web.md").read_text(encoding="utf-8")
-    saved = re.findall(
-        r"Save\s+this\s+as\s+`([\w.]+)`.*?^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
-    )
-    assert len(saved) == page.count("```python") == len(SERVED) + 1
-    for name, text in saved:
-        (folder / name).write_text(text, encoding="utf-8")
+    page = ROOT / "docs" / "web.md"
+    count = save_programs(page, folder)
+    assert count == page.read_text(encoding="utf-8").count("```python") == len(SERVED) + 1
 
 
 @pytest.mark.parametrize("framework", SERVED)
