@@ -22,6 +22,18 @@ from jobledger.ledger.nats.leases import WorkerInfo
 
 _LATER: Final = ("scheduled", "held", "retry_wait", "paused")
 _WORKERS_MAX: Final = 100
+_HEADS: Final = (
+    "queue!",
+    "queued>",
+    "running>",
+    "later>",
+    "dead>",
+    "in/s>",
+    "done/s>",
+    "fail/s>",
+    "oldest waits>",
+)
+_WIDE_ONLY: Final = ("later>", "oldest waits>")  #: what 80 columns have no room for beside a long name
 _Interval = Annotated[
     float,
     typer.Option("--interval", metavar="SPAN", parser=seconds(0.2), help="Time from one look to the next."),
@@ -65,8 +77,9 @@ def _show(output: Output, activity: Activity) -> None:
         style="bold",
     )
     if activity.queues:
-        heads = ("queue!", "queued>", "running>", "later>", "dead>", "in/s>", "done/s>", "fail/s>", "oldest")
-        output.table(heads, [_queue(each, activity.at) for each in activity.queues])
+        narrow = output.is_narrow
+        heads = [head for head in _HEADS if not (narrow and head in _WIDE_ONLY)]
+        output.table(heads, [_queue(each, activity.at, narrow=narrow) for each in activity.queues])
     if activity.workers:
         columns = ("worker!", "queues", "running>", "up!", "seen!")
         shown = activity.workers[:_WORKERS_MAX]
@@ -78,7 +91,7 @@ def _number(workers: list[WorkerInfo]) -> str:
     return "1 worker" if alive == 1 else f"{alive:,} workers"
 
 
-def _queue(each: QueueActivity, now: datetime) -> list[Cell]:
+def _queue(each: QueueActivity, now: datetime, *, narrow: bool) -> list[Cell]:
     counts, rates = each.row.counts, each.rates
     since = each.row.oldest_waiting
     waits = ""
@@ -89,14 +102,14 @@ def _queue(each: QueueActivity, now: datetime) -> list[Cell]:
         shortened(each.row.queue, 64),
         counts.get("queued", 0),
         counts.get("running", 0),
-        sum(counts.get(state, 0) for state in _LATER),
+        *([] if narrow else [sum(counts.get(state, 0) for state in _LATER)]),
         counts.get("dead_lettered", 0),
         *(
             ("", "", "")
             if rates is None
             else (_rate(rates.enqueued), _rate(rates.completed), _rate(rates.failed))
         ),
-        waits,
+        *([] if narrow else [waits]),
     ]
 
 
