@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import hypothesis
 import pytest
 from tests.support.limits import limited
 
@@ -36,6 +37,10 @@ _PATIENCE = 4
 _LIMIT_S = pytest.StashKey[float]()
 #: How much later pytest-timeout ends an async test that did not end itself.
 _LATER_S = 5.0
+
+# How long an example takes says nothing on machines that run six processes on two CPUs.
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session", autouse=True)

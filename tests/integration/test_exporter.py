@@ -425,6 +425,7 @@ def test_what_cannot_be_served_is_one_sentence(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    anyio.run(_made, nats_server.url)
     with MetricsServer(Nothing(), lambda: "") as other:
         port = ("--port", "0") if words[0] != "--port" else ()
         given = [str(other.port) if word == "TAKEN" else word for word in words]
@@ -434,6 +435,12 @@ def test_what_cannot_be_served_is_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert len(said.splitlines()) == 1
+
+
+async def _made(url: str) -> None:
+    """Make the ledger: a command that reads makes none."""
+    async with connect(url, environment="cli", ledger_bytes_max=16 << 20):
+        pass
 
 
 class Nothing:

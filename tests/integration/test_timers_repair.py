@@ -34,7 +34,7 @@ from jobledger.ledger.model.errors import IllegalTransitionError
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import Timer, Timers
-from jobledger.workers.reactors import reactor as reactors
+from jobledger.workers import services
 from jobledger.workers.reactors import timers as workers_timers
 from jobledger.workers.reactors.reactor import host
 
@@ -224,7 +224,7 @@ async def test_the_command_sets_the_timers_of_what_still_waits(ledger: Ledger) -
 async def test_a_reactor_that_fails_is_run_again_and_harms_nobody(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reactors, "_RESTART_S_FIRST", 0.01)
+    monkeypatch.setattr(services, "_RESTART_S_FIRST", 0.01)
     ran = Counter[str]()
 
     class Broken:
@@ -245,7 +245,7 @@ async def test_a_reactor_that_fails_is_run_again_and_harms_nobody(
     assert not hosted.done()
     hosted.cancel()
     await asyncio.gather(hosted, return_exceptions=True)
-    assert "reactor broken failed: of no use" in caplog.text
+    assert "reactor broken failed and begins again: of no use" in caplog.text
     assert "reactor broken ended by itself" in caplog.text
 
 
