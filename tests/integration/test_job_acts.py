@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from pydantic import BaseModel
 from tests.support.jetstream import api
 from tests.support.tables import each_row
-from tests.support.working import LIMIT_S, ended, types, working
+from tests.support.working import LIMIT_S, ended, types, until, working
 
 from jobledger.audit.why import Facts, Why, explain, find_facts
 from jobledger.ledger import Attempt, Context, Job, JobState, Ledger, Retry, TaskRegistry, task
@@ -20,6 +22,8 @@ from jobledger.ledger.model.commands import Claim, DeadLetter
 from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, UnknownTaskError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.leases import TASKS_MAX, WorkerInfo
+from jobledger.ledger.nats.task_book import TaskEntry, find_task, write_tasks
+from jobledger.workers import Worker
 from jobledger.workers.single import run_one
 
 pytestmark = pytest.mark.anyio
@@ -149,6 +153,97 @@ async def test_a_task_that_no_worker_has_is_named_until_one_comes(ledger: Ledger
         assert "none has a task brandnew" in (await _why(ledger, job.ref)).sentence
 
 
+class Address(BaseModel):
+    street: str
+
+
+class Person(BaseModel):
+    address: Address
+
+
+@task(queue="sums")
+async def describe(person: Person, folder: Path, anything: object, times: int = 1) -> None:
+    """Say where somebody lives."""
+
+
+async def _announced(ledger: Ledger, name: str, by: Worker) -> TaskEntry:
+    async with asyncio.timeout(LIMIT_S):
+        while (
+            found := await find_task(ledger.inbox, ledger.names, name)
+        ) is None or found.worker != by.identity:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_worker_announces_what_its_tasks_are(ledger: Ledger) -> None:
+    assert await find_task(ledger.inbox, ledger.names, "describe") is None
+    async with working(ledger, describe, add) as first, working(ledger, describe) as second:
+        for worker in (first, second):
+            await worker.taking.wait()
+        async with asyncio.timeout(LIMIT_S):
+            while (found := await find_task(ledger.inbox, ledger.names, "describe")) is None:
+                await asyncio.sleep(0.01)
+        assert found.worker in {first.identity, second.identity}
+        await _announced(ledger, "add", first)
+    assert (found.queue, found.text) == ("sums", "Say where somebody lives.")
+    definitions = found.input["$defs"]
+    assert definitions["describe"]["required"] == ["person", "folder", "anything"]
+    properties = definitions["describe"]["properties"]
+    assert properties["folder"] == {"type": "string", "format": "path"}
+    assert properties["anything"] is True
+    assert properties["times"] == {"type": "integer"}
+    (part,) = [each["$ref"] for each in properties["person"]["properties"].values()]
+    assert definitions[part.removeprefix("#/$defs/")]["properties"]["street"]["type"] == "string"
+
+
+async def test_who_had_a_task_last_is_told_when_its_lease_is_over(ledger: Ledger) -> None:
+    async with working(ledger, brand_new) as worker:
+        await _announced(ledger, "brandnew", worker)
+    job = await ledger.enqueue(brand_new)
+    said = (await _why(ledger, job.ref)).sentence
+    last = f"; worker {worker.identity} was the last to start with task brandnew, at "
+    assert said.startswith(f"no worker serves queue sums{last}")
+    async with working(ledger, add) as other:
+        await other.taking.wait()
+        said = (await _why(ledger, job.ref)).sentence
+        assert said.startswith(f"1 worker serves queue sums, none has a task brandnew{last}")
+
+
+async def test_a_worker_that_may_not_announce_its_tasks_works_all_the_same(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = {"name": f"KV_{ledger.names.tasks_bucket}", "subjects": ["elsewhere"]}
+    assert "error" not in await api(ledger.inbox, f"STREAM.CREATE.{other['name']}", other)
+    async with working(ledger, add) as worker:
+        await until(lambda: "its work goes on" in caplog.text)
+        assert await (await ledger.enqueue(add, 1, 2)).result(timeout_s=LIMIT_S) == 3
+        assert worker.counts().lease_is_valid
+
+
+async def test_a_task_whose_description_is_too_large_is_announced_without_it(ledger: Ledger) -> None:
+    entry = TaskEntry(
+        name="vast", queue="q", text="x" * 70_000, input={}, worker="w", announced_at=ledger.clock.now()
+    )
+    await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
+    found = await find_task(ledger.inbox, ledger.names, "vast")
+    assert found == msgspec.structs.replace(entry, text="", input=True)
+
+
+async def test_many_workers_that_start_at_once_make_one_bucket(ledger: Ledger) -> None:
+    entries = [
+        TaskEntry(name="t", queue="q", text="", input=True, worker=f"w{n}", announced_at=ledger.clock.now())
+        for n in range(20)
+    ]
+    await asyncio.gather(*(write_tasks(ledger.inbox, ledger.names, [each], replicas=1) for each in entries))
+    assert await find_task(ledger.inbox, ledger.names, "t") in entries
+
+
+async def test_who_only_reads_makes_no_bucket(ledger: Ledger) -> None:
+    job = await ledger.enqueue(brand_new)
+    await _why(ledger, job.ref)
+    assert "error" in await api(ledger.inbox, f"STREAM.INFO.KV_{ledger.names.tasks_bucket}", {})
+
+
 async def until_lease_ends(ledger: Ledger, worker: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while await ledger.leases.find(worker) is not None:
@@ -171,11 +266,13 @@ async def test_a_paused_consumer_is_named_and_how_to_resume_it(ledger: Ledger) -
     async with working(ledger, add) as worker:
         await worker.taking.wait()
         pause = f"CONSUMER.PAUSE.{ledger.names.ledger_stream}.work_sums_normal"
-        until = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
-        assert (await api(ledger.inbox, pause, {"pause_until": until.isoformat()}))["paused"]
+        resumed = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
+        assert (await api(ledger.inbox, pause, {"pause_until": resumed.isoformat()}))["paused"]
         job = await ledger.enqueue(add, 1, 2)
         said = await _why(ledger, job.ref)
-        assert f"somebody paused consumer work_sums_normal until {until:%Y-%m-%dT%H:%M:%S}Z" in said.sentence
+        assert (
+            f"somebody paused consumer work_sums_normal until {resumed:%Y-%m-%dT%H:%M:%S}Z" in said.sentence
+        )
         assert said.hint == f"nats consumer resume {ledger.names.ledger_stream} work_sums_normal"
         assert (await api(ledger.inbox, pause, {}))["paused"] is False
         assert await job.result(timeout_s=LIMIT_S) == 3

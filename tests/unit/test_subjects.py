@@ -76,6 +76,7 @@ NAMES: list[tuple[str, str, str]] = [
     ("all_events", "ledger.>", "staging_ledger.>"),
     ("ledger_stream", "LEDGER", "STAGING_LEDGER"),
     ("workers_bucket", "WORKERS", "STAGING_WORKERS"),
+    ("tasks_bucket", "TASKS", "STAGING_TASKS"),
     ("payloads_bucket", "PAYLOADS", "STAGING_PAYLOADS"),
     ("results_bucket", "RESULTS", "STAGING_RESULTS"),
 ]

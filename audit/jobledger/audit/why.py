@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from typing import Final, assert_never
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.task_book import TaskEntry, find_task
 
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -35,6 +38,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
     delivered: int = 0  #: stream sequence up to which that consumer has delivered
+    announced: TaskEntry | None = (
+        None  #: the last word on its task, if no living worker of the queue has that
+    )
     paused: Paused | None = None  #: that consumer, if somebody paused it
 
 
@@ -57,10 +63,13 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
     if job.running_attempt is not None:
         holder = await ledger.leases.find(job.running_attempt.worker)
     workers: tuple[WorkerInfo, ...] = ()
-    backlog, delivered, paused = None, 0, None
+    announced, backlog, delivered, paused = None, None, 0, None
     if job.state is JobState.QUEUED:
         alive = [info for info in await ledger.leases.all() if not info.stopped]
         workers = tuple(info for info in alive if job.queue in info.queues)
+        if not _have_task(job, workers):
+            with contextlib.suppress(PermissionRefusedError):
+                announced = await find_task(ledger.inbox, ledger.names, job.task)
         consumer = ledger.names.consumer(job.queue, job.order.priority)
         info = await find_consumer(ledger.inbox, ledger.names.ledger_stream, consumer)
         if info is not None:
@@ -70,6 +79,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         now=ledger.clock.now(),
         holder=holder,
         workers=workers,
+        announced=announced,
         backlog=backlog,
         delivered=delivered,
         paused=paused,
@@ -137,10 +147,10 @@ _DEAD: Final = {
 def _queued(job: Job, facts: Facts) -> tuple[str, str]:
     start = f"jobledger worker --app ... --queue {job.queue}"
     if not facts.workers:
-        return f"no worker serves queue {job.queue}", start
-    if not any(info.tasks is None or job.task in info.tasks for info in facts.workers):
+        return f"no worker serves queue {job.queue}{_last_word(facts)}", start
+    if not _have_task(job, facts.workers):
         serving = f"{_count(len(facts.workers), 'worker')} {'serves' if len(facts.workers) == 1 else 'serve'}"
-        return f"{serving} queue {job.queue}, none has a task {job.task}", start
+        return f"{serving} queue {job.queue}, none has a task {job.task}{_last_word(facts)}", start
     if facts.paused is not None:
         return (
             f"somebody paused consumer {facts.paused.consumer} until {facts.paused.until}: before that "
@@ -161,6 +171,18 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
         "it was delivered to a worker that has not started it: it is about to, or the delivery comes again "
         "within the ack wait"
     ), "jobledger workers list"
+
+
+def _have_task(job: Job, workers: tuple[WorkerInfo, ...]) -> bool:
+    """Return whether one of the workers has the job's task, or may have it, since it does not name its tasks."""
+    return any(info.tasks is None or job.task in info.tasks for info in workers)
+
+
+def _last_word(facts: Facts) -> str:
+    said = facts.announced
+    if said is None:
+        return ""
+    return f"; worker {said.worker} was the last to start with task {said.name}, at {said.announced_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _running(job: Job, facts: Facts) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from jobledger.ledger.model.foreign_types import (
     from_builtin,
     is_checked_dataclass,
     is_known,
+    schema_of,
     to_builtin,
 )
 from jobledger.ledger.model.json_text import encode_value
@@ -100,6 +101,20 @@ class TaskSignature:
             expected = ", ".join(self._names) or "no arguments"
             message = f"task {self._task_name} ({expected}): {error}"
             raise InvalidInputError(message) from error
+
+    def json_schema(self) -> Any:
+        """Return the JSON Schema of the input; True, which lets anything through, where a type's own code fails."""
+        definitions: dict[str, Any] = {}
+        try:
+            schema = msgspec.json.schema(
+                self._struct,
+                schema_hook=lambda kind: schema_of(kind, definitions),
+                ref_template="#/$defs/{name}",
+            )
+        except Exception:  # noqa: BLE001 - a model's schema is made by its own code
+            return True
+        schema.setdefault("$defs", {}).update(definitions)
+        return schema
 
     def read_result(self, text: bytes, job_id: str) -> Any:
         """Return a result as the task's return annotation says; without one as plain JSON values.

@@ -22,6 +22,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
+from jobledger.workers.announcing import announce_tasks
 from jobledger.workers.attempt.abandoned import Abandoned
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
@@ -187,6 +188,7 @@ class Worker:
             self._serve("keep-alive", self._intake.keep_alive),
             self._serve("the watch for cancels", self._cancels.run),
             self._serve("the watchdog", self._watchdog.run),
+            self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
         pulling = self._serve("the intake", self._intake.run, fatal=(PermissionRefusedError,))
         reactors = start_reactors(self._ledger, self._on_dead_letter) if self._config.reactors else []

@@ -61,6 +61,21 @@ def from_builtin(kind: type[Any], value: Any) -> Any:
         raise ValueError(_reasons(error)) from error
 
 
+def schema_of(kind: type[Any], definitions: dict[str, Any]) -> Any:
+    """Return the JSON Schema of values of such a type; True, which lets anything through, for any other.
+
+    What a model refers to is added to `definitions`, which belong at the top of the whole schema.
+    """
+    if issubclass(kind, PurePath):
+        return {"type": "string", "format": "path"}
+    if not issubclass(kind, _models()):
+        return True
+    found = kind.model_json_schema(ref_template=f"#/$defs/{kind.__name__}.{{model}}")
+    parts = found.pop("$defs", {})
+    definitions.update({f"{kind.__name__}.{name}": part for name, part in parts.items()})
+    return found
+
+
 def _reasons(error: Any) -> str:
     """Return what pydantic found wrong, on one line; its own text quotes the input."""
     found = error.errors(include_url=False, include_context=False, include_input=False)

@@ -120,6 +120,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("WORKERS")
 
     @property
+    def tasks_bucket(self) -> str:
+        """The key-value bucket of what workers say of their tasks."""
+        return self._stream("TASKS")
+
+    @property
     def payloads_bucket(self) -> str:
         """The object store of inputs above the inline limit; kept as long as the ledger."""
         return self._stream("PAYLOADS")

@@ -1,0 +1,97 @@
+"""The bucket TASKS: what each task is that a worker ever had, as the last worker that started with it says.
+
+A key per task name. Which living workers have a task is in their leases, so nothing here has to be taken back when
+a worker is gone. No decision about a job rests on this bucket: it is for people who ask what a task is.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
+
+_TIMEOUT_S: Final = 5.0
+_TASKS_MAX: Final = 10_000
+_ENTRY_BYTES_MAX: Final = 64 << 10
+
+
+class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a task."""
+
+    name: str
+    queue: str  #: where its jobs go unless their enqueuer says otherwise
+    text: str  #: the docstring of its function, "" without
+    input: Any  #: JSON Schema of its input; True, which lets anything through, where that is not known
+    worker: str  #: the worker that said so
+    announced_at: datetime  #: by that worker's clock
+
+
+def tasks_specification(names: Names, replicas: int) -> StreamSpec:
+    """Return the bucket; workers make it, so nobody else needs the right to."""
+    return StreamSpec(
+        name=_stream(names),
+        config={
+            "subjects": [_subject(names, ">")],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_msgs": _TASKS_MAX,
+            "max_msgs_per_subject": 1,
+            "max_msg_size": _ENTRY_BYTES_MAX,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("subjects", "max_msgs_per_subject"),
+    )
+
+
+async def write_tasks(inbox: Inbox, names: Names, entries: list[TaskEntry], *, replicas: int) -> None:
+    """Store entries, over those that their tasks have; make the bucket where it is missing.
+
+    Raises: ServerUnreachableError, ReplyTimeoutError, JetStreamDisabledError; PermissionRefusedError,
+        StreamMismatchError, LedgerFullError, LedgerError for what will not go better at the next try.
+    """
+    await ensure_streams(inbox, [tasks_specification(names, replicas)])
+    for entry in entries:
+        try:
+            data, _ = await inbox.ask(_subject(names, entry.name), _fitting(entry), timeout_s=_TIMEOUT_S)
+        except ConnectionLostError as error:
+            raise ServerUnreachableError("the connection was lost while tasks were announced") from error
+        if b'"error"' in data:
+            raise LedgerError(f"the server refused to store task {entry.name}: {data[:200].decode()}")
+
+
+def _fitting(entry: TaskEntry) -> TaskEntry:
+    """Return an entry that the bucket takes: without what makes it too large."""
+    if len(msgspec.json.encode(entry)) <= _ENTRY_BYTES_MAX:
+        return entry
+    return msgspec.structs.replace(entry, text="", input=True)
+
+
+async def find_task(inbox: Inbox, names: Names, task: str) -> TaskEntry | None:
+    """Return what the last worker said of a task, None where none did or a newer version did.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    found = await api.get_message(inbox, _stream(names), {"last_by_subj": _subject(names, task)})
+    try:
+        return None if found is None else msgspec.json.decode(found.content, type=TaskEntry)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _stream(names: Names) -> str:
+    return f"KV_{names.tasks_bucket}"
+
+
+def _subject(names: Names, key: str) -> str:
+    return f"$KV.{names.tasks_bucket}.{key}"
