@@ -14,6 +14,7 @@ from jobledger.admin.projection_files import files_of, former_ledger
 from jobledger.admin.rows import Rows
 from jobledger.cli import options
 from jobledger.cli.errors import UsageError
+from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, projection_path, projections_folder, run
 from jobledger.ledger.client import Ledger
@@ -134,7 +135,7 @@ def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Ca
         told.__doc__ = function.__doc__
         told.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         told.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(name)(told)
+        app.command(name, cls=Command)(told)
         return function
 
     return register

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 from typing import Final, cast
 
@@ -66,6 +68,10 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
 
 #: The option with which a command is told what an error asks for: the ledger's own sentences know no command line.
 _OPTIONS: Final[dict[type[LedgerError], str]] = {AmbiguousIdError: "--queue", UnknownTaskError: "--app"}
+
+
+#: A word that is none of an option's choices, as typer says it.
+_CHOICES: Final = re.compile(r"'([^']*)' is not one of ('.*')")
 
 
 class UsageError(InvalidError):
@@ -131,7 +137,7 @@ def sentence(error: BaseException) -> str:
         command = getattr(getattr(error, "ctx", None), "command_path", "jobledger")
         # The words before the colon are those of the library that checks choices, and say nothing.
         text = error.format_message().replace("Value error, ", "").rstrip(".")
-        return f"{text} (see `{command} --help`)"
+        return f"{text}{_near(text)} (see `{command} --help`)"
     if isinstance(error, UnfitFileError):
         return f"{error.filename} cannot be used: {error.strerror}"
     if isinstance(error, OSError):
@@ -140,9 +146,19 @@ def sentence(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}: {error} (run the command again with --debug for a traceback)"
 
 
+def _near(text: str) -> str:
+    """Return a question for the choice that was meant, where the text is about a word that is none."""
+    found = _CHOICES.search(text)
+    words = re.findall(r"'([^']*)'", found[2]) if found is not None else []
+    near = difflib.get_close_matches(found[1].lower().replace("-", "_"), words, n=1) if found else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def report(error: BaseException, *, as_json: bool) -> int:
     """Write the error to stderr, as JSON if that was asked for, and return the exit code."""
     code = exit_code(error)
+    if isinstance(error, TyperException) and not error.format_message():
+        return code  # the help of a group was shown, and says it all
     text = " ".join(sentence(error).split())
     if as_json:
         body = {"error": {"code": code, "type": type(error).__name__, "message": text}}

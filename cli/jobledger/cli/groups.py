@@ -6,9 +6,11 @@ from typing import Final
 
 import typer
 
+from jobledger.cli.help import Group
+
 
 def _group(words: str) -> typer.Typer:
-    return typer.Typer(help=words, no_args_is_help=True)
+    return typer.Typer(help=words, no_args_is_help=True, cls=Group)
 
 
 TOP: Final = typer.Typer()  #: of the commands without a group

@@ -14,6 +14,7 @@ import typer
 
 from jobledger.cli.commands import add_commands
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
+from jobledger.cli.help import Group
 from jobledger.cli.logs import LogFormat, set_up_logs
 from jobledger.cli.session import exit_at_once
 from jobledger.cli.streams import is_broken, let_go
@@ -45,7 +46,10 @@ def _root(
     log_format: Annotated[
         LogFormat,
         typer.Option(
-            _LOG_FORMAT, envvar="JOBLEDGER_LOG_FORMAT", help="What a line of the log is, on stderr."
+            _LOG_FORMAT,
+            envvar="JOBLEDGER_LOG_FORMAT",
+            metavar="FORMAT",
+            help="What a line of the log is, on stderr: text or json.",
         ),
     ] = "text",
     _version: Annotated[
@@ -62,6 +66,7 @@ def program(words: Sequence[str] = ()) -> typer.Typer:
     """Return the command line with the command that these words name, with all of them where they name none."""
     app = typer.Typer(
         name="jobledger",
+        cls=Group,
         help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
         epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
         callback=_root,

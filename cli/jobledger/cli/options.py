@@ -148,7 +148,10 @@ Archives = Annotated[
         help="Folder of the archive that holds the ledger's beginning; or its exports, the oldest first.",
     ),
 ]
-State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
+State = Annotated[
+    JobState | None,
+    typer.Option("--state", metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}."),
+]
 
 
 def split(values: list[str] | None) -> list[str]:

@@ -106,7 +106,8 @@ class Output:
         """Print a table, on a terminal one that fits.
 
         A column whose name ends with `>` is set right, one that ends with `!` is never cut, and one that ends with
-        `~` is folded instead.
+        `~` is folded instead. The first one, which holds the name, is never cut either; where there is too little room
+        for all, the end of the line goes.
         """
         if title:
             self.say()
@@ -120,9 +121,11 @@ class Output:
                 0 if kind in {">", "!"} else _longest_word(column) if kind == "~" else _COLUMN_MIN
                 for kind, column in zip(kinds, zip(heads, *cells, strict=True), strict=True)
             ]
+            if kinds[0] != "~":
+                least[0] = 0
             widths = _fitted(widths, least, self.console.width - len(_GAP) * (len(columns) - 1))
         self._row(heads, kinds, widths)
-        self.console.print(Text("─" * (sum(widths) + len(_GAP) * (len(columns) - 1))), soft_wrap=True)
+        self._cut(Text("─" * (sum(widths) + len(_GAP) * (len(columns) - 1))), widths[0])
         for row in cells:
             self._row(row, kinds, widths)
         sys.stdout.flush()
@@ -138,7 +141,13 @@ class Output:
                 for part, kind, width in zip(parts, kinds, widths, strict=True)
             )
             line.rstrip()
-            self.console.print(line, soft_wrap=True)
+            self._cut(line, widths[0])
+
+    def _cut(self, line: Text, name: int) -> None:
+        """Print a line of a table; what a terminal has no room for is cut off at the end, but not within the name."""
+        if self.console.is_terminal:
+            line.truncate(max(self.console.width, name), overflow="ellipsis")
+        self.console.print(line, soft_wrap=True)
 
     def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
         """Print names and values below each other, long values wrapped; a value None leaves its line out."""

@@ -210,3 +210,9 @@ def _import(name: str) -> ModuleType:
             message = f"there is no module {name!r} on the import path: is its name right, and is this the right folder?"
             raise ConfigurationError(message) from error
         raise
+    except SystemExit as error:  # which would end the caller, with 0 as if all were well
+        message = (
+            f"module {name!r} called sys.exit({error.code!r}) while it was imported: put what ends a program below "
+            '`if __name__ == "__main__":`'
+        )
+        raise ConfigurationError(message) from error

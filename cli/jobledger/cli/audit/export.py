@@ -65,7 +65,8 @@ async def export(
         Path, typer.Argument(metavar="FOLDER", help="Folder to write the export to; it must not exist.")
     ],
     file_format: Annotated[
-        FileFormat, typer.Option("--format", help="How the events are written.")
+        FileFormat,
+        typer.Option("--format", metavar="FORMAT", help="How the events are written: jsonl or parquet."),
     ] = "jsonl",
     first: audit.First = None,
     last: audit.Last = None,

@@ -35,7 +35,8 @@ _Attempts = Annotated[
     int, typer.Option("--attempts", min=1, max=1_000, metavar="N", help="Number of new attempts.")
 ]
 _Priority = Annotated[
-    Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: as before)")
+    Literal["high", "normal", "low"] | None,
+    typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: as before)"),
 ]
 _All = Annotated[bool, typer.Option("--all", metavar="", help="All dead letters.")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -16,7 +16,12 @@ from jobledger.ledger.model.subjects import check_token
 
 Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only dead letters of this task.")]
 Reason = Annotated[
-    DeadReason | None, typer.Option("--dead-reason", help="Only dead letters with this reason.")
+    DeadReason | None,
+    typer.Option(
+        "--dead-reason",
+        metavar="REASON",
+        help=f"Only dead letters with this reason: {', '.join(get_args(DeadReason))}.",
+    ),
 ]
 Fingerprint = Annotated[
     str | None,

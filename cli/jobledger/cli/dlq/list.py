@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from jobledger.cli.dlq import choice
 from jobledger.cli.groups import DLQ
 from jobledger.cli.text import age, shortened
 from jobledger.projections import DeadLetterGroup, DeadLetterRow
-
-#: Digits of a fingerprint in a table: enough for --fingerprint.
-_FINGERPRINT_SHOWN: Final = 8
 
 
 @command(DLQ, "list", takes=ROWS)
@@ -53,7 +50,7 @@ async def list_command(
         output.table(columns, [_group_row(each, now) for each in groups])
         output.note(f"{count:,} dead letters; show one group with --fingerprint")
     else:
-        output.table(("id!", "task", "error", "fingerpr!", "age>"), [_row(each, now) for each in rows])
+        output.table(("id!", "task", "error", "fingerprint!", "age>"), [_row(each, now) for each in rows])
         if count > len(rows):
             output.note(f"the newest {len(rows):,} of {count:,} are shown; --limit shows more, --group less")
 
@@ -63,7 +60,7 @@ def _row(row: DeadLetterRow, now: datetime) -> tuple[Any, ...]:
         shortened(row.job_id, 36),
         shortened(row.task, 64),
         shortened(cause(row), 200),
-        row.fingerprint[:_FINGERPRINT_SHOWN],
+        row.fingerprint,
         _age(row.dead_at, now),
     )
 

@@ -43,7 +43,8 @@ _Queue = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. (default: the task's)")
 ]
 _Priority = Annotated[
-    Literal["high", "normal", "low"] | None, typer.Option("--priority", help="(default: the task's)")
+    Literal["high", "normal", "low"] | None,
+    typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: the task's)"),
 ]
 _Id = Annotated[
     str | None,

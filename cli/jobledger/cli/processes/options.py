@@ -49,7 +49,9 @@ Durability = Annotated[
     Literal["power", "process"],
     typer.Option(
         "--durability",
-        help="What an acknowledged event survives: a power cut, or (faster) only the death of a process.",
+        metavar="LEVEL",
+        help="What an acknowledged event survives: power (a power cut), or process (faster: only the death of a "
+        "process).",
     ),
 ]
 Queues = Annotated[

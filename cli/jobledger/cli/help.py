@@ -1,0 +1,29 @@
+"""Commands and groups whose `--help` shows no type where a word says what is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+
+class Command(TyperCommand):
+    """A command; its own `--help` is a switch and takes no value."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help` without the `<bool>` that typer shows beside it."""
+        return _without_type(super().get_help_option(ctx))
+
+
+class Group(TyperGroup):
+    """Commands that share their first word."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help`, as of a command."""
+        return _without_type(super().get_help_option(ctx))
+
+
+def _without_type(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option

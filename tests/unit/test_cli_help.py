@@ -1,0 +1,106 @@
+"""What the command line shows of itself: help without types, groups without errors, near words, tables that fit."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+
+import pytest
+from tests.support.tables import each_row
+from tests.support.terminal import on_a_terminal, unstyled
+from tests.unit.test_cli_docs import COMMANDS
+
+from jobledger.cli.main import run
+from jobledger.cli.output import Output
+
+
+@pytest.mark.parametrize("name", ["jobledger", "jobledger jobs", *COMMANDS])
+def test_help_names_no_type_and_lists_no_choices_in_its_column(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run([*name.split()[1:], "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Show this message and exit." in shown
+    options = "".join(shown.partition("─ Options ─")[1:])
+    assert re.findall(r"<[a-z|]+>?", options.replace("1<=x<=", "")) == []
+
+
+def test_a_choice_is_named_by_a_word_and_its_values_stand_in_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(["jobs", "list", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--state STATE Only jobs in this state: scheduled, held, queued, running" in shown
+
+
+@each_row("words", [[], ["jobs"], ["events", "subscriptions"], ["audit"]])
+def test_a_group_without_a_command_shows_its_help_and_no_empty_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    shown = capsys.readouterr()
+    assert "Usage: jobledger" in shown.out
+    assert shown.err == ""
+
+
+@each_row(
+    ("words", "near"),
+    [
+        (
+            ["jobs", "list", "--state", "runing"],
+            "; did you mean 'running'? (see `jobledger jobs list --help`)",
+        ),
+        (["jobs", "list", "--state", "dead-letter"], "; did you mean 'dead_lettered'? (see"),
+        (["dlq", "list", "--dead-reason", "Exhaust"], "; did you mean 'exhausted'? (see"),
+        (["jobs", "list", "--state", "zzz"], "'discarded' (see"),
+    ],
+)
+def test_a_word_that_is_no_choice_is_answered_with_the_near_one(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert near in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 50])
+def test_a_narrow_terminal_cuts_the_end_and_never_the_name(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_terminal(monkeypatch, width)
+    name = "web-frontend-eu-central-1-4242-1b0f3c5e"
+    columns = ("worker", "queues", "running>", "oldest!", "from!", "since>")
+    row = (name, "billing, emails, reports", 12, "3 min ago", "2026-01-02 03:04:05Z", "4 days ago")
+    Output().table(columns, [row])
+    lines = unstyled(capsys.readouterr().out)
+    assert len(lines) == 3
+    assert all(len(line) <= width for line in lines), lines
+    assert lines[2].split()[0] == name
+    assert lines[2].endswith("…")
+
+
+@each_row(
+    ("code", "sentence"),
+    [
+        (
+            "import sys\nsys.exit(0)\n",
+            "called sys.exit(0) while it was imported: put what ends a program below",
+        ),
+        ("x = 1\ndef broken(:\n", "cannot be imported: SyntaxError: invalid syntax ({file}, line 2)\n"),
+    ],
+)
+def test_an_app_that_cannot_be_loaded_is_an_error_with_its_line_once(
+    code: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / f"app_{secrets.token_hex(4)}.py"
+    module.write_text(code)
+    assert run(["enqueue", "send", "--app", module.stem]) == 2
+    said = capsys.readouterr().err
+    assert sentence.format(file=module) in said
+    assert said.count(", line ") == sentence.count(", line ")
