@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -112,7 +112,7 @@ def folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _read_only(folder: Path) -> Iterator[None]:
+def _read_only(folder: Path) -> Generator[None, None, None]:
     for each in folder.iterdir():
         each.chmod(0o444)
     folder.chmod(0o555)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.jetstream import api
+from tests.support.worker_tasks import BEGAN, RUNS, double, sleep, sleep_in_thread
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
 from jobledger.ledger import (
@@ -21,11 +21,8 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import Claim, DeadLetter, Requeue
 from jobledger.ledger.model.errors import LedgerFullError, ServerUnreachableError
+from jobledger.ledger.model.log import ChainEvents
 from jobledger.workers import Worker, WorkerConfig
-
-if TYPE_CHECKING:
-    from jobledger.ledger.model.codec import StoredEvent
-from tests.support.worker_tasks import BEGAN, RUNS, double, sleep, sleep_in_thread
 
 pytestmark = pytest.mark.anyio
 FULL = asyncio.Event()
@@ -116,9 +113,9 @@ async def test_a_view_older_than_the_delivery_settles_nothing(
         stale = await read(served.names.chain(job.ref))
         await client.execute(job.ref, DeadLetter(reason="rejected"))
         await client.execute(job.ref, Requeue())
-        answers = [stale, []]
+        answers = [stale, ChainEvents()]
 
-        async def lagging(chain: str) -> list[StoredEvent]:
+        async def lagging(chain: str) -> ChainEvents:
             return answers.pop() if answers else await read(chain)
 
         monkeypatch.setattr(served.log, "read_chain", lagging)
