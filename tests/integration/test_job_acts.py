@@ -334,6 +334,14 @@ async def test_the_commands(nats_server: Any, command: Callable[..., Any], tmp_p
         assert answer("jobs", "why", "one")["sentence"] == "no worker serves queue sums"
         assert answer("jobs", "run", "one", *app)["result"] == 3
         assert answer("jobs", "run", "one", *app, code=4)["error"]["type"] == "IllegalTransitionError"
+        then = answer("jobs", "why", "one", "--sequence", "1")
+        assert (then["status"], then["event_sequence"], then["hint"]) == ("queued", 1, "")
+        assert "which workers lived then is not known" in then["sentence"]
+        then = answer("jobs", "why", "one", "--sequence", "2")
+        assert then["status"] == "running"
+        assert then["sentence"].endswith("whether that worker lived then is not known")
+        assert answer("jobs", "why", "one", "--sequence", "3")["status"] == "completed"
+        assert answer("jobs", "why", "one", "--sequence", "0", code=3)["error"]["type"] == "JobNotYetError"
         answer("enqueue", "add", "a=-1", "b=2", "--id", "two", *app)
         failed = command("jobs", "run", "two", *app, *target)
         assert failed.end() == 1

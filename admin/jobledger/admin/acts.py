@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobledger.admin.find import find_job
+from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.rows import Rows
 from jobledger.audit.why import Facts, Why, explain, find_facts
+from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import Job
@@ -65,15 +67,22 @@ async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = 
     return Ran(job, history, [stored for stored in history if stored.stream_sequence > seen])
 
 
-async def why(rows: Rows, job_id: str, queue: str | None = None) -> Explained:
-    """Say what a job waits for, since when, and which event says so.
+async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf | None = None) -> Explained:
+    """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
 
-    Raises: as `find_job`; UnreachableError.
+    Raises: as `find_job`; UnreachableError; for a past moment as `AsOf.moment` and `events_until`.
     """
     handle = await find_job(rows, job_id, queue)
     history = await handle.history()
-    job = await handle.snapshot()
-    facts = await find_facts(rows.ledger, job)
+    if past is None:
+        job = await handle.snapshot()
+        facts = await find_facts(rows.ledger, job)
+    else:
+        then = await past.moment(rows.ledger.log, rows.ledger.clock)
+        history = events_until(history, then)
+        was = fold(history).job
+        assert was is not None, "a history is not empty"
+        job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
     found = explain(job, facts)
     says_so = [stored for stored in history if stored.stream_sequence == found.event_sequence]
     carried = [stored for stored in history if isinstance(stored.event, Carried)]

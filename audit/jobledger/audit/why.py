@@ -34,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What surrounds a job at a moment."""
 
     now: datetime
+    is_past: bool = False  #: `now` is a past moment: leases and consumers of that time are not known
     holder: WorkerInfo | None = None  #: the lease of the worker that runs it, if it lives
     workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
@@ -131,7 +132,7 @@ def explain(job: Job, facts: Facts) -> Why:
         sentence=sentence,
         since=job.updated_at,
         event_sequence=job.claim_epoch or job.wait_sequence or job.last_sequence,
-        hint=hint,
+        hint="" if facts.is_past else hint,  # commands act on the job as it is by now
     )
 
 
@@ -145,6 +146,11 @@ _DEAD: Final = {
 
 
 def _queued(job: Job, facts: Facts) -> tuple[str, str]:
+    if facts.is_past:
+        return (
+            f"it stood in queue {job.queue} ({job.order.priority}); which workers lived then is not known",
+            "",
+        )
     start = f"jobledger worker --app ... --queue {job.queue}"
     if not facts.workers:
         return f"no worker serves queue {job.queue}{_last_word(facts)}", start
@@ -189,6 +195,9 @@ def _running(job: Job, facts: Facts) -> tuple[str, str]:
     attempt = job.attempts[-1]
     ran = _duration((facts.now - attempt.started_at).total_seconds())
     asked = ", and was asked to end" if job.cancel_requested else ""
+    if facts.is_past:
+        said = f"attempt {attempt.number} ran on worker {attempt.worker} for {ran}{asked}"
+        return f"{said}; whether that worker lived then is not known", ""
     if facts.holder is None:
         return (
             f"attempt {attempt.number} runs nowhere any more: the lease of worker {attempt.worker} is over{asked}; "

@@ -14,6 +14,7 @@ from jobledger.cli.errors import JobNotCompletedError
 from jobledger.cli.events.lines import show_event
 from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId
+from jobledger.cli.past import asked
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import colored, moment, state_words
 from jobledger.ledger import JobState, TaskRegistry
@@ -47,11 +48,18 @@ async def _run(cli: Cli, tasks: TaskRegistry, job_id: str, queue: str | None) ->
 
 
 @command(JOBS, "why", takes=ROWS)
-async def why(cli: Cli, *, job_id: JobId, queue: options.Queue = None) -> None:
+async def why(
+    cli: Cli,
+    *,
+    job_id: JobId,
+    queue: options.Queue = None,
+    at: options.At = None,
+    sequence: options.Sequence = None,
+) -> None:
     """Say what a job waits for, since when, and which event says so."""
-    output = cli.output
+    past, output = asked(at, sequence), cli.output
     async with cli.ledger() as ledger:
-        job, found, facts, proof = await acts.why(cli.rows(ledger), job_id, queue)
+        job, found, facts, proof = await acts.why(cli.rows(ledger), job_id, queue, past=past)
     if output.as_json:
         output.object({"id": job.id, **msgspec.structs.asdict(found)})
         return
