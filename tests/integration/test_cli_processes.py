@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.limits import LIMIT_S
+from tests.support.terminal import terminal, unstyled
 
 from jobledger.cli.errors import INTERRUPTED
 from jobledger.ledger.model.version import version
@@ -82,6 +83,21 @@ def _gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_waiting_begins_with_a_sentence_on_a_terminal_and_a_worker_names_a_queue_without_tasks(
+    start: Start, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ("--url", nats_server.url, "--environment", "said", "--app", "tasks_of_processes")
+    worker = start("worker", "--queue", "math,mtah", *there)
+    worker.said("no task names queue")
+    assert "queue mtah, so only jobs that were put there by name come: did you mean math?" in worker.errors
+    for name, value in terminal().items():
+        monkeypatch.setenv(name, value)
+    waiting = start("enqueue", "add", "a=2", "b=3", "--id", "said-1", "--wait", *there)
+    first, *_, last = unstyled("".join(waiting.rest()))
+    assert first.startswith("job said-1 was added; its events follow until it ends")
+    assert last == "result: 5"
 
 
 def test_up_does_real_work_and_stops_in_order(start: Start) -> None:

@@ -74,11 +74,15 @@ class Debug:
         self.environment = f"t_{secrets.token_hex(6)}"
         self.app = f"app_{secrets.token_hex(4)}"
 
+    @property
+    def file(self) -> Path:
+        return self._folder / f"{self.app}.py"
+
     def write_app(self, body: str = "pass") -> None:
         """Write the code that is to run here, which may differ from what ran."""
         text = APP.format(body=body).replace("@task(", '@task(name="count_here", ', 1)
         text = text.replace('@task(queue="debug", run_in', '@task(name="twice_here", queue="debug", run_in')
-        (self._folder / f"{self.app}.py").write_text(text)
+        self.file.write_text(text)
 
     def __call__(self, job_id: str, *words: str) -> tuple[int, str, str]:
         self._capsys.readouterr()
@@ -223,6 +227,19 @@ def test_a_job_that_never_ran_runs_here_and_stays_queued(debug: Debug) -> None:
     assert "recorded  no end: it never ran, or is still running\n" in out
     assert "here      completed: 42\n" in out
     assert debug.head() == before
+
+
+def test_a_task_that_ends_its_process_fails_there_and_the_command_goes_on(debug: Debug) -> None:
+    job_id = debug.enqueue(21)
+    debug.write_app()
+    app = debug.file
+    text = app.read_text()
+    for end in ("import os; os._exit(7)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"):
+        app.write_text(text.replace("return 2 * number", end))
+        code, out, err = debug(job_id)
+        assert code == 1
+        assert "here      failed: " in out
+        assert "did not complete here" in err
 
 
 def test_an_attempt_that_there_is_not_is_refused(debug: Debug) -> None:

@@ -277,6 +277,8 @@ async def _list_many(ledger: Ledger) -> None:
         for name in some:
             await ensure_consumer(ledger.inbox, stream, name, config)
 
-    await asyncio.gather(*(make(names[start::20]) for start in range(20)), make(["work_zz_normal"]))
-    assert {info.name for info in await list_consumers(ledger.inbox, stream)} >= {*names, "work_zz_normal"}
-    assert "consumer work_zz_normal" in [each.check for each in await check_consumers(ledger.inbox, stream)]
+    await asyncio.gather(
+        *(make(names[start::20]) for start in range(20)), make(["work_z_z_normal", "work_z_z_high"])
+    )
+    assert {info.name for info in await list_consumers(ledger.inbox, stream)} >= {*names, "work_z_z_normal"}
+    assert [each.check for each in await check_consumers(ledger.inbox, stream)] == ["queue z_z"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -24,7 +25,7 @@ from jobledger.ledger.nats.streams import StreamSpec, account_usage, check_setti
 
 Level = Literal["ok", "warn", "fail"]
 
-_CONSUMERS_SHOWN_MAX: Final = 12
+_QUEUES_SHOWN_MAX: Final = 12
 _CLOCK_WARN_S: Final = 1.0
 _CLOCK_FAIL_S: Final = 60.0
 _FULL_WARN: Final = 0.8
@@ -100,38 +101,45 @@ def _fullness(name: str, info: StreamInfo) -> Check:
 
 
 async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
-    """Look at the queues' work consumers: what waits, what is out; the busiest dozen, the rest as a number."""
+    """Look at the queues: what waits, what is out, a line each; the busiest dozen, the rest as a number."""
     listed = await list_consumers(inbox, stream)
     work = [each for each in listed if each.name.startswith("work_")]
     if not work:
         advice = "a worker makes those of its queues when it starts"
         return [
-            Check(
-                check="consumers", status="warn", found="no queue has a worker's consumer yet", advice=advice
-            )
+            Check(check="queues", status="warn", found="no queue has a worker's consumer yet", advice=advice)
         ]
-    busy = sorted(work, key=lambda each: (-each.pending, each.name))
-    lines = [_consumer(each) for each in busy[:_CONSUMERS_SHOWN_MAX]]
-    left = len(work) - len(lines)
+    queues: dict[str, list[ConsumerInfo]] = {}
+    for each in work:  # work_<queue>_<priority>
+        queues.setdefault(each.name.removeprefix("work_").rpartition("_")[0], []).append(each)
+    busy = sorted(queues.items(), key=lambda item: (-sum(each.pending for each in item[1]), item[0]))
+    lines = [_queue(name, lanes) for name, lanes in busy[:_QUEUES_SHOWN_MAX]]
+    left = len(queues) - len(lines)
     if left > 0:
-        lines.append(Check(check="consumers", status="ok", found=f"and {left} more, less busy"))
+        lines.append(Check(check="queues", status="ok", found=f"and {left} more, less busy"))
     return lines
 
 
-def _consumer(info: ConsumerInfo) -> Check:
-    pending, out = info.pending, info.ack_pending
-    limit = int(info.config.get("max_ack_pending", 0))
+def _queue(queue: str, lanes: Sequence[ConsumerInfo]) -> Check:
+    """Look at the consumers of one queue, one for each priority: one line for all, and advice on the worst of them."""
+    pending, out = sum(each.pending for each in lanes), sum(each.ack_pending for each in lanes)
     found = f"{pending:,} wait, {out:,} with workers"
-    name = f"consumer {info.name}"
-    if limit and out >= limit:
+    name = f"queue {queue}"
+    limit = next((each for each in map(_limit_reached, lanes) if each), 0)
+    if limit:
         advice = (
             f"max_ack_pending ({limit:,}) is reached: start more workers, or find out why jobs do not end"
         )
         return Check(check=name, status="warn", found=found, advice=advice)
-    if pending and not info.waiting and not out:
+    if any(each.pending and not each.waiting and not each.ack_pending for each in lanes):
         advice = "no worker asks for these jobs: start `jobledger worker` for this queue"
         return Check(check=name, status="warn", found=found, advice=advice)
     return Check(check=name, status="ok", found=found)
+
+
+def _limit_reached(info: ConsumerInfo) -> int:
+    limit = int(info.config.get("max_ack_pending", 0))
+    return limit if info.ack_pending >= limit else 0
 
 
 async def check_clock(inbox: Inbox, stream: str) -> Check:

@@ -7,6 +7,7 @@ for an hour. The task's code is the one that is loaded here, and what it does to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ from jobledger.workers.attempt.abandoned import Abandoned
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.pool.pool import PoolConfig, ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.surroundings import Surroundings
 
@@ -163,12 +165,14 @@ async def run(
     task: Task[Any, Any],
     names: Names,
     *,
+    modules: Sequence[str] = (),
     limited: bool = True,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Ran:
-    """Run the attempt in this process and return what would have been recorded.
+    """Run the attempt and return what would have been recorded.
 
-    A task for the process pool runs in a thread. `limited` False lifts its timeout, for who looks into it.
+    `limited` False lifts its timeout, for who looks into it. A task for the process pool runs in a process that loads
+    `modules`, since it may end the process it is in; without modules or limits in a thread of this one.
 
     Raises: IllegalTransitionError when the job cannot run at that point, such as one that had ended.
     """
@@ -179,7 +183,8 @@ async def run(
     if not limited:
         job = msgspec.structs.replace(job, order=msgspec.structs.replace(job.order, timeout_s=None))
         chain = JobView(job, chain.last_sequence, chain.last_data)
-    here = _in_this_process(task, limited=limited)
+    apart = limited and bool(modules) and task.rules.run_in == "process"
+    here = task if apart else _in_this_process(task, limited=limited)
     policy = _Witness(random.Random())  # noqa: S311 - jitter
     execution = Execution(memory, Threads(memory.loop, 1, Abandoned()), policy)
     own_task = asyncio.current_task(memory.loop)
@@ -194,7 +199,12 @@ async def run(
         control=Control(),
     )
     try:
-        outcome: Outcome = await execution.run(running)
+        async with contextlib.AsyncExitStack() as stack:
+            if apart:
+                pool = await stack.enter_async_context(ProcessPool(modules, PoolConfig(size=1)))
+                execution.open(pool)
+                await stack.enter_async_context(execution.place(here, wait=True))
+            outcome: Outcome = await execution.run(running)
     except AttemptStoppedError as error:
         outcome = Interrupt(epoch=job.claim_epoch, reason=str(error))
     if running.control.channel is not None:

@@ -70,7 +70,12 @@ def debug(
         lambda: (
             again.run(material, task, names, limited=False)
             if debugger
-            else _bounded(lambda: again.run(material, task, names), material.timeout_s, as_json=as_json)
+            else _bounded(
+                lambda: again.run(material, task, names, modules=tasks.modules),
+                # A process is killed at its timeout, and may take longer than that to begin.
+                None if task.rules.run_in == "process" else material.timeout_s,
+                as_json=as_json,
+            )
         )
     )
     if as_json:

@@ -133,8 +133,14 @@ async def _enqueue(
     output = cli.output
     async with cli.ledger() as ledger:
         handle = await ledger.enqueue(task, **values)
-        # The same line for people and programs: it is short, and it is what gets pasted into the next command.
-        output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
+        if wait and output.console.is_terminal and not output.as_json:
+            done = "was added" if handle.created else "was there already"
+            output.say(
+                f"job {handle.id} {done}; its events follow until it ends, and Ctrl-C ends only the waiting"
+            )
+        else:
+            # The same line for people and programs: it is short, and is what gets pasted into the next command.
+            output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
         if wait:
             async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
                 await _wait(output, handle, wait_timeout_s)
