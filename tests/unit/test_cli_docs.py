@@ -51,7 +51,13 @@ def test_every_option_is_documented_with_its_command_or_as_shared(name: str) -> 
 
 
 def test_no_option_is_documented_that_does_not_exist() -> None:
-    known = set[str]().union(*map(_options, COMMANDS.values())) | {"--verbose", "--debug", "--log-format"}
+    known = set[str]().union(*map(_options, COMMANDS.values())) | {
+        "--verbose",
+        "--debug",
+        "--log-format",
+        "--install-completion",
+        "--show-completion",
+    }
     assert _named(TEXT) - known == set()
 
 

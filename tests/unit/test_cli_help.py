@@ -104,3 +104,22 @@ def test_an_app_that_cannot_be_loaded_is_an_error_with_its_line_once(
     said = capsys.readouterr().err
     assert sentence.format(file=module) in said
     assert said.count(", line ") == sentence.count(", line ")
+
+
+@each_row(
+    ("line", "offered"),
+    [
+        ("jobledger dl", ["dlq"]),
+        ("jobledger jobs li", ["list"]),
+        ("jobledger jobs list --stat", ["--state"]),
+        ("jobledger jobs list --state r", ["running", "retry_wait"]),
+    ],
+)
+def test_a_shell_is_offered_commands_options_and_choices(
+    line: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_JOBLEDGER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    assert run([]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(offered)

@@ -22,6 +22,14 @@ class Group(TyperGroup):
         """Return the option `--help`, as of a command."""
         return _without_type(super().get_help_option(ctx))
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options; those of tab completion are typer's own, which would show a type beside them."""
+        found = super().get_params(ctx)
+        for option in found:
+            if option.name in {"install_completion", "show_completion"}:
+                _without_type(option)
+        return found
+
 
 def _without_type(option: Any) -> Any:
     if option is not None:

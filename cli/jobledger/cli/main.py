@@ -13,6 +13,7 @@ from typing import Annotated, Final, TextIO
 import typer
 
 from jobledger.cli.commands import add_commands
+from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.help import Group
 from jobledger.cli.logs import LogFormat, set_up_logs
@@ -71,11 +72,11 @@ def program(words: Sequence[str] = ()) -> typer.Typer:
         epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
         callback=_root,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=is_completing() or not words or words[0].startswith("-"),  # what it takes is imported
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    add_commands(app, words)
+    add_commands(app, completed_words() if is_completing() else words)
     return app
 
 

@@ -1,0 +1,23 @@
+"""Tab completion: what a shell asks for, so that only the commands of the line at hand are imported.
+
+`jobledger --install-completion` makes the shell call the command line with `_JOBLEDGER_COMPLETE`; typer answers it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+_ASKED: Final = "_JOBLEDGER_COMPLETE"
+_LINES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  #: of bash, and of the other shells
+
+
+def is_completing() -> bool:
+    """Return whether a shell asks how a line goes on."""
+    return _ASKED in os.environ
+
+
+def completed_words() -> list[str]:
+    """Return the words after the program's name on the line that is to be completed, as far as they name a command."""
+    line = next((os.environ[name] for name in _LINES if name in os.environ), "")
+    return line.split()[1:]
