@@ -95,7 +95,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     for child in made:
         child.kill()
         child.wait(LIMIT_S)
-    sys.stderr.write(said.read_text(errors="replace"))
+    if said.exists():
+        sys.stderr.write(said.read_text(errors="replace"))
 
 
 def _use(url: str) -> set[str]:
