@@ -9,14 +9,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.text import Text
+from tests.support.stories import Story
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.admin.amounts import duration, size
 from jobledger.cli.events.lines import event_line, show_event
+from jobledger.cli.jobs.view import show_attempts, show_trail
 from jobledger.cli.logs import set_up_logs
 from jobledger.cli.output import Output
-from jobledger.cli.text import age, json_safe, plain, plain_lines, shortened
+from jobledger.cli.text import age, json_safe, moment, plain, plain_lines, shortened
+from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent, encode
 from jobledger.ledger.model.events import ErrorInfo, Failed, Queued, Started
 
@@ -192,3 +195,25 @@ def test_a_line_of_json_holds_whatever_was_logged(capsys: pytest.CaptureFixture[
     assert (line["job"], line["attempt"], line["trace_id"][:7]) == ("report-1", 2, "<object")
     assert "ValueError: odd" in line["exception"]
     set_up_logs(verbose=False, debug=False)
+
+
+def test_a_screen_has_one_format_of_times_and_the_date_above_another_day(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    story = Story()
+    story.enqueue("j-1")
+    story.now += timedelta(days=1)
+    story.run("j-1")
+    history = [each for each in story.messages if isinstance(each, StoredEvent)]
+    job = fold(history).job
+    assert job is not None
+    output = Output()
+    output.facts([("created", moment(job.created_at, story.now))])
+    show_attempts(output, job)
+    show_trail(output, history)
+    shown = capsys.readouterr().out
+    times = re.findall(r"\d\d:\d\d:\d\d(\S*)", shown)
+    assert len(times) == len(history) + 2
+    assert [re.fullmatch(r"\.\d{3}Z?", rest) is not None for rest in times] == [True] * len(times), shown
+    days = [line for line in shown.splitlines() if re.fullmatch(r"\d{4}-\d\d-\d\d", line)]
+    assert days == [f"{story.now:%Y-%m-%d}"]

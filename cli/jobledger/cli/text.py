@@ -90,9 +90,14 @@ def clock_time(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds")[11:23]
 
 
+def day(at: datetime) -> str:
+    """Return the date, UTC: written before `clock_time`, or once above lines of the same day."""
+    return f"{at.astimezone(UTC):%Y-%m-%d}"
+
+
 def moment(at: datetime, now: datetime) -> str:
-    """Return a time for a person: `2025-01-31 08:00:00Z (3 min ago)`."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z ({age(at, now)})"
+    """Return a time for a person: `2025-01-31 08:00:00.000Z (3 min ago)`."""
+    return f"{day(at)} {clock_time(at)}Z ({age(at, now)})"
 
 
 def age(at: datetime, now: datetime) -> str:

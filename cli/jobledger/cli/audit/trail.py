@@ -25,7 +25,7 @@ from jobledger.cli.groups import AUDIT
 from jobledger.cli.one_job import found_history, moment_of_found, newest, refuse_broken
 from jobledger.cli.output import Output
 from jobledger.cli.past import asked
-from jobledger.cli.text import clock_time, plain
+from jobledger.cli.text import clock_time, day, plain
 from jobledger.ledger.model.codec import StoredEvent
 
 TrailOf = Annotated[
@@ -122,13 +122,12 @@ def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
 
 
 def _show_lines(output: Output, lines: Iterable[Line]) -> None:
-    day = ""
+    shown = ""
     for line in lines:
-        date = f"{line.at:%Y-%m-%d}"
-        if date != day:
+        if day(line.at) != shown:
+            shown = day(line.at)
             output.say()
-            output.say(date, style="dim")
-            day = date
+            output.say(shown, style="dim")
         output.hanging(_line_head(line), Text(plain(line.text())))
 
 

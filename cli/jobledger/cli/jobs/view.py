@@ -15,7 +15,7 @@ from jobledger.audit.clocks import clocks_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.events.lines import show_event
 from jobledger.cli.output import Output
-from jobledger.cli.text import colored, moment, plain_lines, shortened
+from jobledger.cli.text import clock_time, colored, day, moment, plain_lines, shortened
 from jobledger.ledger import Attempt, Job
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -89,7 +89,7 @@ def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
         attempt.number,
         colored(attempt.state),
         shortened(attempt.worker, 64),
-        f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
+        f"{day(attempt.started_at)} {clock_time(attempt.started_at)}",
         duration(max(0.0, took)) if took is not None else "",
     )
 
@@ -99,7 +99,11 @@ def show_trail(output: Output, history: Sequence[StoredEvent]) -> None:
     clocks = clocks_of(history)
     output.say()
     output.say("events" if clocks.of == "server" else f"events; {clocks.text()}", style="bold")
+    shown = day(history[0].event.at)  # as `created` says above
     for stored, at in zip(history, clocks.times, strict=True):
+        if day(at) != shown:
+            shown = day(at)
+            output.say(shown, style="dim")
         show_event(output, stored, at)
 
 
