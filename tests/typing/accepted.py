@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, assert_type
 
 from pydantic import BaseModel
 
 from jobledger.ledger import Cancel, Context, Job, JobHandle, JobState, Ledger, Retry, Snooze, sync, task
+from jobledger.testing import MemoryLedger, MovableClock, assert_enqueued
 
 
 @task
@@ -111,3 +113,17 @@ async def ship(order: Order, to: Path) -> Order | Retry:
 
 async def models(ledger: Ledger) -> None:
     assert_type(await ledger.enqueue(ship, Order(lines=[1]), to=Path("/out")), JobHandle[Order])
+
+
+async def in_memory(context: Context) -> None:
+    ledger = MemoryLedger(clock=MovableClock())
+    assert_type(await ledger.enqueue(fetch, 1), JobHandle[list[str]])
+    assert_type(await ledger.run_pending(), list[Job])
+    assert_type(await ledger.advance(60), list[Job])
+    assert_type(await ledger.advance(timedelta(days=1)), list[Job])
+    assert_type(ledger.clock.now(), datetime)
+    assert_type(await assert_enqueued(ledger, fetch, count=1), list[JobHandle[Any]])
+    made = Context.for_test(attempt=2, checkpoint={"row": 1}, ledger=ledger)
+    made.channel.stop_reason = "deploy"
+    assert_type(made.channel.heartbeats, int)
+    assert_type(await ship(Order(lines=[1]), to=Path("/out")), Order | Retry)
