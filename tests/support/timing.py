@@ -43,7 +43,7 @@ class Slack:
     @property
     def worst_s(self) -> float:
         """What may be added for the latest of all."""
-        return self._TIMES * max(self._late)
+        return self._TIMES * max(self._late, default=0.0)
 
     @property
     def usual_s(self) -> float:
