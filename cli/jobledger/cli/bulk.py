@@ -22,7 +22,7 @@ from jobledger.cli.text import shortened
 _SHOWN_MAX: Final = 50
 _INPUT_SHOWN_MAX: Final = 120
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids or prefixes of ids.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids or prefixes of ids.")]
 Why = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
 Plan = Annotated[bool, typer.Option("--plan", metavar="", help="Show what would happen, and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask before changing many.")]

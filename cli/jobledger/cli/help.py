@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 
 class Command(TyperCommand):
@@ -13,6 +13,14 @@ class Command(TyperCommand):
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option `--help` without the `<bool>` that typer shows beside it."""
         return _without_type(super().get_help_option(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return options and arguments; an argument shows its name alone, without the type of a Python program."""
+        found = super().get_params(ctx)
+        for each in found:
+            if isinstance(each, TyperArgument):
+                each.display_type_rich = lambda ctx: None  # type: ignore[method-assign] # noqa: ARG005
+        return found
 
 
 class Group(TyperGroup):

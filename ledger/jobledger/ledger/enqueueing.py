@@ -240,7 +240,7 @@ class Enqueuer:
 
 
 class _Bulk:
-    """Appends on their way, in order, at most so many; lost races among them are, as a rule, jobs that exist."""
+    """The appends that were sent and not answered yet: a bounded number, in order. A refused one is looked at again."""
 
     def __init__(
         self,

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+
+def _given(terms: Mapping[str, str | None]) -> dict[str, str]:
+    return {term: value for term, value in terms.items() if value is not None}
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +33,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self.fingerprint is not None:
             # Hex digits are all below the tilde.
             terms |= {"fingerprint >= ?": self.fingerprint, "fingerprint < ?": f"{self.fingerprint}~"}
-        given = {term: value for term, value in terms.items() if value is not None}
+        given = _given(terms)
         return " AND ".join(given) or "1", list(given.values())
 
 
@@ -42,12 +48,13 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def where(self) -> tuple[str, list[str]]:
         """Return the condition in SQL, and its values."""
-        terms = {
-            "queue = ?": self.queue,
-            "task = ?": self.task,
-            "created_at >= ?": self.since,
-            "created_at < ?": self.until,
-        }
-        given = {term: value for term, value in terms.items() if value is not None}
+        given = _given(
+            {
+                "queue = ?": self.queue,
+                "task = ?": self.task,
+                "created_at >= ?": self.since,
+                "created_at < ?": self.until,
+            }
+        )
         states = f"status IN ({', '.join('?' * len(self.states))})"
         return " AND ".join((states, *given)), [*self.states, *given.values()]

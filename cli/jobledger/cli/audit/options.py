@@ -24,7 +24,7 @@ Last = Annotated[
 ExportPath = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[EXPORT]", help="Folder or manifest of an export to check instead, without a server."
+        metavar="EXPORT", help="Folder or manifest of an export to check instead, without a server."
     ),
 ]
 Against = Annotated[

@@ -23,9 +23,7 @@ from jobledger.ledger.dead_letters import Requeuing
 
 _Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[ID|KEY=VALUE]...", help="Ids or prefixes of ids; arguments to replace in the input."
-    ),
+    typer.Argument(metavar="ID|KEY=VALUE", help="Ids or prefixes of ids; arguments to replace in the input."),
 ]
 _Input = Annotated[
     str | None,

@@ -20,7 +20,7 @@ def schema(
     *,
     event_type: Annotated[
         str | None,
-        typer.Argument(metavar="[TYPE]", help="The type of event. (default: one schema for all)"),
+        typer.Argument(metavar="TYPE", help="The type of event. (default: one schema for all)"),
     ] = None,
 ) -> None:
     """Print the JSON Schema of one type of event, or of all; with --json on one line."""

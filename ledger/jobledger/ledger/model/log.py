@@ -93,7 +93,7 @@ def jobs_among(messages: Iterable[Message]) -> list[StoredEvent]:
 
 
 def events_among(messages: Iterable[Message]) -> list[Message]:
-    """Return the events, whatever they are about, and leave out what is none."""
+    """Return the messages that are events, of any aggregate; leave out unreadable ones."""
     return [message for message in messages if not isinstance(message, Unreadable)]
 
 

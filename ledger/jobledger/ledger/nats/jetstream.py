@@ -125,7 +125,6 @@ class JetStreamLog(JobReading):
         Resending meanwhile is safe, since the condition lets only one copy in.
         """
         assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"
-        self._connection.require_here()
         return await self.submit(entries)
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:

@@ -1,6 +1,6 @@
-"""A time without the server, told in few lines: one at once, one a minute while it lasts, one when it is over.
+"""Logs that the server cannot be reached: one line at once, one a minute, and one when it is back.
 
-Whoever finds the server away says so here, as often as it likes: the connection, a process's lease.
+The connection and the lease of a process report here each time they find the server away; most reports write no line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import UnreachableError
 logger = logging.getLogger("jobledger.connection")
 
 _TELL_EVERY_S: Final = 60.0
-#: A connection that comes and goes is one outage: what begins sooner after the last line than this is not told anew.
+#: A connection that comes and goes is one outage: what begins sooner after the last line than this gets no second line.
 _QUIET_S: Final = 5.0
 
 
