@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import logging
@@ -150,3 +151,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, value in report.user_properties:
             if name == "simulation":
                 terminalreporter.write_line(f"simulation: {value}")
+
+
+def pytest_unconfigure() -> None:
+    """Let go of what was frozen: an extension module that is left at the end of a process says so on stderr."""
+    gc.unfreeze()
+    gc.collect()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +13,10 @@ import typer
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import SERVER, no_secret, split
 from jobledger.cli.times import seconds
+from jobledger.ledger import TaskRegistry
 from jobledger.workers.supervision.supervisor import PROCESSES_MAX
+
+logger = logging.getLogger("jobledger.workers")
 
 OptionalUrl = Annotated[
     str | None,
@@ -212,3 +218,14 @@ def weighted(values: list[str] | None) -> tuple[tuple[str, ...], dict[str, int]]
         if weights.setdefault(queue, int(text)) != int(text):
             raise UsageError(f"--queue gives {queue[:80]!r} two weights: {weights[queue]} and {int(text)}")
     return tuple(queues), weights
+
+
+def warn_of_foreign(served: Sequence[str], registry: TaskRegistry) -> None:
+    """Say which queues no task here names: mistyped ones, unless jobs are put there with a queue of their own."""
+    for queue in served:
+        if queue not in registry.queues:
+            near = difflib.get_close_matches(queue, registry.queues, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"they name {', '.join(registry.queues)}"
+            logger.warning(
+                "no task names queue %s, so only jobs that were put there by name come: %s", queue, meant
+            )

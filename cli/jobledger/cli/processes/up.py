@@ -72,13 +72,16 @@ def up(
     log_as_process()
     served, weights = process.weighted(queues)
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
+    registry = load_tasks(app) if options.split(app) else None
+    if registry is not None:
+        process.warn_of_foreign(served, registry)
     plan = _Plan(
         directory=directory or Path(".jobledger"),
         port=4222 if port is None else port,
         durability=durability,
         url=url,
         config=WorkerConfig(queues=served, weights=weights, concurrency=concurrency, grace_s=grace),
-        registry=load_tasks(app) if options.split(app) else None,
+        registry=registry,
         app=",".join(options.split(app)),
         exposure=exposure,
     )

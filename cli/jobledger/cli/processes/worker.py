@@ -6,10 +6,8 @@ With --processes or --reload it is the supervisor of such processes: supervise.p
 from __future__ import annotations
 
 import contextlib
-import difflib
-import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Annotated
 
 import anyio
@@ -40,8 +38,6 @@ from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.idle import until_idle
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
-
-logger = logging.getLogger("jobledger.workers")
 
 
 @command(TOP, "worker", takes=("url", "environment", CREATES, "as_json"))
@@ -100,22 +96,11 @@ def worker(
         return supervise(output, target, config, crew, switches, until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
-    _warn_of_foreign(served, registry)
+    process.warn_of_foreign(served, registry)
     if parent is not None:  # which made the ledger: one that was deleted since must not come back empty
         target = msgspec.structs.replace(target, create=False)
     ends = _Ends(on_eof=until_eof, when_idle=until_idle)
     return _worker(output, target, registry, config, parent, exposure, ends)
-
-
-def _warn_of_foreign(served: Sequence[str], registry: TaskRegistry) -> None:
-    """Say which queues no task here names: mistyped ones, unless jobs are put there with a queue of their own."""
-    for queue in served:
-        if queue not in registry.queues:
-            near = difflib.get_close_matches(queue, registry.queues, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"they name {', '.join(registry.queues)}"
-            logger.warning(
-                "no task names queue %s, so only jobs that were put there by name come: %s", queue, meant
-            )
 
 
 def _of_root(context: typer.Context, name: str) -> bool:
