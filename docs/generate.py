@@ -233,7 +233,8 @@ def _all_events() -> Lines:
     yield "\n## Fields of every event\n\n"
     yield from _fields(builder.of_struct(Envelope), _ENVELOPE)
     for aggregate in AGGREGATES.values():
-        yield f"## Events of a {aggregate.name}\n\n"
+        about = "about unreadable messages" if aggregate.name == "unreadable" else f"of a {aggregate.name}"
+        yield f"## Events {about}\n\n"
         yield from _events(aggregate, builder)
     yield "## Objects in fields\n\n"
     for name, schema in builder.definitions.items():

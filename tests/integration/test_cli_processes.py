@@ -90,8 +90,11 @@ def test_waiting_begins_with_a_sentence_on_a_terminal_and_a_worker_names_a_queue
 ) -> None:
     there = ("--url", nats_server.url, "--environment", "said", "--app", "tasks_of_processes")
     worker = start("worker", "--queue", "math,mtah", *there)
-    worker.said("no task names queue")
-    assert "queue mtah, so only jobs that were put there by name come: did you mean math?" in worker.errors
+    worker.said("no task has queue")
+    assert (
+        "queue mtah, so only jobs that are enqueued with --queue will come: did you mean math?"
+        in worker.errors
+    )
     for name, value in terminal().items():
         monkeypatch.setenv(name, value)
     waiting = start("enqueue", "add", "a=2", "b=3", "--id", "said-1", "--wait", *there)

@@ -235,7 +235,7 @@ def _acted(cli: AuditCommand) -> datetime:
 
 
 def test_acts_of_people_are_listed_the_newest_first(cli: AuditCommand) -> None:
-    assert cli("who").out == "no operator actions\n"
+    assert cli("who").out == "no operator acted on a job\n"
     between = _acted(cli)
     listed = cli("who", "--json").lines
     assert [(each["by"], each["act"], each["job"], each["reason"]) for each in listed] == [

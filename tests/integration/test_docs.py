@@ -419,7 +419,7 @@ def test_the_demo_prints_what_the_readme_shows(
     shown, printed = (re.sub(r"\d[\d,.]*", "N", _normal(text)) for text in (block.text, demo))
     for line in shown.splitlines():
         words, _, _ = line.partition("...")
-        assert words in printed, f"{line!r} is not in\n{demo}"
+        assert words.rstrip() in printed, f"{line!r} is not in\n{demo}"
 
 
 def test_a_shown_output_that_is_not_printed_is_found() -> None:

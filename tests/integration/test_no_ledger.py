@@ -156,7 +156,7 @@ def test_a_mistyped_environment_is_told_which_there_are(cli: Cli) -> None:
     mistyped = cli.run("jobs", "list", "--url", cli.url, "--environment", cli.environment[:-1])
     assert mistyped.code == 3
     assert f"'{cli.environment}'" in mistyped.err
-    assert "name one of these" in mistyped.err
+    assert "choose one of these" in mistyped.err
 
 
 @each_row(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import nats
 import pytest
 from tests.support.jetstream import api
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
@@ -152,6 +153,16 @@ class Stage:
                 await asyncio.gather(running, return_exceptions=True)
             await server_facts(ledger, 1)
 
+    async def _litter(self) -> int:
+        """Store what is no event, as any app of the account can; return its stream sequence."""
+        stranger = await nats.connect(self._url)
+        try:
+            return (
+                await stranger.jetstream().publish("ledger.job.work.rubbish.queued.high", b"no event")
+            ).seq
+        finally:
+            await stranger.close()
+
     def operate(self) -> None:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
@@ -174,6 +185,8 @@ class Stage:
         key = self._folder / "seal.key"
         assert run(("audit", "keygen", str(key))) == 0
         act("audit", "seal", "--key", str(key))
+        rubbish = anyio.run(self._litter)
+        act("audit", "acknowledge", str(rubbish), "--reason", "a test")
 
     def archive(self) -> None:
         moment = datetime.now(UTC).isoformat()

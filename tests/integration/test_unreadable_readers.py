@@ -81,7 +81,7 @@ def test_every_reader_goes_on_and_a_check_names_each_until_it_is_accepted(cli: C
 
     doctor = {line["check"]: line for line in cli.run("doctor", "--json", *rows).lines[0]["checks"]}
     assert doctor["unreadable"]["status"] == "warn"
-    assert doctor["unreadable"]["found"].startswith("7 messages are no events")
+    assert doctor["unreadable"]["found"].startswith("7 messages that are no events up to stream sequence ")
 
     verdict = cli.run("audit", "verify", "--json", *rows)
     report = json.loads(verdict.out)
@@ -101,7 +101,7 @@ def test_every_reader_goes_on_and_a_check_names_each_until_it_is_accepted(cli: C
     assert cli.run("audit", "verify", *rows).out.count("acknowledged: stream sequence") == len(RUBBISH)
     assert cli.run("jobs", "list", *rows).code == 0
     doctor = {line["check"]: line for line in cli.run("doctor", "--json", *rows).lines[0]["checks"]}
-    assert doctor["unreadable"]["found"] == "none; 7 acknowledged"
+    assert doctor["unreadable"]["found"].endswith("; 7 acknowledged")
     # A part of the ledger that ends before somebody accepted it.
     assert cli.run("audit", "verify", "--to", str(len(RUBBISH)), *rows).code == 0
 

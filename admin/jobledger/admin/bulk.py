@@ -31,7 +31,7 @@ Result = Literal["planned", "done", "refused", "invalid"]
 
 
 class Effect(NamedTuple):
-    """What an act came to, beside being done."""
+    """What an act returns beyond its success."""
 
     input_text: bytes | None = None  #: the new input as JSON, where there is one
     about: str = ""  #: what is still to come

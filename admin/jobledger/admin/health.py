@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -158,8 +157,12 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
             found.append(Check(check="projection", status="warn", found=str(error)))
             return
         found.append(await _check_projection(ledger, path))
-        with contextlib.suppress(ProjectionError):  # of which the line before tells
+        try:
             found.append(await anyio.to_thread.run_sync(_check_unreadable, path))
+        except ProjectionError:  # the line before says why
+            said = "not known: no projection here has read the ledger"
+            advice = "`jobledger jobs list` makes one; `jobledger audit verify` needs none"
+            found.append(Check(check="unreadable", status="warn", found=said, advice=advice))
         former = asked.former_ledger(path)
         if former is not None:
             found.append(Check(check="former ledger", status="warn", found=former))
@@ -194,11 +197,13 @@ def _check_unreadable(path: Path) -> Check:
     Raises: ProjectionError.
     """
     with Store.open(path) as store:
-        aside = count_set_aside(store.select)
+        aside, through = count_set_aside(store.select), store.position().stream_sequence
     if not aside.unacknowledged:
-        found = f"none; {aside.count:,} acknowledged" if aside.count else "none"
+        accepted = f"; {aside.count:,} acknowledged" if aside.count else ""
+        found = f"none up to stream sequence {through:,}{accepted}"
         return Check(check="unreadable", status="ok", found=found)
-    found = f"{aside.unacknowledged:,} messages are no events, and nobody accepted them"
+    what = "message that is no event" if aside.unacknowledged == 1 else "messages that are no events"
+    found = f"{aside.unacknowledged:,} {what} up to stream sequence {through:,}, not yet acknowledged"
     return Check(check="unreadable", status="warn", found=found, advice=_LOOK_INTO)
 
 

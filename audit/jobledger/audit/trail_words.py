@@ -11,7 +11,7 @@ from typing import Final
 from jobledger.ledger.model.events import CancelRequested, Failed, JobEvent, Paused, event_type
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import ORDERS, words
-from jobledger.ledger.model.times import as_utc
+from jobledger.ledger.model.times import as_utc, shown_time
 
 _WORDS_MAX: Final = 300
 _MINUTE_S: Final = 60
@@ -74,20 +74,16 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
 def _time(after: Job, event: JobEvent) -> str:
     if after.due_at is None:
         return "no time that is known"
-    return f"its time in {span(_seconds_to(after.due_at, event))}, at {_utc(after.due_at)}"
+    return f"its time in {span(_seconds_to(after.due_at, event))}, at {shown_time(after.due_at)}"
 
 
 def _backoff(due_at: datetime, event: JobEvent) -> str:
-    return f"its backoff of {span(_seconds_to(due_at, event))}, until {_utc(due_at)}"
+    return f"its backoff of {span(_seconds_to(due_at, event))}, until {shown_time(due_at)}"
 
 
 def _seconds_to(due_at: datetime, event: JobEvent) -> float:
     """Return how far a moment lies ahead by the appender's clock, which set it."""
     return max(0.0, (as_utc(due_at) - as_utc(event.at)).total_seconds())
-
-
-def _utc(at: datetime) -> str:
-    return as_utc(at).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"
 
 
 def _cut(text: str) -> str:

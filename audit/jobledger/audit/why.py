@@ -11,9 +11,11 @@ from typing import Final, assert_never
 
 import msgspec
 
+from jobledger.audit.trail_words import count
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo
@@ -155,7 +157,7 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
     if not facts.workers:
         return f"no worker serves queue {job.queue}{_last_word(facts)}", start
     if not _have_task(job, facts.workers):
-        serving = f"{_count(len(facts.workers), 'worker')} {'serves' if len(facts.workers) == 1 else 'serve'}"
+        serving = f"{count(len(facts.workers), 'worker')} {'serves' if len(facts.workers) == 1 else 'serve'}"
         return f"{serving} queue {job.queue}, none has a task {job.task}{_last_word(facts)}", start
     if facts.paused is not None:
         return (
@@ -166,7 +168,7 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
         running = sum(info.running for info in facts.workers)
         return (
             f"it stands in queue {job.queue} ({job.order.priority}) with {facts.backlog} not yet delivered; "
-            f"{_count(len(facts.workers), 'worker')} there run {running} jobs now"
+            f"{count(len(facts.workers), 'worker')} there run {running} jobs now"
         ), start
     if facts.backlog is None:
         return (
@@ -188,7 +190,7 @@ def _last_word(facts: Facts) -> str:
     said = facts.announced
     if said is None:
         return ""
-    return f"; worker {said.worker} was the last to start with task {said.name}, at {said.announced_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"; worker {said.worker} was the last to start with task {said.name}, at {shown_time(said.announced_at)}"
 
 
 def _running(job: Job, facts: Facts) -> tuple[str, str]:
@@ -226,7 +228,7 @@ def _moment(job: Job, facts: Facts) -> str:
         if left > 0
         else f"due for {_duration(-left)}: is a worker running its timers?"
     )
-    return f"{job.due_at:%Y-%m-%d %H:%M:%S} UTC ({away})"
+    return f"{shown_time(job.due_at)} ({away})"
 
 
 def _duration(seconds: float) -> str:
@@ -234,7 +236,3 @@ def _duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.1f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

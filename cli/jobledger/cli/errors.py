@@ -70,7 +70,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
 _OPTIONS: Final[dict[type[LedgerError], str]] = {AmbiguousIdError: "--queue", UnknownTaskError: "--app"}
 
 
-#: A word that is none of an option's choices, as typer says it.
+#: Typer's sentence for a value that is not one of an option's choices.
 _CHOICES: Final = re.compile(r"'([^']*)' is not one of ('.*')")
 
 

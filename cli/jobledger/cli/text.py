@@ -9,6 +9,7 @@ from typing import Final
 from rich.text import Text
 
 from jobledger.admin.amounts import duration
+from jobledger.ledger.model.times import shown_time
 
 # Everything that moves the cursor, colours, rings or reorders: C0 and C1 controls, bidirectional marks and
 # overrides, line separators, zero-width characters, interlinear and tag characters, halves of surrogate pairs.
@@ -97,7 +98,7 @@ def day(at: datetime) -> str:
 
 def moment(at: datetime, now: datetime) -> str:
     """Return a time for a person: `2025-01-31 08:00:00.000Z (3 min ago)`."""
-    return f"{day(at)} {clock_time(at)}Z ({age(at, now)})"
+    return f"{shown_time(at)} ({age(at, now)})"
 
 
 def age(at: datetime, now: datetime) -> str:

@@ -240,7 +240,10 @@ class Enqueuer:
 
 
 class _Bulk:
-    """The appends that were sent and not answered yet: a bounded number, in order. A refused one is looked at again."""
+    """The appends of one `enqueue_many` that have no answer yet, the oldest first, at most `in_flight_max`.
+
+    An append that lost its race usually means that the job exists.
+    """
 
     def __init__(
         self,

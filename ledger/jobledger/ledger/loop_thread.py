@@ -157,7 +157,7 @@ class LoopThread(Generic[T]):
         self._opening = opening
         self._running: dict[int, _Running[T]] = {}  # by process: the own one, and what was inherited just now
         self._is_closed = False
-        # `_close_all` is for the interpreter's end.
+        # Not run at the end of the interpreter: `_close_all` does that.
         weakref.finalize(self, _forsake, self._running).atexit = False
         _OPEN.add(self)
 
@@ -265,7 +265,7 @@ def _after_fork() -> None:
 
 
 _OPEN: weakref.WeakSet[LoopThread[Any]] = weakref.WeakSet()
-#: What parent processes run; kept for ever, for its destructors speak of a thread that is not in this process.
+#: What parent processes run, inherited by a fork. Never freed: its destructors would touch a thread that is not here.
 _INHERITED: list[object] = []
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork)

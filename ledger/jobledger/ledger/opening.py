@@ -127,7 +127,7 @@ def _made(path: str, flags: int, permissions: int) -> int | None:
 
 
 def refuse_unfit(path: Path, *, links: bool = False) -> None:
-    """Look at what has the name of a file that somebody else is to open or replace, as SQLite does; none is fit.
+    """Refuse a path that is no regular file, before other code opens or replaces it, as SQLite does. A missing file is fit.
 
     `links`: one to a regular file is fit, too. Raises: UnfitFileError, OSError.
     """

@@ -323,7 +323,7 @@ class EmbeddedServer:
 
     def _last_words(self) -> str:
         lines = self.last_log_lines()
-        # What it died of, where it says so; what it says of itself before is nothing to do with it.
+        # If the log names the fatal error, only that is shown: the lines before it tell of the start.
         fatal = [line for line in lines if "[FTL]" in line or line.startswith("nats-server: ")]
         return " | ".join(fatal or lines) or "(the log is empty)"
 

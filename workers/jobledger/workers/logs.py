@@ -13,7 +13,7 @@ from jobledger.ledger.model.commands import ConfirmCancel, Fail, Interrupt, Outc
 from jobledger.ledger.model.decisions import outcome_type
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.times import time_text
+from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.model.trace import trace_id
 
 logger = logging.getLogger("jobledger.workers.jobs")
@@ -50,7 +50,7 @@ def tell_end(outcome: Outcome, before: Job, now: datetime) -> None:
     if isinstance(outcome, ConfirmCancel | Interrupt):
         end += f": {_short(outcome.reason)}"
     elif isinstance(outcome, Snooze):
-        end += f" until {time_text(outcome.until)}"
+        end += f" until {shown_time(outcome.until)}"
     logger.debug("attempt %d %s, after %.3f s", len(before.attempts), end, took_s)
 
 
@@ -60,7 +60,9 @@ def tell_failure(fail: Fail, after: Job) -> None:
     if after.state is JobState.DEAD_LETTERED:
         tell_dead_letter(after)
     elif after.state in (JobState.RETRY_WAIT, JobState.QUEUED):
-        when = "once" if after.state is JobState.QUEUED or fail.retry_at is None else time_text(fail.retry_at)
+        when = (
+            "once" if after.state is JobState.QUEUED or fail.retry_at is None else shown_time(fail.retry_at)
+        )
         logger.info("attempt %d failed: %s; attempt %d starts at %s", number, reason, number + 1, when)
     else:
         logger.info("attempt %d failed: %s; the job is %s", number, reason, after.state.value)

@@ -22,7 +22,7 @@ class Earlier:
         self._from_sequence = from_sequence
         self._signed = signatures_checked if report.signature else None
         self._is_empty = report.head_sequence < report.from_sequence
-        #: stream sequence of the event to call `compare` at; 0 where there was none: any event continues that
+        #: stream sequence of the event to call `compare` at; 0 for a report of no events, which any ledger continues
         self.ends = 0 if self._is_empty else report.head_sequence
 
     def compare(self, *, digest: str, head_hash: str) -> Told:

@@ -9,6 +9,7 @@ import msgspec
 
 from jobledger.audit.verify.times import Times
 from jobledger.ledger.model.aggregate import Rule
+from jobledger.ledger.model.times import shown_time
 
 _SHOWN_MAX: Final = 20
 
@@ -39,7 +40,7 @@ class AcknowledgedMessage(msgspec.Struct, frozen=True, kw_only=True):
         """Return it as a sentence for a person."""
         return (
             f"stream sequence {self.stream_sequence:,} ({self.subject}) is no event: accepted by {self.by} at "
-            f"{self.at.isoformat()}, {self.reason!r}"
+            f"{shown_time(self.at)}, {self.reason!r}"
         )
 
 
@@ -97,7 +98,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     head_sequence: int  #: the last stream sequence checked; `from_sequence - 1` when there was none
     head_hash: str  #: hex sha256 of the event there; "" when there was none
     digest: str  #: hex sha256 over the hashes of all events in stream order: equal digests, equal ledgers
-    events: int
+    events: int  #: messages of the range, also those that are no event
     jobs: int
     partial_jobs: int  #: among `jobs`: begun before `from_sequence`, so that only their links were checked
     states: dict[str, int]  #: jobs by state, without the partial ones
@@ -154,9 +155,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         partial = f", {self.partial_jobs:,} of them begun before" if self.partial_jobs else ""
         jobs = f"{self.jobs:,} jobs{partial}" + (f" ({states})" if states else "")
         locks = f", {self.locks:,} locks" if self.locks else ""
+        aside = self.acknowledged_count + self.broken.get("readable", 0)
+        unreadable = f" ({aside:,} of them no event)" if aside else ""
+        timers = "1 timer" if self.timers_pending == 1 else f"{self.timers_pending:,} timers"
+        messages = "messages" if aside else "events"
         return (
-            f"{self.events:,} events, {jobs}, {self.attempts:,} attempts, "
-            f"{self.timers_pending:,} timers pending{locks}"
+            f"{self.events:,} {messages}{unreadable}, {jobs}, {self.attempts:,} attempts, "
+            f"{timers} pending{locks}"
         )
 
     def _place(self) -> str:

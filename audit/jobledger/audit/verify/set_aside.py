@@ -30,7 +30,7 @@ class SetAside:
         self._digests += digest
 
     def accept(self, event: Acknowledged) -> None:
-        """Take in what somebody said; of another message than the one that is there it says nothing."""
+        """Take in an acknowledgement; ignore it where its hash is not that of the message."""
         at = bisect_left(self._sequences, event.sequence)
         if at == len(self._sequences) or self._sequences[at] != event.sequence:
             return

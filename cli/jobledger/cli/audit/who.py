@@ -54,7 +54,7 @@ async def who(
     if not count:
         begins = "" if gap is None else f" since stream sequence {gap.first_sequence}"
         output.say(
-            f"no operator actions{begins}"
+            f"no operator acted on a job{begins}"
             if chosen.by is None and chosen.since is None
             else "no operator actions match"
         )

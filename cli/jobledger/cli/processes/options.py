@@ -225,7 +225,11 @@ def warn_of_foreign(served: Sequence[str], registry: TaskRegistry) -> None:
     for queue in served:
         if queue not in registry.queues:
             near = difflib.get_close_matches(queue, registry.queues, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"they name {', '.join(registry.queues)}"
+            meant = (
+                f"did you mean {near[0]}?" if near else f"the tasks' queues are {', '.join(registry.queues)}"
+            )
             logger.warning(
-                "no task names queue %s, so only jobs that were put there by name come: %s", queue, meant
+                "no task has queue %s, so only jobs that are enqueued with --queue will come: %s",
+                queue,
+                meant,
             )

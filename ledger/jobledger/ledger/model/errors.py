@@ -148,8 +148,10 @@ class LedgerNotFoundError(NotFoundError):
         what = f"no ledger of environment {environment!r}" if environment else "no ledger"
         advice = "the first enqueue or worker makes it"
         if others:
-            known = ", ".join(repr(each) if each else "the one without a name" for each in others)
-            advice = f"ledgers there: environment {known}; name one of these, or {advice}"
+            known = ", ".join(
+                repr(each) if each else "one without an environment (give none)" for each in others
+            )
+            advice = f"ledgers that are there: {known}; choose one of these, or {advice}"
         super().__init__(f"there is {what} at {url}: {more or advice}")
 
     def with_more(self, more: str) -> LedgerNotFoundError:

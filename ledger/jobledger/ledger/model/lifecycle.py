@@ -44,7 +44,7 @@ from jobledger.ledger.model.events import (
     Started,
 )
 from jobledger.ledger.model.job import WAITING_STATES, AttemptState, JobState
-from jobledger.ledger.model.times import time_text
+from jobledger.ledger.model.times import shown_time
 
 #: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
 StoreName = Literal["inputs", "results"]
@@ -125,7 +125,7 @@ def error_words(error: ErrorInfo) -> str:
 
 
 def _of_attempt(attempt: int, rest: str = "", *, until: datetime | None = None) -> str:
-    moment = "" if until is None else f" until {time_text(until)}"
+    moment = "" if until is None else f" until {shown_time(until)}"
     return f"attempt {attempt}{moment}{f': {rest}' if rest else ''}"
 
 
@@ -144,7 +144,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=_INPUTS,
             lean=_without(**_NO_ORDER),
             counted=False,
-            words=lambda event: f"due at {time_text(event.run_at)}",
+            words=lambda event: f"due at {shown_time(event.run_at)}",
         ),
         Held: Row[Held](
             after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},

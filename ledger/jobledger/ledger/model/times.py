@@ -27,6 +27,11 @@ def time_text(at: datetime) -> str:
     return as_utc(at).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
+def shown_time(at: datetime) -> str:
+    """Return a time for a person: `2025-01-31 08:00:00.000Z`."""
+    return f"{time_text(at)[:23].replace('T', ' ')}Z"
+
+
 def server_time(text: str) -> datetime:
     """Read a time as nats-server writes it: nanoseconds, which are cut, without their last zeros.
 

@@ -13,6 +13,7 @@ from jobledger.ledger.model.codec import Unreadable
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Whole
 from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.times import shown_time
 
 _SHOWN_MAX = 300
 
@@ -39,7 +40,7 @@ def acknowledge(message: Unreadable, before: Acknowledged | None, reason: str, s
     """
     if before is not None:
         raise RefusedError(
-            f"stream sequence {before.sequence} was acknowledged by {before.by} at {before.at.isoformat()}: "
+            f"stream sequence {before.sequence} was acknowledged by {before.by} at {shown_time(before.at)}: "
             f"{before.reason}"
         )
     return Acknowledged(

@@ -220,7 +220,7 @@ class Connection(Client):
             wanted = self._access.wants_tls or "tls" in self.options or server.uri.scheme == "tls"
             check_tls(_place(server), self._access, info, wanted=wanted, given="tls" in self.options)
             if wanted:
-                info["tls_required"] = True  # a server that leaves it to us is taken at its word
+                info["tls_required"] = True  # also where the server makes TLS optional
         await super()._process_info(info, initial_connection)
 
     @property

@@ -25,7 +25,7 @@ class LockWatch:
         self.wanted = False
 
     def hear(self, hint: bytes) -> None:
-        """Note a hint; what is none is left alone."""
+        """Note a hint; ignore any other message."""
         if hint == b"free":
             self.free.set()
         elif hint == b"wanted":

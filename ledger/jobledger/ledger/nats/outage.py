@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import UnreachableError
 logger = logging.getLogger("jobledger.connection")
 
 _TELL_EVERY_S: Final = 60.0
-#: A connection that comes and goes is one outage: what begins sooner after the last line than this gets no second line.
+#: An outage that begins less than this after the last line gets no line of its own: a connection that comes and goes.
 _QUIET_S: Final = 5.0
 
 
@@ -34,7 +34,7 @@ class Outage:
         return logging.DEBUG if is_known else logging.WARNING
 
     def note(self, why: str) -> None:
-        """Say that the server cannot be reached; `why` is a sentence's part without a secret."""
+        """Say that the server cannot be reached; `why` is the end of the log line, and holds no secret."""
         now = self._monotonic()
         if self._since is None:
             self._since = now

@@ -14,7 +14,7 @@ _FAREWELL_S: Final = 0.5
 
 
 class _TlsProtocol(asyncio.StreamReaderProtocol):
-    """Ends with the peer, as TLS does; the one for plain TCP would stay open half, and be warned of that in the log."""
+    """Closes when the peer closes. The protocol for plain TCP would stay half open, of which asyncio warns in the log."""
 
     def eof_received(self) -> bool:
         super().eof_received()

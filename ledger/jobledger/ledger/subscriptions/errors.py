@@ -14,7 +14,7 @@ from jobledger.ledger.model.errors import NotFoundError, RefusedError
 class SubscriptionNotFoundError(NotFoundError):
     """There is no durable subscription of that name, or it was deleted while it was read.
 
-    What it had acknowledged is forgotten with it: nothing begins it anew by itself.
+    Its acknowledgements are lost with it; it is not made again automatically.
     """
 
     def __init__(self, name: str, message: str = "") -> None:

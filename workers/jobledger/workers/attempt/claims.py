@@ -131,7 +131,7 @@ class Claimer:
 
 
 def read_dispatch(delivery: Delivery) -> Queued | None:
-    """Return the event of a work item; None for what is none, which somebody stored under the subject of one.
+    """Return the event of a work item, or None where somebody stored something else under the subject of one.
 
     Raises: UnknownEventError.
     """
