@@ -113,5 +113,8 @@ async def test_a_blocking_call_has_the_same_limit(proxy: Proxy) -> None:
 
 
 def test_the_limit_is_checked() -> None:
-    with pytest.raises(ConfigurationError, match="request_timeout_s must be above 0 and at most 3600, got 0"):
+    with pytest.raises(
+        ConfigurationError,
+        match="request_timeout_s must be a number of seconds above 0 and at most 3600, got 0",
+    ):
         sync.connect(request_timeout_s=0)

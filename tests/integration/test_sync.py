@@ -384,3 +384,32 @@ def _serving(app: WSGIApplication) -> Generator[str, None, None]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+def test_inputs_that_cannot_be_read_leave_no_call_behind(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    class Query:
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            raise RuntimeError("the database is away")
+
+    with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as ledger:
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="the database is away"):
+                ledger.enqueue_many(double, Query())
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.9  # a call that is left behind costs `close` a second
+
+
+def test_the_error_of_a_locks_block_comes_out_although_the_ledger_was_closed_in_it(
+    nats_server: EmbeddedServer, environment: str
+) -> None:
+    ledger = connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20)
+
+    def fails() -> None:
+        with ledger.lock("account", "1"):
+            ledger.close()
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="the caller's own"):
+        fails()

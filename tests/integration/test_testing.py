@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from pydantic import BaseModel
 from tests.support.limits import LIMIT_S
 
 from jobledger.audit.verify import verify
@@ -20,9 +21,11 @@ from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
     LockTimeoutError,
+    ServerUnreachableError,
 )
 from jobledger.testing import MemoryLedger, MovableClock
 from jobledger.testing import assert_enqueued as assert_in
+from jobledger.testing.plugin import ServerWorker
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +51,10 @@ def shout(name: str) -> str:
 async def welcome_all(context: Context, names: list[str]) -> None:
     for name in names:
         await context.ledger.enqueue(greet, name)
+
+
+class Order(BaseModel):
+    lines: list[int]
 
 
 def _at() -> MovableClock:
@@ -294,3 +301,56 @@ async def test_a_lock_that_is_held_excludes_others() -> None:
                         pass
 
             group.start_soon(other)
+
+
+async def test_arguments_of_every_type_that_a_task_takes_can_be_asserted() -> None:
+    @task(queue="q")
+    async def ship(order: Order, to: Path, at: datetime) -> None: ...
+
+    ledger, at = MemoryLedger(), datetime(2025, 1, 31, tzinfo=UTC)
+    await ledger.enqueue(ship, Order(lines=[1]), Path("/out"), at)
+    await assert_in(ledger, ship, order=Order(lines=[1]), to=Path("/out"), at=at)
+    await assert_in(ledger, ship, count=0, to=Path("/elsewhere"))
+
+
+async def test_a_blocking_task_cannot_wait_for_the_loop_that_calls_it() -> None:
+    refused: list[str] = []
+
+    @task(queue="q")
+    def parent(context: Context) -> None:
+        blocking = context.sync_ledger
+
+        def on_progress(_count: int) -> None:
+            try:
+                blocking.enqueue(greet, "Ada")
+            except InvalidInputError as error:
+                refused.append(str(error))
+
+        blocking.enqueue_many(greet, [{"name": "Grace"}], on_progress=on_progress)
+
+    ledger = MemoryLedger()
+    await ledger.enqueue(parent)
+    with anyio.fail_after(LIMIT_S):
+        states = [job.state for job in await ledger.run_pending()]
+    assert set(states) == {JobState.COMPLETED}
+    assert refused
+
+
+async def test_a_server_that_does_not_answer_is_told_by_run_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle:
+        def __init__(self, *_: object) -> None:
+            self._stopped = anyio.Event()
+
+        async def run(self) -> None:
+            await self._stopped.wait()
+
+        def stop(self) -> None:
+            self._stopped.set()
+
+    async def away(*_: object) -> None:
+        raise ServerUnreachableError("no answer")
+
+    monkeypatch.setattr("jobledger.workers.Worker", Idle)
+    monkeypatch.setattr("jobledger.workers.idle.until_idle", away)
+    with pytest.raises(ServerUnreachableError):
+        await ServerWorker(MemoryLedger()).run_pending(greet)

@@ -12,6 +12,8 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Ledger, TaskRegistry, task
+from jobledger.ledger.model.errors import ServerUnreachableError
+from jobledger.ledger.model.log import Head
 from jobledger.workers import Worker
 from jobledger.workers.idle import until_idle
 
@@ -102,3 +104,24 @@ async def test_the_command_ends_with_0_and_refuses_many_processes(ledger: Ledger
     assert (await (await ledger.job("one")).result()) == "hello Ada"
     refused = await anyio.to_thread.run_sync(lambda: run("worker", "--until-idle", "--processes", "2"))
     assert (refused.returncode, "is for one process" in refused.stderr) == (2, True)
+
+
+async def test_an_outage_of_a_moment_does_not_end_the_wait(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @task(queue="idle")
+    async def nothing() -> None: ...
+
+    await ledger.enqueue(nothing)
+    head, asked = ledger.log.head, 0
+
+    async def away_once() -> Head:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ServerUnreachableError("no answer")
+        return await head()
+
+    monkeypatch.setattr(ledger.log, "head", away_once)
+    await _run_until_idle(ledger, nothing)
+    assert asked > 1

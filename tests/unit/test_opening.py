@@ -9,6 +9,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.tables import each_row
@@ -274,3 +275,22 @@ def test_nothing_but_the_opener_opens_a_file() -> None:
                 found[str(path.relative_to(ROOT))] = names
     found.pop(OPENER)
     assert found == EXEMPT
+
+
+def test_a_file_that_vanishes_while_it_is_opened_is_made_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "export.jsonl", os.open
+    path.write_text("old")
+
+    def racing(name: Any, flags: int, *more: Any, **options: Any) -> int:
+        try:
+            return real(name, flags, *more, **options)
+        except FileExistsError:
+            path.unlink()  # another process removes it just now
+            raise
+
+    monkeypatch.setattr(os, "open", racing)
+    with open_to_write(path, "wb") as file:
+        file.write(b"inputs")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

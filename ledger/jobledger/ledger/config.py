@@ -51,10 +51,14 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
         Raises: ConfigurationError.
         """
         super().__post_init__()
+        _require(
+            isinstance(self.url, str), "url must be one text: several servers are separated by commas in it"
+        )
         for name in ("connect_timeout_s", "request_timeout_s", "append_timeout_s", "lease_s"):
+            value: object = getattr(self, name)
             _require(
-                0 < getattr(self, name) <= _SECONDS_MAX,
-                f"{name} must be above 0 and at most 3600, got {getattr(self, name)!r}",
+                isinstance(value, int | float) and 0 < value <= _SECONDS_MAX,
+                f"{name} must be a number of seconds above 0 and at most 3600, got {value!r}",
             )
         _require(self.lease_s >= 1, f"lease_s must be at least 1, got {self.lease_s!r}")
         _require(

@@ -117,6 +117,9 @@ class Enqueuer:
                         command = await self._bulk_order(plain, options, values, number, ids)
                         await bulk.make_room()
                         bulk.add(command, self._log.submit(self._seal_first(command).entries))
+            except InvalidError:  # it says that those before it are enqueued: unless one of them could not be
+                await bulk.drain()
+                raise
             except BaseException:
                 await bulk.abandon()  # the error under way is the one that counts
                 raise

@@ -48,8 +48,8 @@ class Feed(Generic[T]):
     def serve(self, consuming: concurrent.futures.Future[R]) -> R:
         """Produce what `items` asks for until `consuming` has ended; return its outcome. Raises: as `wait_for`."""
         consuming.add_done_callback(lambda _: self._wanted.put(None))
-        items = iter(self._source)
         try:
+            items = iter(self._source)  # a query may run here, and fail
             while (portion := self._wanted.get()) is not None:
                 self._produce(items, portion)
         except BaseException:  # Ctrl-C

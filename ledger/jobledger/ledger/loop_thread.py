@@ -62,11 +62,8 @@ class _Running(Generic[T]):
 
     def require_other_thread(self) -> None:
         """Return in every thread but this one's own, which would wait for itself. Raises: InvalidInputError."""
-        if self._thread is not None and self._thread.ident == threading.get_ident():
-            raise InvalidInputError(
-                "this code runs in the ledger's own thread (ids and on_progress of enqueue_many do), "
-                "where a call would wait for itself: make the call before or afterwards"
-            )
+        if self._loop is not None:
+            require_outside(self._loop)
 
     def start(self, verb: Callable[[T], Awaitable[R]]) -> concurrent.futures.Future[R]:
         """Begin a call. Raises: LedgerClosedError."""
@@ -227,6 +224,19 @@ class LoopThread(Generic[T]):
         running = self._running.get(os.getpid())
         if running is not None:
             running.join(limit_s)
+
+
+def require_outside(loop: asyncio.AbstractEventLoop) -> None:
+    """Return unless this code runs in the loop that it is about to wait for. Raises: InvalidInputError."""
+    try:
+        is_inside = asyncio.get_running_loop() is loop
+    except RuntimeError:  # none runs in this thread
+        return
+    if is_inside:
+        raise InvalidInputError(
+            "this code runs in the ledger's own thread (ids and on_progress of enqueue_many do), "
+            "where a call would wait for itself: make the call before or afterwards"
+        )
 
 
 def wait_for(future: concurrent.futures.Future[R]) -> R:

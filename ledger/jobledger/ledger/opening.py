@@ -100,7 +100,9 @@ def _opened_to_write(permissions: int, path: str, flags: int) -> int:
 def _opened(path: str, flags: int, permissions: int = _FILE) -> int:
     try:
         made = _made(path, flags, permissions)
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC) if made is None else made
+        descriptor = (
+            os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, permissions) if made is None else made
+        )
     except OSError as error:
         refuse_unfit(Path(path), links=not flags & os.O_NOFOLLOW)  # says better than the system what it is
         raise OSError(error.errno, error.strerror, path) from error
@@ -168,6 +170,7 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+    sync_path(path.parent)
 
 
 def make_folder(folder: Path, *, on_the_disk: bool = False) -> None:

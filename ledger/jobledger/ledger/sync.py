@@ -23,7 +23,7 @@ from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.loop_thread import LoopThread, wait_for
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.errors import ForeignLoopError
+from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError
 from jobledger.ledger.model.job import Job, JobState, Progress
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob
@@ -248,7 +248,8 @@ class Ledger:
             yield held
         except BaseException:
             if held.is_here:
-                self._caller.give_back(lambda ledger: ledger.locks.release_after_error(held))
+                with contextlib.suppress(LedgerClosedError):  # closing gave it back; the block's error counts
+                    self._caller.give_back(lambda ledger: ledger.locks.release_after_error(held))
             raise
         if not held.is_here:
             held.check()  # raises: the block goes on in a forked child, and the lock does not

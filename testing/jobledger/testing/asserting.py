@@ -9,6 +9,7 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.events import JobEvent, Order, order_at_first
+from jobledger.ledger.model.foreign_types import to_builtin
 from jobledger.ledger.model.log import only_jobs
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
@@ -27,7 +28,7 @@ async def assert_enqueued(
     Raises: AssertionError, whose text lists the jobs that there are; UnreachableError.
     """
     name = task if isinstance(task, str) else task.name
-    wanted: dict[str, Any] = msgspec.to_builtins(arguments)
+    wanted: dict[str, Any] = msgspec.to_builtins(arguments, enc_hook=to_builtin)
     found: list[JobHandle[Any]] = []
     others: list[str] = []
     async for batch in only_jobs(ledger.log.read_messages()):

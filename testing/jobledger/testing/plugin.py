@@ -61,6 +61,8 @@ class ServerWorker:
         try:
             async with asyncio.timeout(30):
                 await asyncio.wait({running, idle}, return_when=asyncio.FIRST_COMPLETED)
+            if idle.done():
+                idle.result()  # raises what kept it from looking
         finally:
             idle.cancel()
             worker.stop()

@@ -7,6 +7,7 @@ from typing import Final
 import anyio
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.workers.worker import Worker
@@ -26,11 +27,15 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
     await worker.taking.wait()
     pause_s = _LOOK_AGAIN_FIRST_S
     while True:
-        before = (await ledger.log.head()).last_sequence
-        if not worker.running and not await _unsettled(ledger, worker):
-            if (await ledger.log.head()).last_sequence == before:
-                return
-            pause_s = _LOOK_AGAIN_FIRST_S
+        try:
+            before = (await ledger.log.head()).last_sequence
+            if not worker.running and not await _unsettled(ledger, worker):
+                if (await ledger.log.head()).last_sequence == before:
+                    return
+                pause_s = _LOOK_AGAIN_FIRST_S
+        except UnreachableError:  # the worker outlives that, and so does this
+            if ledger.connection.is_closed:
+                raise
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LOOK_AGAIN_MAX_S)
 

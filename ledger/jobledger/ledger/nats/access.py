@@ -64,18 +64,24 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.tls_key and not self.tls_cert:
             raise ConfigurationError(f"tls_key is given without its certificate: set {named('tls_cert')}")
-        if _SEED.fullmatch(str(self.nkey).encode()):
-            raise ConfigurationError(
-                "nkey is a seed itself: put it into a file that only you can read, name the file"
-            )
+        for name in ("creds", "nkey"):
+            if _SEED.search(str(getattr(self, name)).encode()):
+                raise ConfigurationError(
+                    f"{name} is a seed itself: put it into a file that only you can read, name the file"
+                )
 
     def __repr__(self) -> str:
         """Show no value that is secret: a repr goes into logs."""
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+        )
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return the fields that may be shown; msgspec's own, which rich would ask, has all of them."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         hidden = {name: "..." for name in (*NAMES, "nats_options") if fields.get(name)}
         address = {"url": shown(fields["url"])} if "url" in fields else {}
-        words = (f"{name}={value!r}" for name, value in {**fields, **hidden, **address}.items() if value)
-        return f"{type(self).__name__}({', '.join(words)})"
+        return [(name, value) for name, value in {**fields, **hidden, **address}.items() if value]
 
     def given(self) -> dict[str, Any]:
         """Return what is given, as text, for another `connect`."""

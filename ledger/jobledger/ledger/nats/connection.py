@@ -24,6 +24,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from jobledger.ledger.model.errors import (
+    ConfigurationError,
     ForeignLoopError,
     JetStreamDisabledError,
     LedgerClosedError,
@@ -50,6 +51,26 @@ _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
 _CLOSE_S: Final = 2.0
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
+)
+
+
+#: What nats-py's `connect` is told by this module.
+_OURS: Final = frozenset(
+    {
+        "servers",
+        "name",
+        "error_cb",
+        "disconnected_cb",
+        "reconnected_cb",
+        "closed_cb",
+        "connect_timeout",
+        "dont_randomize",
+        "max_reconnect_attempts",
+        "reconnect_time_wait",
+        "inbox_prefix",
+        "pending_size",
+        "skip_subject_validation",
+    }
 )
 
 
@@ -365,6 +386,9 @@ async def open_connection(
 
     Raises: ConfigurationError, ServerUnreachableError, UnsupportedServerError, JetStreamDisabledError.
     """
+    if ours := sorted(_OURS & (options or {}).keys()):
+        message = f"nats_options cannot set {', '.join(ours)}: leave it out, the settings of `connect` say what can be said"
+        raise ConfigurationError(message)
     access.check()
     servers = servers_of(url)
     random.shuffle(servers)  # here, and not by nats-py at each loss: so the one that was lost is tried last

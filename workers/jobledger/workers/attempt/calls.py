@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.loop_thread import wait_for
+from jobledger.ledger.loop_thread import require_outside, wait_for
 from jobledger.ledger.model.errors import AttemptStoppedError
 
 R = TypeVar("R")
@@ -27,7 +27,11 @@ class ThreadCalls:
         self._running: set[asyncio.Task[Any]] = set()
 
     def start(self, verb: Callable[[Ledger], Awaitable[R]]) -> concurrent.futures.Future[R]:
-        """Begin a call; its future raises AttemptStoppedError as soon as the attempt is told to stop."""
+        """Begin a call; its future raises AttemptStoppedError as soon as the attempt is told to stop.
+
+        Raises: InvalidInputError on the worker's own loop.
+        """
+        require_outside(self._loop)
         return asyncio.run_coroutine_threadsafe(self._run(verb), self._loop)
 
     def call(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:
@@ -40,6 +44,7 @@ class ThreadCalls:
         async def run() -> R:
             return await verb(self._ledger)
 
+        require_outside(self._loop)
         return wait_for(asyncio.run_coroutine_threadsafe(run(), self._loop))
 
     def stop(self) -> None:

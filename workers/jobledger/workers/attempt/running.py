@@ -77,7 +77,7 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         next heartbeat, and is cut off after the worker's `cancel_grace_s`.
         """
         control = self.control
-        if control.stop_reason or control.recording or control.abandoned:
+        if control.stop_reason or control.returned or control.recording or control.abandoned:
             return
         control.stop_reason = reason
         control.cancelled = cancelled
