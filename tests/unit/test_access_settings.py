@@ -48,5 +48,6 @@ def test_no_way_of_showing_a_configuration_shows_its_password() -> None:
 )
 async def test_a_wrong_setting_is_named(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
-        async with connect(**{"url": "nats://127.0.0.1:1", **settings}):
+        given: Any = {"url": "nats://127.0.0.1:1", **settings}
+        async with connect(**given):
             pass

@@ -51,9 +51,8 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
         Raises: ConfigurationError.
         """
         super().__post_init__()
-        _require(
-            isinstance(self.url, str), "url must be one text: several servers are separated by commas in it"
-        )
+        url: object = getattr(self, "url")  # noqa: B009 - whatever the caller gave
+        _require(isinstance(url, str), "url must be one text: several servers are separated by commas in it")
         for name in ("connect_timeout_s", "request_timeout_s", "append_timeout_s", "lease_s"):
             value: object = getattr(self, name)
             _require(
