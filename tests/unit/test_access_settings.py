@@ -47,7 +47,7 @@ def test_no_way_of_showing_a_configuration_shows_its_password() -> None:
     ],
 )
 async def test_a_wrong_setting_is_named(settings: dict[str, Any], sentence: str) -> None:
+    given: Any = {"url": "nats://127.0.0.1:1", **settings}
     with pytest.raises(ConfigurationError, match=sentence):
-        given: Any = {"url": "nats://127.0.0.1:1", **settings}
         async with connect(**given):
             pass
