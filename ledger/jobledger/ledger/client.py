@@ -58,19 +58,10 @@ _CLOCK_STEP: Final = timedelta(seconds=1)
 
 
 class _Ticks:
-    """The times of one client's stamps: no two are equal. A clock that is set back by more than a moment is followed."""
+    """The time of one client's newest stamp: no two are equal. A clock that is set back by more than a moment is followed."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last = datetime.min.replace(tzinfo=UTC)
-
-    def next(self) -> datetime:
-        """Return now, or a microsecond after the time before."""
-        at = self._clock.now()
-        if at <= self._last < at + _CLOCK_STEP:
-            at = self._last + _MICROSECOND
-        self._last = at
-        return at
+    def __init__(self) -> None:
+        self.last = datetime.min.replace(tzinfo=UTC)
 
 
 class Ledger:
@@ -101,7 +92,7 @@ class Ledger:
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
         self.tracing = Tracing() if config.tracing else None
-        self._ticks = _Ticks(clock)
+        self._ticks = _Ticks()
         self._children: Children | None = None
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         lock_hints = NatsLockHints(connection, self.names)
@@ -118,7 +109,13 @@ class Ledger:
         The bytes of an event tell whose append was accepted, so two decisions within one tick of the clock must
         not come out the same.
         """
-        at = self._ticks.next()
+        ticks, at = (
+            self._ticks,
+            self.clock.now(),
+        )  # not a call of its own: every event of every job is stamped
+        if at <= ticks.last < at + _CLOCK_STEP:
+            at = ticks.last + _MICROSECOND
+        ticks.last = at
         trace = "" if self.tracing is None else self.tracing.current()
         if self._children is None:
             return Stamp(at=at, by=by or self.identity, trace=trace)

@@ -68,10 +68,8 @@ def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: dat
     Raises: UnknownEventError for an event of a newer version, without which whatever is computed would be wrong.
     """
     try:
-        if aggregate_of(subject) == "job":
-            event = codec.decode(data, stream_sequence=stream_sequence, subject=subject)
-            if _OF_A_JOB.fullmatch(subject) is None or not subject.endswith(_place_of(event)):
-                _refuse_place(subject, stream_sequence)
+        if aggregate_of(subject) == JOB.name:
+            event = read_job_event(subject, data, stream_sequence)
             return StoredEvent(
                 event=event, data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject
             )
@@ -82,6 +80,17 @@ def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: dat
             data=data, stream_sequence=stream_sequence, stored_at=stored_at, subject=subject, why=str(error)
         )
     return message
+
+
+def read_job_event(subject: str, data: bytes, stream_sequence: int) -> JobEvent:
+    """Return the event of a job that is stored under `subject`: all that a worker needs of a dispatch.
+
+    Raises: UnknownEventError for an event of a newer version, MalformedEventError for anything else.
+    """
+    event = codec.decode(data, stream_sequence=stream_sequence, subject=subject)
+    if _OF_A_JOB.fullmatch(subject) is None or not subject.endswith(_place_of(event)):
+        _refuse_place(subject, stream_sequence)
+    return event
 
 
 def _place_of(event: JobEvent) -> str:

@@ -8,7 +8,8 @@ from typing import Final
 
 #: The end of a trace that nobody records: random, not sampled. Whoever runs the job decides whether to sample it.
 OWN: Final = "-02"
-_HEX: Final = re.compile(r"(?=.{16}.*[1-9a-f])[0-9a-f]{32}")
+_HEX: Final = re.compile("[0-9a-f]{32}")
+_NO_SPAN: Final = "0" * 16
 _CHARACTERS: Final = 55
 
 
@@ -18,7 +19,7 @@ def own_trace(queue: str, job_id: str) -> str:
     The trace id of a job with a UUID is that UUID, so that an index of trace ids grows in the order of time.
     """
     digits = job_id.replace("-", "")
-    if not _HEX.fullmatch(digits):
+    if _HEX.fullmatch(digits) is None or digits.endswith(_NO_SPAN):
         digits = hashlib.sha256(f"{queue}/{job_id}".encode()).hexdigest()[:32]
     return f"00-{digits}-{digits[16:]}{OWN}"
 

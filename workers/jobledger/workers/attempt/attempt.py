@@ -194,6 +194,7 @@ class Attempts:
         return attempt
 
     def _end(self, attempt: Attempt) -> None:
+        job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
         if (
             self.running.get(attempt.ref) is attempt
         ):  # else the job was taken over, by this worker's next identity

@@ -12,11 +12,11 @@ from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.model.aggregates import read_job_event
 from jobledger.ledger.model.chain import JobView, commit, load
-from jobledger.ledger.model.codec import StoredEvent, Unreadable
 from jobledger.ledger.model.commands import Claim, DeadLetter, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.errors import MalformedEventError, WrongSequenceError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.subjects import JobRef
@@ -135,15 +135,16 @@ def read_dispatch(delivery: Delivery) -> Queued | None:
 
     Raises: UnknownEventError.
     """
-    stored = delivery.read()
-    if isinstance(stored, StoredEvent) and isinstance(stored.event, Queued):
-        return stored.event
-    logger.warning(
-        "%s: set aside",
-        stored.why
-        if isinstance(stored, Unreadable)
-        else f"stream sequence {delivery.stream_sequence} is no dispatch",
-    )
+    try:
+        event = read_job_event(
+            delivery.subject.decode(errors="replace"), delivery.data, delivery.stream_sequence
+        )
+    except MalformedEventError as error:
+        logger.warning("%s: set aside", error)
+        return None
+    if isinstance(event, Queued):
+        return event
+    logger.warning("stream sequence %d is no dispatch: set aside", delivery.stream_sequence)
     return None
 
 
