@@ -185,7 +185,8 @@ async def test_nothing_is_traced_unless_asked_for(ledger: Ledger, spans: InMemor
         await job.wait(timeout_s=LIMIT_S)
     assert [span.name for span in spans.get_finished_spans()] == ["request"]
     traces = [stored.event.trace for stored in await job.history()]
-    assert traces == [own_trace("traced", job.id), "", ""]
+    assert traces == ["", "", ""]
+    assert (await job.snapshot()).trace == own_trace("traced", job.id)
 
 
 def test_the_callers_span_is_known_through_the_portal_and_shown_with_the_job(
@@ -266,8 +267,7 @@ async def test_a_job_of_an_untraced_caller_has_a_trace_of_its_own(
         job = await client.enqueue(fail_once.options(id="untraced"))
         async with working(ledger, fail_once):
             await job.wait(timeout_s=LIMIT_S)
-        history = await job.history()
-    first = history[0].event.trace
+        first, history = (await job.snapshot()).trace, await job.history()
     assert first == own_trace("traced", "untraced")
     attempts = named(spans, "run traced")
     assert len(attempts) == (2 if sampled else 0)

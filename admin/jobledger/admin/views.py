@@ -66,7 +66,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     cancel_reason: str | None
     progress: Progress | None
     last_sequence: int  #: stream sequence of its newest event
-    trace: str | None  #: a W3C traceparent
+    trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
     made_by: (
         str | None
     )  #: the job whose code made this one; None where none did, and where an archive has the beginning
@@ -104,7 +104,7 @@ async def job_details(
         cancel_reason=job.cancel_reason or None,
         progress=job.progress,
         last_sequence=job.last_sequence,
-        trace=job.order.trace or None,
+        trace=job.trace,
         made_by=_maker(events),
         attempts=[_attempt(attempt) for attempt in job.attempts],
         events=[_event(stored) for stored in events],

@@ -31,7 +31,7 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return cls(
             job_id=job.id,
             worker=worker,
-            trace=order.trace,
+            trace=job.trace,
             tenant=order.tenant,
             correlation=order.correlation,
         )

@@ -32,7 +32,6 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Order, order_at_first
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.model.trace import own_trace
 from jobledger.ledger.options import Options
 from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Task, TaskWithOptions
@@ -219,11 +218,7 @@ class Enqueuer:
         return await retry_raced(attempt)
 
     def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN) -> Linked:
-        stamp = self._client.stamp()
-        if not (stamp.trace or command.order.trace):
-            ref = command.ref
-            stamp = msgspec.structs.replace(stamp, trace=own_trace(ref.queue, ref.job_id))
-        return link(chain, decide(None, command, stamp), self._log.names)
+        return link(chain, decide(None, command, self._client.stamp()), self._log.names)
 
     async def _bulk_order(
         self,

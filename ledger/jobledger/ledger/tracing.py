@@ -92,7 +92,7 @@ class Tracing:
     @contextlib.contextmanager
     def attempt(self, job: Job) -> Generator[AttemptSpan, None, None]:
         """Be the span of a claimed attempt: a child of the enqueuer's span, and linked to it."""
-        parent = self._context(job.order.trace)
+        parent = self._context(job.trace)
         attributes: dict[str, str | int] = {
             **_attributes("run", "process", job.task, job.queue),
             "messaging.message.id": job.id,
@@ -101,7 +101,7 @@ class Tracing:
             "jobledger.priority": job.order.priority,
         }
         from_enqueuer = self._trace.get_current_span(parent).get_span_context()
-        is_linked = from_enqueuer.is_valid and not is_own(job.order.trace)
+        is_linked = from_enqueuer.is_valid and not is_own(job.trace)
         links = [self._trace.Link(from_enqueuer)] if is_linked else []
         span = self._tracer.start_span(
             f"run {job.queue}",

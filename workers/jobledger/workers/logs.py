@@ -29,7 +29,7 @@ def facts_of(job: Job, worker: str) -> dict[str, Any]:
         "job": job.id,
         "task": job.task,
         "attempt": len(job.attempts),
-        "trace_id": trace_id(job.order.trace),
+        "trace_id": trace_id(job.trace),
     }
 
 

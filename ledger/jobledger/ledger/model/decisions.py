@@ -68,7 +68,6 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES, PAST_ITS_LIMITS
-from jobledger.ledger.model.trace import OWN
 
 Events = tuple[JobEvent, ...]
 
@@ -169,8 +168,7 @@ def _envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
         "task": job.task,
         "at": stamp.at,
         "by": stamp.by,
-        # A trace of the job's own is in its first event alone.
-        "trace": stamp.trace or (job.order.trace if job.order.trace[-3:] != OWN else ""),
+        "trace": stamp.trace or job.order.trace,
         "correlation": stamp.correlation or job.order.correlation,
         "causation": stamp.causation,
     }
@@ -257,7 +255,7 @@ def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
         task=job.task,
         at=stamp.at,
         by=stamp.by,
-        trace=stamp.trace or (job.order.trace if job.order.trace[-3:] != OWN else ""),
+        trace=stamp.trace or job.order.trace,
         correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
         attempt=len(job.attempts) + 1,
@@ -358,7 +356,7 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         task=job.task,
         at=stamp.at,
         by=stamp.by,
-        trace=stamp.trace or (job.order.trace if job.order.trace[-3:] != OWN else ""),
+        trace=stamp.trace or job.order.trace,
         correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
         attempt=len(job.attempts),

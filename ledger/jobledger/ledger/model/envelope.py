@@ -38,7 +38,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit
     v: Whole = msgspec.field(default_factory=_version)  #: version of the event's form
     at: Moment  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders
     by: str  #: who appended it: `<host>-<pid>-<random>`, or an operator's name
-    trace: str = ""  #: W3C traceparent of the caller; of a job whose caller has none, one of its own, in its first event
+    trace: str = ""  #: W3C traceparent of the caller
     prev: str = msgspec.field(
         default_factory=str
     )  #: sha256 of the chain's previous event as stored, "" for the first

@@ -99,7 +99,9 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     limits: tuple[str, ...] = ()  #: names of the limits the job waits for
     batch: str = ""  #: the batch the job is part of
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
-    trace: str = ""  #: W3C traceparent of the enqueuer; one of the job's own where that has none
+    trace: str = (
+        ""  #: W3C traceparent of the enqueuer; where that has none, the job's own follows from its id
+    )
     correlation: str = ""  #: the first cause the job belongs to: a batch, a run, a request
 
 

@@ -39,6 +39,7 @@ from jobledger.ledger.model.events import (
     Started,
     order_of,
 )
+from jobledger.ledger.model.trace import own_trace
 
 
 class JobState(enum.StrEnum):
@@ -134,6 +135,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         """How many more attempts may start; never negative."""
         left = self.order.max_attempts + self.attempts_given_back - len(self.attempts)
         return left if left > 0 else 0  # noqa: FURB136 - without a call, since every claim asks twice
+
+    @property
+    def trace(self) -> str:
+        """The W3C traceparent that the job belongs to: its enqueuer's, or one of its own, which follows from its name."""
+        return self.order.trace or own_trace(self.queue, self.id)
 
     @property
     def running_attempt(self) -> Attempt | None:

@@ -99,7 +99,7 @@ def job_fixed(job: Job, first_us: int) -> Row:
         job.order.batch,
         job.order.tick,
         job.order.correlation,
-        trace_id(job.order.trace),
+        trace_id(job.trace),
         data_text(job),
         first_us,
     )

@@ -193,7 +193,7 @@ class Execution:
             else started_at + timedelta(seconds=job.order.timeout_s),
             checkpoint=checkpoint,
             trace="" if tracing is None else tracing.current(),
-            trace_id=trace_id(job.order.trace),
+            trace_id=trace_id(job.trace),
         )
 
     async def _call(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
