@@ -85,14 +85,17 @@ async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, s
 
 async def _kept(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[Kept, None]:
     """Yield what must stay because of the chains of an aggregate."""
-    newest: dict[tuple[str, ...], Message] = {}
-    async with contextlib.aclosing(log.read_messages(subject=aggregate.everything(log.names))) as batches:
-        async for batch in batches:
-            newest.update((aggregate.key_in(message.subject), message) for message in events_among(batch))
-    for message in newest.values():
-        kept = aggregate.kept(message)
-        if kept is not None:
-            yield kept
+    for subject in [aggregate.of_type(log.names, tag) for tag in aggregate.keeps_of] or [
+        aggregate.everything(log.names)
+    ]:
+        newest: dict[tuple[str, ...], Message] = {}
+        async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
+            async for batch in batches:
+                newest.update((aggregate.key_in(message.subject), message) for message in events_among(batch))
+        for message in newest.values():
+            kept = aggregate.kept(message)
+            if kept is not None:
+                yield kept
 
 
 async def _stored_before(log: Log, head: Head, before: datetime) -> int:

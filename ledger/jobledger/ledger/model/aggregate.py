@@ -101,6 +101,7 @@ class Aggregate(Generic[E, S]):
         words: Callable[[E], str],
         check: Callable[[S | None, E, int], Iterator[Broken]] | None = None,
         keeps: Callable[[E, int], Kept | None] | None = None,
+        keeps_of: tuple[str, ...] = (),
         leaf: Callable[[E], str] | None = None,
     ) -> None:
         """Declare it.
@@ -113,6 +114,7 @@ class Aggregate(Generic[E, S]):
         `check`: state before, event, stream sequence -> each rule that the event breaks, and how.
         `keeps`: the newest event of a chain and its sequence -> what an archive run must leave; None: nothing. Without
             it the newest event of every chain stays.
+        `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
         `leaf`: the last words of an event's subject, where those are more than its type.
         """
         self.name = name
@@ -124,6 +126,7 @@ class Aggregate(Generic[E, S]):
         self.words = words
         self.check = check
         self._tags = {cls: tag for tag, cls in self.types.items()}
+        self.keeps_of = keeps_of
         self._keeps = keeps
         self._leaf = leaf
         self._decoder: msgspec.json.Decoder[E] = msgspec.json.Decoder(union)

@@ -17,6 +17,7 @@ from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
 from jobledger.ledger.model.events import JobEvent, Queued
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.lifecycle import words
+from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
@@ -36,7 +37,7 @@ JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, 
 
 #: By name, the second word of a ledger subject.
 AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
-    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE)
+    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW)
 }
 
 

@@ -1,0 +1,132 @@
+"""Grants as facts: which jobs were given their slots, and how far that was worked out. `FlowEvent`. Pure.
+
+One chain, `ledger.flow.<shard>.>`, for all limits that a job may name together. A slot is taken by `granted` alone, and
+each is conditional on the one before, so whoever appends it knows of every slot that was taken. What gives a slot back
+is an event of the job's own. A chain begins with a snapshot. Released fields never change type, meaning or name.
+Source: ADR 019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Whole
+from jobledger.ledger.model.events import PayloadRef
+
+#: The shard of every limit.
+MAIN: Final = "main"
+#: How many jobs one `granted` may name.
+JOBS_MAX: Final = 500
+
+
+class GrantedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job that was given its slots."""
+
+    queue: str  #: the job's queue
+    job: str  #: job id
+    held: Whole  #: stream sequence of the `held` that is answered; void if the job has left that wait already
+
+
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
+    """What every fact about grants carries."""
+
+    shard: str  #: which limits it is about; `main` for all there are
+    through: Whole  #: the last stream sequence that was taken into account
+    limits_sequence: Whole = 0  #: stream sequence of the newest event about a limit that was obeyed
+
+
+class Granted(_Fact, frozen=True, kw_only=True, tag="granted", gc=False):
+    """Jobs that waited were given a slot of each of their limits. Each of them is `queued` next, or has left meanwhile.
+
+    Its time is never before that of the event before it in the chain: rates are counted by it.
+    """
+
+    jobs: tuple[GrantedJob, ...]  #: in the order of the grants, 1 to 500
+    slots: dict[str, Whole] = msgspec.field(
+        default_factory=dict
+    )  #: of keys without a definition, such as `queue:email`
+    policy: Whole = 1  #: version of the rules by which jobs were chosen
+
+
+class Snapshotted(_Fact, frozen=True, kw_only=True, tag="snapshotted", gc=False):
+    """Who holds slots, and all else that grants follow from; a reader may begin here instead of at the beginning."""
+
+    low: Whole  #: the oldest stream sequence that tells of a job which waits; those in the state by name may be older
+    granted: Whole = 0  #: stream sequence of the newest `granted` before it; 0: none
+    state: msgspec.Raw = NO_VALUE  #: JSON object; absent where `state_ref` says where it lies
+    state_ref: PayloadRef | None = None  #: where a large state lies
+
+
+FlowEvent = Granted | Snapshotted
+
+
+class Flow(msgspec.Struct, frozen=True, gc=False):
+    """What the next event of the chain builds on."""
+
+    at: datetime  #: of its newest event; the next one's is not before it
+    through: int  #: of its newest event; it never goes back
+    limits_sequence: int  #: likewise
+    granted: int  #: stream sequence of the newest `granted`; 0: none
+
+
+def evolve(before: Flow | None, event: FlowEvent, stream_sequence: int) -> Flow:
+    """Return what follows from `event`."""
+    granted = stream_sequence if isinstance(event, Granted) else event.granted
+    limits_sequence = max(event.limits_sequence, 0 if before is None else before.limits_sequence)
+    return Flow(event.at, event.through, limits_sequence, granted)
+
+
+def _words(event: FlowEvent) -> str:
+    if isinstance(event, Snapshotted):
+        return f"up to {event.through}, from {event.low} on"
+    count = len(event.jobs)
+    return f"{count} {'job' if count == 1 else 'jobs'}, up to {event.through}"
+
+
+def _check(before: Flow | None, event: FlowEvent, stream_sequence: int) -> Iterator[Broken]:
+    if event.through >= stream_sequence:
+        yield "transition", f"it takes stream sequence {event.through} into account, which comes after it"
+    if isinstance(event, Granted) and not 1 <= len(event.jobs) <= JOBS_MAX:
+        yield "transition", f"`granted` names {len(event.jobs):,} jobs: 1 to {JOBS_MAX} are allowed"
+    if before is None:
+        if not isinstance(event, Snapshotted):
+            yield "transition", "a chain of grants begins with a snapshot"
+        return
+    if event.through < before.through:
+        yield (
+            "transition",
+            f"it was worked out up to {event.through}, the event before it up to {before.through}",
+        )
+    if event.limits_sequence < before.limits_sequence:
+        older = f"{event.limits_sequence}, the event before it {before.limits_sequence}"
+        yield "transition", f"it obeys the definitions of {older}"
+    if event.at < before.at:
+        yield "transition", "its time is before that of the event before it"
+    if isinstance(event, Snapshotted) and event.granted != before.granted:
+        yield "transition", f"it follows the grant at {event.granted}, but {before.granted} is the newest"
+
+
+def _keeps(event: FlowEvent, stream_sequence: int) -> Kept | None:
+    """What the newest snapshot does not tell stays, and the snapshot itself."""
+    if not isinstance(event, Snapshotted):
+        return None
+    end = min(event.through, stream_sequence - 1)
+    return Kept(end + 1, f"the newest snapshot of the limits, which goes up to stream sequence {end}")
+
+
+FLOW: Aggregate[FlowEvent, Flow] = Aggregate(
+    "flow",
+    ("shard",),
+    FlowEvent,
+    state=Flow,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    keeps=_keeps,
+    keeps_of=("snapshotted",),
+)
