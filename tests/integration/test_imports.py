@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 LIBRARIES = {"anyio", "jobledger", "msgspec", "nats", "typing_extensions", "uuid_utils"}
 BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomize", "usercustomize"}
 #: Packages of the ledger; its other modules lie beside them.
-PACKAGES = {"jobledger.ledger.model", "jobledger.ledger.nats", "jobledger.ledger.subscriptions"}
+PACKAGES = {
+    "jobledger.ledger.model",
+    "jobledger.ledger.model.limits",
+    "jobledger.ledger.nats",
+    "jobledger.ledger.subscriptions",
+}
 #: Of the standard library: slow to load, and nothing that an enqueue needs.
 HEAVY = {"sqlite3", "http.server", "multiprocessing", "zoneinfo"}
 TELL = """
