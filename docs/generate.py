@@ -25,7 +25,7 @@ from jobledger.ledger.model.events import Cause, Order
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, PAST_ITS_LIMITS
 from jobledger.ledger.model.lock import LOCK
-from jobledger.ledger.schema.asyncapi import address_of, asyncapi_document
+from jobledger.ledger.schema.asyncapi import addresses_of, asyncapi_document
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_tables, all_views
@@ -184,8 +184,8 @@ def _of_lifecycle(tag: str, required: list[str]) -> Lines:
         yield f"Has the fields of [Order](#order) too{changes}."
 
 
-def _address(aggregate: Aggregate[Any, Any], tag: str) -> str:
-    return re.sub(r"\{(\w+)\}", r"<\1>", address_of(aggregate.name, tag))
+def _addresses(aggregate: Aggregate[Any, Any], tag: str) -> list[str]:
+    return [re.sub(r"\{(\w+)\}", r"<\1>", address) for address in addresses_of(aggregate.name, tag)]
 
 
 def _event(aggregate: Aggregate[Any, Any], tag: str, builder: SchemaBuilder, shared: set[str]) -> Lines:
@@ -195,7 +195,8 @@ def _event(aggregate: Aggregate[Any, Any], tag: str, builder: SchemaBuilder, sha
         yield _paragraph(" ".join(paragraph.split())) + "\n"
     schema = builder.of_struct(cls)
     of_lifecycle = _of_lifecycle(tag, schema["required"]) if aggregate is JOB else ()
-    facts = [f"Subject: `{_address(aggregate, tag)}`", *of_lifecycle]
+    addresses = " or ".join(f"`{address}`" for address in _addresses(aggregate, tag))
+    facts = [f"Subject: {addresses}", *of_lifecycle]
     yield "".join(_paragraph(fact, "- ", "  ") for fact in facts) + "\n"
     elsewhere = {*shared, *Order.__struct_fields__} if cls in ORDERS else shared
     yield from _fields(schema, (name for name in schema["properties"] if name not in elsewhere))
@@ -222,8 +223,9 @@ def _subjects() -> Lines:
     for aggregate in AGGREGATES.values():
         by_form: dict[str, list[str]] = {}
         for tag in aggregate.types:
-            form = re.sub(rf"\b{tag}$", "<event>", _address(aggregate, tag))
-            by_form.setdefault(form, []).append(tag)
+            for address in _addresses(aggregate, tag):
+                form = re.sub(rf"\b{tag}$", "<event>", address)
+                by_form.setdefault(form, []).append(tag)
         for form, tags in by_form.items():
             yield f"| `{form}` | {aggregate.name} | {' '.join(f'[{tag}](#{tag})' for tag in tags)} |\n"
 

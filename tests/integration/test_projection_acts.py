@@ -139,10 +139,10 @@ async def test_acts_on_a_job_with_limits_are_acts_though_it_is_held(tmp_path: Pa
     place = Place()
     await place.enqueue("limited", limits=("api",), run_at=place.at + timedelta(hours=1))
     await place.do("limited", Dispatch(cause="due", reason="now, please"), by="alice")
-    await place.do("limited", Dispatch(cause="admitted"))
+    await place.do("limited", Dispatch(cause="admitted", grant=1))
     await place.do("limited", DeadLetter(reason="max_deliver"))
     await place.do("limited", Requeue(reason="fixed"), by="bob")
-    await place.do("limited", Dispatch(cause="admitted"))
+    await place.do("limited", Dispatch(cause="admitted", grant=1))
     assert shown(await acts_in(place.log, tmp_path / "p")) == [
         ("alice", "retry", "limited", "now, please"),
         ("bob", "requeue", "limited", "fixed"),

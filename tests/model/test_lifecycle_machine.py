@@ -55,6 +55,7 @@ from jobledger.ledger.model.commands import (
     Fence,
     Interrupt,
     Pause,
+    PutBack,
     ReportProgress,
     Requeue,
     Rescue,
@@ -64,7 +65,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import JobNotFoundError, RefusedError, WrongSequenceError
-from jobledger.ledger.model.events import Cause, ErrorInfo, Order, Queued, Started, event_type
+from jobledger.ledger.model.events import Cause, ErrorInfo, Held, Order, Queued, Started, event_type
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.log import Entry, Log
@@ -155,10 +156,13 @@ class Lifecycle(RuleBasedStateMachine):
                 self.held[actor, job] = self.model[job].last_sequence
         return True
 
-    @initialize()
-    def begin(self) -> None:
-        for job in JOB_IDS[:2]:
-            self.attempt("w0", job, self._order(job))
+    @initialize(limited=st.booleans())
+    def begin(self, limited: bool) -> None:
+        self.attempt("w0", JOB_IDS[0], self._order(JOB_IDS[0]))
+        second = self._order(JOB_IDS[1])
+        limits = ("api", "tenant:acme") if limited else ()
+        order = msgspec.structs.replace(second.order, limits=limits)
+        self.attempt("w0", JOB_IDS[1], msgspec.structs.replace(second, order=order))
 
     @rule(actor=actors, job=jobs)
     def read(self, actor: str, job: str) -> None:
@@ -238,7 +242,12 @@ class Lifecycle(RuleBasedStateMachine):
         fitting = CAUSES.get(newest.state if newest else None, frozenset[Cause]())
         held = self.held.get((actor, job), 7)
         wishes: list[Command] = [
-            *(Dispatch(cause=cause) for cause in CAUSES_ASKED if cause in fitting or cause == "redispatched"),
+            *(
+                Dispatch(cause=cause, grant=newest.last_sequence if newest and cause == "admitted" else 0)
+                for cause in CAUSES_ASKED
+                if cause in fitting or cause == "redispatched"
+            ),
+            PutBack(asked_by=newest.wait_sequence if newest else 0),
             *(Fence(epoch=held, attempt=number, worker=actor, outcome="completed") for number in (1, 2)),
             *(Requeue(attempts=number) for number in (1, 2)),
             DeadLetter(reason="max_deliver", epoch=newest.claim_epoch if newest else 0),
@@ -322,7 +331,7 @@ class Lifecycle(RuleBasedStateMachine):
                 chains[event.job] = extend(before, stored)
                 job = chains[event.job].job
                 assert job is not None
-                _check_step(before.job, job, stored.event.__class__ is Queued)
+                _check_step(before.job, job, stored.event.__class__ in (Queued, Held))
                 if event_type(event) in OUTCOMES and before.job is not None:
                     outcome = (event.job, before.job.claim_epoch)
                     assert outcome not in accepted, "two outcomes of one attempt"
@@ -332,7 +341,7 @@ class Lifecycle(RuleBasedStateMachine):
             assert fold(await self.log.read_chain(self.log.names.chain(self.ref(job_id)))) == chain
 
 
-def _check_step(before: Job | None, after: Job, queued: bool) -> None:
+def _check_step(before: Job | None, after: Job, is_ready: bool) -> None:
     live = [attempt for attempt in after.attempts if attempt.state == "running"]
     assert len(live) == (after.state is JobState.RUNNING), "exactly the running job has one live claim"
     assert after.claim_epoch == (live[0].epoch if live else 0), "the claim epoch is the live attempt's"
@@ -343,7 +352,7 @@ def _check_step(before: Job | None, after: Job, queued: bool) -> None:
     )
     if before is not None and before.is_final and after.state is not before.state:
         left_by_a_person = before.state is JobState.DEAD_LETTERED and (
-            queued or after.state is JobState.DISCARDED
+            is_ready or after.state is JobState.DISCARDED
         )
         assert left_by_a_person, "a final state was left"
 

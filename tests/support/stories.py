@@ -223,7 +223,7 @@ def _given_back(story: Story) -> None:
 
 def _admitted(story: Story) -> None:
     story.enqueue("g", limits=("api",))
-    story.do("g", Dispatch(cause="admitted"))
+    story.do("g", Dispatch(cause="admitted", grant=1))
     story.do("g", CancelJob())
 
 
@@ -261,7 +261,7 @@ def _dispatch_in_time(story: Story, job_id: str) -> None:
     story.now = max(story.now, job.due_at) if job is not None and job.due_at is not None else story.now
     for cause in _CAUSES:
         with contextlib.suppress(LedgerError):
-            story.do(job_id, Dispatch(cause=cause))
+            story.do(job_id, Dispatch(cause=cause, grant=int(cause == "admitted")))
             return
 
 

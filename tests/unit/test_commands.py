@@ -28,6 +28,7 @@ from jobledger.ledger.model.commands import (
     Interrupt,
     Outcome,
     Pause,
+    PutBack,
     ReportProgress,
     Requeue,
     Rescue,
@@ -112,13 +113,16 @@ COMMANDS: dict[str, Command] = {
     "enqueue_later": JOURNEYS[JobState.SCHEDULED][0],
     "enqueue_held": JOURNEYS[JobState.HELD][0],
     "dispatch_due": Dispatch(cause="due"),
-    "dispatch_admitted": Dispatch(cause="admitted"),
+    "dispatch_admitted": Dispatch(cause="admitted", grant=1),
     "dispatch_retried": Dispatch(cause="retried"),
     "dispatch_resumed": Dispatch(cause="resumed"),
     "redispatch": Dispatch(cause="redispatched"),
     "dispatch_new": Dispatch(cause="new"),
     "dispatch_requeued": Dispatch(cause="requeued"),
     "dispatch_carried": Dispatch(cause="carried"),
+    "dispatch_ungranted": Dispatch(cause="ungranted"),
+    "admit_by_none": Dispatch(cause="admitted"),
+    "put_back": PutBack(asked_by=1),
     "claim": CLAIM,
     "take_over": TakeOver(worker="w2", lease_s=15.0, lost_epoch=EPOCH),
     "take_over_stale": TakeOver(worker="w2", lease_s=15.0, lost_epoch=1),
@@ -162,6 +166,9 @@ redispatch        ?    -         -    queu   -         -          -      -      
 dispatch_new      ?    -         -    -      -         -          -      -         -         -             -
 dispatch_requeued ?    -         -    -      -         -          -      -         -         -             -
 dispatch_carried  ?    -         -    -      -         -          -      -         -         -             -
+dispatch_ungranted ?   -         -    -      -         -          -      -         -         -             -
+admit_by_none     ?    -         -    -      -         -          -      -         -         -             -
+put_back          ?    -         -    -      -         -          -      -         -         -             -
 claim             ?    -         -    star   -         -          -      -         -         -             -
 take_over         ?    -         -    -      star      -          -      -         -         -             -
 take_over_stale   ?    -         -    -      !         -          -      -         -         -             -
@@ -242,7 +249,14 @@ REVIVED: tuple[Command, ...] = (
     Requeue(attempts=2),
 )
 MISSING = object()
+HELD = Enqueue(
+    ref=REF,
+    task="send",
+    order=Order(limits=("api",), tenant="acme", fair="a", metadata={"k": "v"}, max_attempts=2),
+)
+ADMIT = Dispatch(cause="admitted", grant=7)
 
+# fmt: off
 SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
     ((NEW,), CLAIM, [{"type": "started", "attempt": 1, "worker": "w1", "lease_s": 15.0}]),
     ((NEW, CLAIM), FAIL_LATER, [{"type": "failed", "attempt": 1, "retry_at": LATER}]),
@@ -289,8 +303,13 @@ SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
         Dispatch(cause="redispatched", priority="low"),
         [{"priority": "low", "attempt": 1, "max_attempts": 3}],
     ),
+    ((HELD,), ADMIT, [{"cause": "admitted", "grant": 7, "limits": ("api",), "tenant": "acme", "fair": "a", "metadata": {"k": "v"}}]),
+    ((HELD, ADMIT), PutBack(asked_by=2), [{"type": "held", "cause": "ungranted", "limits": ("api",), "fair": "a", "attempt": 1}]),
+    ((HELD, ADMIT, CLAIM), Complete(epoch=3), [{"type": "completed", "limited": True}]),
+    ((NEW, CLAIM), COMPLETE, [{"type": "completed", "limited": False}]),
     ((*LAST, COMPLETE), FENCE, [{"held_epoch": 2, "current_epoch": 0, "outcome": "completed"}]),
 ]
+# fmt: on
 
 
 @each_row(("way", "command", "expected"), SAYS)
@@ -327,6 +346,11 @@ REFUSED: list[tuple[tuple[Command, ...], Command, str]] = [
         "job j1 is completed: it cannot be fenced for a claim it never had",
     ),
     (JOURNEYS[JobState.RETRY_WAIT], Dispatch(cause="redispatched"), "job j1 is retry_wait: it cannot be queued as 'redispatched'"),
+    (JOURNEYS[JobState.HELD], Dispatch(cause="admitted"), "job j1 is held: it cannot be queued as 'admitted' by grant 0"),
+    ((NEW,), Dispatch(cause="redispatched", grant=7), "job j1 is queued: it cannot be queued as 'redispatched' by grant 7"),
+    ((NEW,), PutBack(asked_by=1), "job j1 is queued since sequence 1 with 0 limits: it cannot be put back for 1"),
+    ((HELD, ADMIT), PutBack(asked_by=1), "job j1 is queued since sequence 2 with 1 limits: it cannot be put back for 1"),
+    ((HELD, ADMIT, CLAIM), PutBack(asked_by=2), "job j1 is running: it cannot be put back behind its limits"),
     (JOURNEYS[JobState.HELD], Dispatch(cause="due"), "job j1 is held: it cannot be queued as 'due'"),
     ((NEW,), Dispatch(cause="due"), "job j1 is queued: it cannot be queued as 'due'"),
 ]  # fmt: skip
@@ -341,7 +365,7 @@ def test_refusals_are_sentences(way: tuple[Command, ...], command: Command, sent
 
 def test_a_first_event_carries_the_whole_order() -> None:
     ref = PayloadRef(sha256="0" * 64, size_bytes=70_000)
-    order = Enqueue(ref=REF, task="send", run_at=LATER, order=Order(input_ref=ref, priority="high", max_attempts=4, timeout_s=2.5, notify="inbox1", tenant="acme", limits=("api",), batch="b1", tick="nightly-1"))  # fmt: skip
+    order = Enqueue(ref=REF, task="send", run_at=LATER, order=Order(input_ref=ref, priority="high", max_attempts=4, timeout_s=2.5, notify="inbox1", tenant="acme", limits=("api",), batch="b1", tick="nightly-1", metadata={"k": "v"}, fair="acme"))  # fmt: skip
     stamp = Stamp(at=NOW, by="op", trace="00-aa-bb-01", correlation="c", causation="d")
     (event,) = decide(None, order, stamp)
     assert isinstance(event, Scheduled)
@@ -355,6 +379,8 @@ def test_a_first_event_carries_the_whole_order() -> None:
         "limits",
         "batch",
         "tick",
+        "metadata",
+        "fair",
     ):
         assert getattr(event, field) == getattr(order.order, field), field
     assert event.run_at == order.run_at

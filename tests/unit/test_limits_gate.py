@@ -5,34 +5,42 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.test_transitions import BOOM, LATER, NOW, REF, STAMP, aimed, commands
 
+from jobledger.ledger.model.aggregates import read_job_event
+from jobledger.ledger.model.codec import encode
 from jobledger.ledger.model.commands import (
     Carry,
     Claim,
     Command,
+    Complete,
     Dispatch,
     Enqueue,
     Fail,
     Interrupt,
     Pause,
+    PutBack,
     Requeue,
     Rescue,
     Snooze,
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError
-from jobledger.ledger.model.events import Held, JobEvent, Order, Queued, event_type
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError, MalformedEventError
+from jobledger.ledger.model.events import Carried, Held, JobEvent, Order, PayloadRef, Queued, event_type
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import PAST_ITS_LIMITS
+from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.transitions import violation
+from jobledger.workers.reactors.stranded import judge
 
 LIMITED = Enqueue(ref=REF, task="send", order=Order(max_attempts=3, limits=("api",)))
-ADMIT, CLAIM = Dispatch(cause="admitted"), Claim(worker="w1", lease_s=15.0)
+ADMIT, CLAIM = Dispatch(cause="admitted", grant=7), Claim(worker="w1", lease_s=15.0)
 
 
 def course(*steps: Command) -> list[JobEvent]:
@@ -167,4 +175,107 @@ def test_an_event_that_passed_a_limit_is_found() -> None:
         "job j1: `queued` as 'new' past its limits (api)"
     )
     assert violation(None, Held(**FIELDS)) == "job j1: `held` as 'new', though nothing holds it"
-    assert violation(job, Queued(**FIELDS, cause="admitted")) is None
+    assert violation(job, Queued(**FIELDS, cause="admitted", grant=7)) is None
+
+
+def folded(events: list[JobEvent]) -> Job:
+    job: Job | None = None
+    for number, event in enumerate(events, 1):
+        assert violation(job, event) is None
+        job = evolve(job, event, number)
+    assert job is not None
+    return job
+
+
+ORDER = Order(
+    max_attempts=3,
+    limits=("api", "tenant:acme"),
+    tenant="acme",
+    fair="acme",
+    metadata={"region": "eu"},
+    input=msgspec.Raw(b'{"n":1}'),
+    notify="inbox",
+    trace="00-aa-bb-01",
+    correlation="run-7",
+    timeout_s=2.0,
+    priority="high",
+)
+
+
+def whole(order: Order) -> Enqueue:
+    return Enqueue(ref=REF, task="send", order=order)
+
+
+def test_an_admission_before_the_first_attempt_says_all_that_a_worker_needs() -> None:
+    """What it adds up to by itself is the job as its whole chain tells it, but for the time of its begin."""
+    events = course(whole(ORDER), ADMIT)
+    job, alone = folded(events), evolve(None, events[-1], 2)
+    assert (job.order, alone.order) == (ORDER, ORDER)
+    assert msgspec.structs.replace(alone, created_at=job.created_at) == job
+    assert (job.grant, job.dispatches, job.state) == (7, 1, JobState.QUEUED)
+
+
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        (msgspec.structs.replace(ORDER, input=msgspec.Raw(b'"' + b"x" * 4_095 + b'"')), (ADMIT,)),
+        (
+            msgspec.structs.replace(
+                ORDER, input=NO_VALUE, input_ref=PayloadRef(sha256="0" * 64, size_bytes=9)
+            ),
+            (ADMIT,),
+        ),
+        (ORDER, (ADMIT, CLAIM, Fail(epoch=0, error=BOOM), ADMIT)),
+    ],
+)
+def test_a_large_input_and_a_later_attempt_are_left_in_the_chain(
+    order: Order, steps: tuple[Command, ...]
+) -> None:
+    admitted = course(whole(order), *steps)[-1]
+    assert isinstance(admitted, Queued)
+    assert (admitted.limits, admitted.input, admitted.input_ref, admitted.grant) == ((), NO_VALUE, None, 7)
+
+
+def test_every_held_names_the_line_that_it_joins() -> None:
+    steps = (ADMIT, CLAIM, Fail(epoch=0, error=BOOM), ADMIT, PutBack(asked_by=0), ADMIT, CLAIM)
+    held = [event for event in course(whole(ORDER), *steps) if isinstance(event, Held)]
+    assert [event.cause for event in held] == ["new", "retried", "ungranted"]
+    assert {(event.limits, event.fair, event.priority) for event in held} == {(ORDER.limits, "acme", "high")}
+
+
+def test_a_job_that_is_put_back_is_held_and_its_work_item_is_void() -> None:
+    events = course(whole(ORDER), ADMIT, PutBack(asked_by=0))
+    job = folded(events)
+    assert (job.state, job.wait_sequence, job.dispatch_sequence, job.dispatches) == (JobState.HELD, 3, 2, 0)
+    assert judge(job, 2, holder_lives=False) is None  # nobody dispatches it anew for its old work item
+    again = folded(course(whole(ORDER), *(ADMIT, PutBack(asked_by=0)) * 5, ADMIT))
+    assert again.dispatches == 1  # it was offered in vain, and that makes no dead letter
+
+
+def test_the_grant_is_kept_until_the_job_is_enqueued_anew() -> None:
+    admit = Dispatch(cause="admitted", grant=9)
+    steps = (ADMIT, CLAIM, Fail(epoch=0, error=BOOM), admit, CLAIM, Interrupt(epoch=0, reason="deploy"))
+    assert folded(course(whole(ORDER), ADMIT, CLAIM, Fail(epoch=0, error=BOOM))).grant == 7
+    assert folded(course(whole(ORDER), *steps)).grant == 9
+    dead = (ADMIT, CLAIM, Fail(epoch=0, error=BOOM, give_up="rejected"))
+    assert folded(course(whole(ORDER), *dead, Requeue())).grant == 0
+
+
+def test_a_carried_job_says_its_grant() -> None:
+    carried = course(whole(ORDER), ADMIT, CLAIM, Carry(through=9))[-2]
+    assert isinstance(carried, Carried)
+    assert (carried.job_state.grant, carried.job_state.order) == (7, ORDER)
+
+
+def test_the_end_of_a_job_with_limits_has_a_subject_of_its_own() -> None:
+    names = Names()
+    limited = course(whole(ORDER), ADMIT, CLAIM, Complete(epoch=0))[-1]
+    plain = course(Enqueue(ref=REF, task="send"), CLAIM, Complete(epoch=0))[-1]
+    subject = "ledger.job.email.j1.completed"
+    assert (names.event(limited), names.event(plain)) == (f"{subject}.limited", subject)
+    for event in (limited, plain):
+        encoded = encode(event)
+        assert read_job_event(names.event(event), encoded, 1) == event
+        with pytest.raises(MalformedEventError):
+            read_job_event(names.event(plain if event is limited else limited), encoded, 1)
+    assert b"limited" not in encode(plain)

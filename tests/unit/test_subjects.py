@@ -50,6 +50,9 @@ def test_subjects_are_parsed_back(queue: str, job_id: str, priority: Priority, e
     assert names.parse(names.event(completed)) == ParsedSubject(
         queue=queue, job_id=job_id, event="completed", priority=None
     )
+    limited = Completed(**ENVELOPE, job=job_id, queue=queue, attempt=1, limited=True)
+    assert names.event(limited) == f"{names.event(completed)}.limited"
+    assert names.parse(names.event(limited)) == names.parse(names.event(completed))
     assert names.event(queued).startswith(names.chain(JobRef(queue=queue, job_id=job_id))[:-1])
 
 
@@ -58,7 +61,8 @@ def test_subjects_are_parsed_back(queue: str, job_id: str, priority: Priority, e
     [
         "", "ledger", "ledger.job.q.j", "ledger.job.q.j.queued", "ledger.job.q.j.queued.urgent", "ledger.job.q.j.queued.high.x",
         "ledger.job.q.j.started.high", "ledger.job..j.started", "ledger.job.q.*.started", "ledger.job.q.j.>", "ledger.jobs.q.j.started",
-        "a_ledger.job.q.j.started", "ledger.job.q.j .started", "ledger.job.q.j.started\n", "ledger.schedule.q.j.started",
+        "a_ledger.job.q.j.started", "ledger.job.q.j .started", "ledger.job.q.j.started\n", "ledger.job.q.j.completed.child",
+        "ledger.job.q.j.failed.limited", "ledger.job.q.j.completed.limited.x", "ledger.schedule.q.j.started",
     ],
 )  # fmt: skip
 def test_what_no_event_can_have_is_not_parsed(subject: str) -> None:

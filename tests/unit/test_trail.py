@@ -209,16 +209,18 @@ def test_a_running_job_that_is_asked_to_end_waits_for_its_worker() -> None:
 
 
 def test_attempts_that_do_not_count_and_limits() -> None:
-    course = Course().enqueue(max_attempts=1, limits=("api", "db")).do(Dispatch(cause="admitted")).claim()
+    course = (
+        Course().enqueue(max_attempts=1, limits=("api", "db")).do(Dispatch(cause="admitted", grant=1)).claim()
+    )
     course.do(Snooze(epoch=course.epoch, until=course.now + timedelta(seconds=9)))
-    course.do(Dispatch(cause="due"), after_s=9).do(Dispatch(cause="admitted")).claim()
+    course.do(Dispatch(cause="due"), after_s=9).do(Dispatch(cause="admitted", grant=1)).claim()
     course.do(Pause(epoch=course.epoch, event="paid")).do(Dispatch(cause="resumed"), after_s=1)
-    course.do(Dispatch(cause="admitted")).claim()
+    course.do(Dispatch(cause="admitted", grant=1)).claim()
     course.do(Interrupt(epoch=course.epoch, reason="deploy"))
     assert [
         each for each in course.texts if each.startswith(("held in", "snoozed", "paused", "interrupted"))
     ] == [
-        "held in queue email, by shop; waits for its limits (api, db) to admit it",
+        "held in queue email, for api, db, by shop; waits for its limits to admit it",
         (
             "snoozed: attempt 1 until 2026-01-02 08:00:09.000Z; "
             "waits for its time in 9.0 s, at 2026-01-02 08:00:09.000Z"

@@ -27,6 +27,7 @@ from jobledger.ledger.model.commands import (
     Fence,
     Interrupt,
     Pause,
+    PutBack,
     ReportProgress,
     Requeue,
     Rescue,
@@ -46,6 +47,7 @@ from jobledger.ledger.model.events import (
     ErrorInfo,
     Failed,
     Fenced,
+    Held,
     JobEvent,
     Order,
     Queued,
@@ -67,12 +69,25 @@ NAME: dict[str, Any] = {"job": "j1", "queue": "email", "task": "send", "at": NOW
 maybe_later = st.sampled_from([None, NOW, LATER])
 epochs = st.integers(0, 12)
 causes: st.SearchStrategy[Cause] = st.sampled_from(
-    ["new", "due", "admitted", "retried", "requeued", "resumed", "interrupted", "redispatched", "carried"]
+    [
+        "new",
+        "due",
+        "admitted",
+        "retried",
+        "requeued",
+        "resumed",
+        "interrupted",
+        "redispatched",
+        "carried",
+        "ungranted",
+    ]
 )
 limits = st.sampled_from([(), ("api",)])
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Enqueue, ref=st.just(REF), task=st.just("send"), run_at=maybe_later, order=st.builds(Order, max_attempts=st.integers(1, 3), limits=limits)),
     st.builds(Dispatch, cause=causes),
+    st.just(Dispatch(cause="admitted", grant=7)),
+    st.builds(PutBack, asked_by=epochs),
     st.builds(Claim, worker=st.just("w1"), lease_s=st.just(15.0)),
     st.builds(TakeOver, worker=st.just("w2"), lease_s=st.just(15.0), lost_epoch=epochs),
     st.builds(Rescue, lost_epoch=epochs),
@@ -99,6 +114,8 @@ def aimed(job: Job | None, command: Command) -> Command:
         return command
     if isinstance(command, TakeOver | Rescue):
         return msgspec.structs.replace(command, lost_epoch=job.claim_epoch)
+    if isinstance(command, PutBack):
+        return msgspec.structs.replace(command, asked_by=job.wait_sequence)
     if isinstance(command, Fence):
         held = job.attempts[0] if job.attempts else None
         return msgspec.structs.replace(command, epoch=held.epoch, attempt=held.number) if held else command
@@ -143,6 +160,11 @@ FAILED = Failed(**NAME, attempt=1, error=BOOM)
 FAILED_LATER = Failed(**NAME, attempt=1, error=BOOM, retry_at=LATER)
 DEAD = DeadLettered(**NAME, reason="exhausted")
 ASKED = CancelRequested(**NAME)
+LIMITED: dict[str, Any] = {"limits": ("api",), "fair": "a"}
+HELD = Held(**NAME, **LIMITED)
+ADMITTED = Queued(**NAME, **LIMITED, cause="admitted", grant=7)
+ADMITTED_OTHERWISE = Queued(**NAME, **LIMITED, cause="admitted", grant=7, tenant="acme")
+UNGRANTED_OTHERWISE = Held(**NAME, cause="ungranted", limits=("api",), fair="b")
 
 
 def _fenced(attempt: int, held_epoch: int, current_epoch: int) -> Fenced:
@@ -182,6 +204,16 @@ PLANTED: list[tuple[Job | None, JobEvent, str]] = [
     (_after(QUEUED, STARTED, COMPLETED), Queued(**NAME, cause="carried", attempt=2, max_attempts=2), "`queued` follows while it is completed"),
     (_after(QUEUED, STARTED, SECOND), _fenced(2, 3, 3), "`fenced` claim 3, which holds it"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 2, 9), "`fenced` by claim 9, the current one is 3"),
+    (_after(HELD), Queued(**NAME, cause="admitted"), "`queued` as 'admitted' by no grant"),
+    (_after(HELD), ADMITTED_OTHERWISE, "`queued` with another order than the job's"),
+    (_after(HELD, ADMITTED), UNGRANTED_OTHERWISE, "`held` for api of b, its order says api of a"),
+    (_after(HELD, ADMITTED), Queued(**NAME, cause="redispatched", grant=7), "`queued` as 'redispatched' by grant 7: only 'admitted' names one"),
+    (_after(HELD, ADMITTED), Queued(**NAME, cause="ungranted"), "`queued` as 'ungranted' past its limits (api)"),
+    (_after(HELD, ADMITTED), Held(**NAME, cause="due", **LIMITED), "`held` with cause 'due' while it is queued"),
+    (_after(HELD, ADMITTED, STARTED), Held(**NAME, cause="ungranted", attempt=2, **LIMITED), "`held` follows while it is running"),
+    (_after(HELD, ADMITTED, STARTED), COMPLETED, "`completed` without `limited`, and the job has limits (api)"),
+    (_after(QUEUED), Queued(**NAME, cause="ungranted", max_attempts=2), "`queued` as 'ungranted', though it has no limits"),
+    (_after(QUEUED, STARTED), msgspec.structs.replace(COMPLETED, limited=True), "`completed` with `limited`, and the job has no limits"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 7, 3), "`fenced` claim 7 as attempt 1, which it never had"),
 ]  # fmt: skip
 

@@ -47,7 +47,7 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
         case JobState.SCHEDULED:
             return _time(after, event)
         case JobState.HELD:
-            return f"its limits ({_cut(', '.join(after.order.limits)) or 'none named'}) to admit it"
+            return "its limits to admit it"
         case JobState.RETRY_WAIT:
             if after.due_at is None or (
                 isinstance(event, Failed) and as_utc(after.due_at) <= as_utc(event.at)

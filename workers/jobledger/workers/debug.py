@@ -229,7 +229,8 @@ async def _claimed(memory: Surroundings, material: Material) -> JobView:
         chain = await _follow(memory, chain, Dispatch(cause="due"))
         job = _job_of(chain)
     if job.state is JobState.HELD:
-        chain = await _follow(memory, chain, Dispatch(cause="admitted"))
+        # Here nobody grants anything: the copy is let go as it is.
+        chain = await _follow(memory, chain, Dispatch(cause="admitted", grant=chain.last_sequence))
         job = _job_of(chain)
     if job.state is JobState.RUNNING:
         claim: Command = TakeOver(worker=DEBUGGER, lease_s=_LEASE_S, lost_epoch=job.claim_epoch)

@@ -14,7 +14,7 @@ from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
-from jobledger.ledger.model.events import JobEvent, Queued
+from jobledger.ledger.model.events import Completed, JobEvent, Queued
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.limits.flow import FLOW
@@ -97,7 +97,8 @@ def read_job_event(subject: str, data: bytes, stream_sequence: int) -> JobEvent:
 def _place_of(event: JobEvent) -> str:
     if isinstance(event, Queued):
         return f".job.{event.queue}.{event.job}.queued.{event.priority}"
-    return f".job.{event.queue}.{event.job}.{_TAGS[type(event)]}"
+    leaf = "completed.limited" if isinstance(event, Completed) and event.limited else _TAGS[type(event)]
+    return f".job.{event.queue}.{event.job}.{leaf}"
 
 
 def _check_other(message: Message) -> None:

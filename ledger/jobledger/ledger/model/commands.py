@@ -55,6 +55,13 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     #: `Job.wait_sequence` of the wait that is over; a wait begun since is not cut short. None: whatever it waits for.
     asked_by: int | None = None
     reason: str = ""  #: of an operator who does not let it wait any longer
+    grant: int = 0  #: stream sequence of the `granted` by which its limits admitted it; with the cause `admitted` alone
+
+
+class PutBack(msgspec.Struct, frozen=True, kw_only=True):
+    """Let a job with limits wait for them again, because nobody claimed it since they admitted it."""
+
+    asked_by: int  #: `Job.wait_sequence` of the wait in its queue; a claim or a dispatch since is not undone
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -211,6 +218,7 @@ class Carry(msgspec.Struct, frozen=True, kw_only=True):
 Command = (
     Enqueue
     | Dispatch
+    | PutBack
     | Claim
     | TakeOver
     | Rescue

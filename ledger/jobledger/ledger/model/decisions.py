@@ -29,6 +29,7 @@ from jobledger.ledger.model.commands import (
     Interrupt,
     Outcome,
     Pause,
+    PutBack,
     ReportProgress,
     Requeue,
     Rescue,
@@ -96,6 +97,8 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             raise JobExistsError(job.id)
         case Dispatch():
             return _dispatch(job, command, stamp)
+        case PutBack():
+            return _put_back(job, command, stamp)
         case TakeOver():
             return _take_over(job, command, stamp)
         case Rescue():
@@ -218,11 +221,15 @@ def _ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Hel
         "max_attempts": order.max_attempts,
         "timeout_s": order.timeout_s,
     } | changes
-    return Held(**fields) if order.limits and cause not in PAST_ITS_LIMITS else Queued(**fields)
+    if order.limits and cause not in PAST_ITS_LIMITS:
+        return Held(**fields, limits=order.limits, fair=order.fair)
+    return Queued(**fields)
 
 
-#: Causes of a dispatch that only follows from another command, in the same batch.
-_NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted"})
+#: Causes of a dispatch that only follows from another command, in the same batch or as its only event.
+_NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted", "ungranted"})
+#: Bytes of an input that `queued` as admitted has again: more than nearly every one, and little to store twice.
+_AGAIN_BYTES_MAX: Final = 4096
 
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
@@ -234,8 +241,36 @@ def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
         raise IllegalTransitionError(
             job.id, f"waiting since sequence {job.wait_sequence}", f"be queued for {command.asked_by}"
         )
-    priority = command.priority or job.order.priority
-    return (_ready(job, stamp, command.cause, priority=priority, reason=command.reason),)
+    if (command.cause == "admitted") != bool(command.grant):
+        raise IllegalTransitionError(
+            job.id, job.state.value, f"be queued as {command.cause!r} by grant {command.grant}"
+        )
+    changes: dict[str, Any] = {
+        "priority": command.priority or job.order.priority,
+        "reason": command.reason,
+    }
+    if command.grant:
+        changes |= {**_order_again(job), **changes, "grant": command.grant}
+    return (_ready(job, stamp, command.cause, **changes),)
+
+
+def _order_again(job: Job) -> dict[str, Any]:
+    """Return the whole order of a job before its first attempt, if its input is small: a worker then need not read it."""
+    order = job.order
+    if job.attempts or order.input_ref is not None or len(bytes(order.input)) > _AGAIN_BYTES_MAX:
+        return {}
+    return _asdict(order)
+
+
+def _put_back(job: Job, command: PutBack, stamp: Stamp) -> Events:
+    _require(job, "be put back behind its limits", JobState.QUEUED)
+    if command.asked_by != job.wait_sequence or not job.order.limits:
+        raise IllegalTransitionError(
+            job.id,
+            f"queued since sequence {job.wait_sequence} with {len(job.order.limits)} limits",
+            f"be put back for {command.asked_by}",
+        )
+    return (_ready(job, stamp, "ungranted"),)
 
 
 def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:
@@ -362,6 +397,7 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         attempt=len(job.attempts),
         result=command.result,
         result_ref=command.result_ref,
+        limited=job.order.limits != (),
     )
     return (completed,)
 

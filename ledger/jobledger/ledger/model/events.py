@@ -18,9 +18,9 @@ from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Moment, Whole
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
-#: Why a job was dispatched. Only `new` carries the whole work order; the others build on the chain. `carried`
-#: leaves the job as it is, waiting or running: it only puts a fresh work item where an archive run takes the
-#: old one away.
+#: Why a job was dispatched. Only `new` and a first `admitted` carry the whole work order; the others build on the chain.
+#: `carried` leaves the job as it is, waiting or running: it only puts a fresh work item where an archive run takes the
+#: old one away. `ungranted` puts a job that nobody claimed back behind its limits.
 Cause = Literal[
     "new",
     "due",
@@ -31,6 +31,7 @@ Cause = Literal[
     "interrupted",
     "redispatched",
     "carried",
+    "ungranted",
 ]
 
 DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid"]
@@ -103,6 +104,12 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         ""  #: W3C traceparent of the enqueuer; where that has none, the job's own follows from its id
     )
     correlation: str = ""  #: the first cause the job belongs to: a batch, a run, a request
+    metadata: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  #: pairs of words that the enqueuer said of the job
+    fair: str = (
+        ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
+    )
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -142,7 +149,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     attempts: tuple[CarriedAttempt, ...] = ()  #: in their order
     attempts_given_back: Whole = 0  #: interrupted, snoozed and paused attempts, which do not count
     claim_epoch: Whole = 0  #: of the running attempt; 0 when nobody holds the job
-    dispatches: Whole = 0  #: `queued` events since the last `started`
+    dispatches: Whole = 0  #: `queued` events since the last `started` or `held`
     dispatch_sequence: Whole = 0  #: stream sequence of the newest `queued`
     wait_sequence: Whole = (
         0  #: stream sequence of the event that began the present wait; 0 when it does not wait
@@ -159,6 +166,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     checkpoint_ref: PayloadRef | None = None  #: where a large checkpoint lies
     progress: CarriedProgress | None = None  #: what the running attempt last said of itself
     fenced_count: Whole = 0  #: outcomes of stale claims that were refused
+    grant: Whole = 0  #: stream sequence of the `granted` that admitted it last; 0: none since it was enqueued or requeued
 
 
 class Event(Envelope, frozen=True, kw_only=True, gc=False):
@@ -186,6 +194,12 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     limits: tuple[str, ...] = ()  #: names of the limits the job waits for
     batch: str = ""  #: the batch the job is part of
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
+    metadata: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  #: pairs of words that the enqueuer said of the job
+    fair: str = (
+        ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
+    )
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
@@ -203,14 +217,21 @@ class _Ready(_Order, frozen=True, kw_only=True, gc=False):
 
 
 class Held(_Ready, frozen=True, kw_only=True, tag="held", gc=False):
-    """The job waits for its limits to admit it: instead of `queued`, with the same cause, attempt and reason."""
+    """The job waits for its limits to admit it: instead of `queued`, with the same cause, attempt and reason.
+
+    Each names the limits and the fairness key, so that it says by itself which line it joins.
+    """
 
 
 class Queued(_Ready, frozen=True, kw_only=True, tag="queued", gc=False):
     """The job may be taken. This stored message *is* the work item that workers pull.
 
-    With the cause `carried` it leaves the job as it is, waiting or running, and only replaces its work item.
+    With the cause `carried` it leaves the job as it is, waiting or running, and only replaces its work item. With the
+    cause `admitted`, before the first attempt and with a small input, it has the whole order again, so that a worker
+    need not read the chain.
     """
+
+    grant: Whole = 0  #: where the cause is `admitted`: stream sequence of the `granted` that admitted the job
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
@@ -227,6 +248,7 @@ class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
     attempt: Whole  #: which attempt, from 1
     result: msgspec.Raw = NO_VALUE  #: what the task returned
     result_ref: PayloadRef | None = None  #: where a large result lies
+    limited: bool = False  #: whether the job has limits; the subject then ends with `completed.limited`
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):

@@ -109,7 +109,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     attempts: tuple[Attempt, ...] = ()
     attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
-    dispatches: int = 0  #: `queued` events since the last `started`
+    dispatches: int = 0  #: `queued` events since the last `started` or `held`
     dispatch_sequence: int = (
         0  #: stream sequence of the newest `queued`: the only work item that still counts
     )
@@ -128,6 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     checkpoint_ref: PayloadRef | None = None
     progress: Progress | None = None
     fenced_count: int = 0  #: outcomes of stale claims that were refused
+    grant: int = 0  #: stream sequence of the `granted` that admitted it last; 0: none since it was enqueued or requeued
     carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0 when no archive run came by
 
     @property
@@ -219,7 +220,9 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
 
 def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Take the order from a first event."""
-    is_queued = isinstance(event, Queued)
+    dispatches = dispatch_sequence = grant = 0
+    if isinstance(event, Queued):
+        dispatches, dispatch_sequence, grant = 1, stream_sequence, event.grant
     return Job(
         id=event.job,
         queue=event.queue,
@@ -229,10 +232,11 @@ def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
         updated_at=event.at,
         last_sequence=stream_sequence,
         order=order_of(event),
-        dispatches=1 if is_queued else 0,
-        dispatch_sequence=stream_sequence if is_queued else 0,
+        dispatches=dispatches,
+        dispatch_sequence=dispatch_sequence,
         wait_sequence=stream_sequence,
         due_at=event.run_at if isinstance(event, Scheduled) else None,
+        grant=grant,
     )
 
 
@@ -275,11 +279,14 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Let a job wait that exists: the event changes only what it names."""
-    # A person who requeues a dead letter gives it new dispatches, as well as attempts.
-    dispatches = 0 if job.is_final else job.dispatches
+    # A person who requeues a dead letter gives it new dispatches, as well as attempts. One that is held is offered to
+    # nobody, however often it was granted and put back.
+    dispatches = 0 if job.is_final or isinstance(event, Held) else job.dispatches
+    dispatch_sequence, grant = job.dispatch_sequence, 0 if job.is_final else job.grant
     if isinstance(event, Queued):
         dispatches += 1
-    dispatch_sequence = stream_sequence if isinstance(event, Queued) else job.dispatch_sequence
+        dispatch_sequence = stream_sequence
+        grant = event.grant or grant
     due_at = event.run_at if isinstance(event, Scheduled) else None
     order: dict[str, Any] = {
         "priority": event.priority,
@@ -305,6 +312,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         # A person who requeues a dead letter overrules an earlier wish to cancel it.
         cancel_requested=job.cancel_requested and not job.is_final,
         cancel_reason="" if job.is_final else job.cancel_reason,
+        grant=grant,
     )
 
 

@@ -84,11 +84,17 @@ _NO_ORDER: Final[dict[str, Any]] = {
     "trace": "",
     "correlation": "",
     "notify": "",
+    "metadata": {},
 }
 
 
 def _without(**values: Any) -> Callable[[Any], Any]:
     return lambda event: _replace(event, **values)
+
+
+def lean_order(order: Order) -> Order:
+    """Return a work order without the values that no check looks at."""
+    return _replace(order, **_NO_ORDER)
 
 
 def _lean_carried(event: Carried) -> Carried:
@@ -102,7 +108,7 @@ def _lean_carried(event: Carried) -> Carried:
         "checkpoint": NO_VALUE,
         "checkpoint_ref": None,
     }
-    order = _replace(state.order, **_NO_ORDER)
+    order = lean_order(state.order)
     return _replace(event, job_state=_replace(state, order=order, attempts=attempts, **no_values))
 
 
@@ -110,11 +116,21 @@ def _reason(event: Cancelled | CancelRequested | Discarded) -> str:
     return event.reason
 
 
+def _queued(event: Queued) -> str:
+    return f"{_ready(event)}, by grant {event.grant}" if event.grant else _ready(event)
+
+
+def _held(event: Held) -> str:
+    ready, limits = _ready(event), ", ".join(event.limits)
+    return f"{ready}{', ' if ready else ''}for {limits}" if limits else ready
+
+
 def _ready(event: Queued | Held) -> str:
     parts = [] if event.cause == "new" else [event.cause, f"attempt {event.attempt} is next"]
     if event.priority != "normal":
         parts.append(f"priority {event.priority}")
-    if event.cause != "new" and (event.input is not NO_VALUE or event.input_ref is not None):
+    is_changed = event.cause not in {"new", "admitted"}
+    if is_changed and (event.input is not NO_VALUE or event.input_ref is not None):
         parts.append("new input")
     return ", ".join(parts) + (f": {event.reason}" if event.reason else "")
 
@@ -153,7 +169,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=_INPUTS,
             lean=_without(**_NO_ORDER),
             counted=False,
-            words=_ready,
+            words=_held,
         ),
         Queued: Row[Queued](
             after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
@@ -162,7 +178,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=_INPUTS,
             lean=_without(**_NO_ORDER),
             counted=False,
-            words=_ready,
+            words=_queued,
         ),
         Started: Row[Started](
             after=_RUNNING | {_S.QUEUED},
@@ -291,7 +307,7 @@ CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
         None: frozenset[Cause]({"new"}),
         JobState.SCHEDULED: frozenset[Cause]({"due"}),
         JobState.HELD: frozenset[Cause]({"admitted"}),
-        JobState.QUEUED: frozenset[Cause]({"redispatched", "carried"}),
+        JobState.QUEUED: frozenset[Cause]({"redispatched", "carried", "ungranted"}),
         JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
         JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
         JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),

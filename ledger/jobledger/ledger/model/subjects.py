@@ -1,6 +1,7 @@
 """Names on the wire: streams, subjects, consumers; built from validated tokens, and parsed back.
 
-A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>[.<priority>]`. The
+A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>`, where `queued` is followed by the
+priority, and `completed` by `limited` where the job has limits: nobody else's end is delivered to who waits for one. The
 filter of a chain, `ledger.job.<queue>.<job_id>.>`, is what every conditional append of that chain names.
 Source: ADR 001.
 """
@@ -14,13 +15,16 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
-from jobledger.ledger.model.events import PRIORITIES, JobEvent, Priority, Queued, event_type
+from jobledger.ledger.model.events import PRIORITIES, Completed, JobEvent, Priority, Queued, event_type
 from jobledger.ledger.model.lifecycle import TIMED_WAITS
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
+
+#: The last words of the subjects of types that have more than the type itself, as filters; none overlaps another.
+_LEAVES: Final = {"queued": ("queued.*",), "completed": ("completed", "completed.limited")}
 
 _AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and all the rest
 
@@ -39,6 +43,11 @@ def aggregate_of(subject: str) -> str:
     """Return the name of the aggregate that a ledger subject is about; "" for what has not the form of one."""
     tokens = subject.split(".", 2)
     return tokens[1] if len(tokens) == _AGGREGATE_TOKENS else ""
+
+
+def leaves_of(event: str) -> tuple[str, ...]:
+    """Return the last words of the subjects of one type of a job's events, as filters: together they match all of them."""
+    return _LEAVES.get(event, (event,))
 
 
 def is_token(value: str) -> bool:
@@ -158,11 +167,11 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self.jobs_root}{event.queue}.{event.job}.>"
 
     def of_type(self, ref: JobRef, event: str) -> str:
-        """Return the subject of one job's events of one type; `queued` has a priority more."""
+        """Return the subject of one job's events of one type; `queued` and `completed` may have a word more."""
         return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.{event}"
 
     def all_of_type(self, event: str) -> str:
-        """Return the filter of every job's events of one type; `queued` has a priority more."""
+        """Return the filter of every job's events of one type; `queued` and `completed` may have a word more."""
         return f"{self.ledger_root}.job.*.*.{event}"
 
     @property
@@ -184,6 +193,10 @@ class Names(msgspec.Struct, frozen=True):
         if kind == "queued":
             assert isinstance(event, Queued)
             kind = f"queued.{event.priority}"
+        elif kind == "completed":
+            assert isinstance(event, Completed)
+            if event.limited:
+                kind = "completed.limited"
         return f"{self.jobs_root}{event.queue}.{event.job}.{kind}"
 
     def dispatches(self, queue: str, priority: Priority) -> str:
@@ -257,6 +270,8 @@ class Names(msgspec.Struct, frozen=True):
         match tokens:
             case [self.ledger_root, "job", queue, job_id, "queued", priority] if priority in PRIORITIES:
                 parsed = ParsedSubject(queue=queue, job_id=job_id, event="queued", priority=priority)
+            case [self.ledger_root, "job", queue, job_id, "completed", "limited"]:
+                parsed = ParsedSubject(queue=queue, job_id=job_id, event="completed", priority=None)
             case [self.ledger_root, "job", queue, job_id, event] if event != "queued":
                 parsed = ParsedSubject(queue=queue, job_id=job_id, event=event, priority=None)
             case _:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+import msgspec
+
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,
     CancelRequested,
@@ -27,16 +29,17 @@ from jobledger.ledger.model.events import (
     Snoozed,
     Started,
     event_type,
+    order_of,
 )
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.lifecycle import CAUSES, CLAIMED, LEGAL, PAST_ITS_LIMITS
+from jobledger.ledger.model.lifecycle import CAUSES, CLAIMED, LEGAL, PAST_ITS_LIMITS, lean_order
 
 #: The classes of `CLAIMED`, for the type checkers.
 _Claimed = Completed | Failed | Interrupted | Snoozed | Paused | Checkpointed | Progressed
 
 
 class _Rule(Protocol):
-    def __call__(self, job: Job | None, event: JobEvent) -> str | None: ...
+    def __call__(self, job: Job | None, event: JobEvent, /) -> str | None: ...
 
 
 def violation(job: Job | None, event: JobEvent) -> str | None:
@@ -90,11 +93,48 @@ def _waits_for_its_limits(job: Job | None, event: JobEvent) -> str | None:
         return None
     limits = event.limits if job is None else job.order.limits
     must_wait = bool(limits) and event.cause not in PAST_ITS_LIMITS
-    if must_wait == isinstance(event, Held):
-        return None
-    if must_wait:
+    is_held = isinstance(event, Held)
+    if must_wait and not is_held:
         return f"`queued` as {event.cause!r} past its limits ({', '.join(limits)})"
-    return f"`held` as {event.cause!r}, though nothing holds it"
+    if is_held and not must_wait:
+        return f"`held` as {event.cause!r}, though nothing holds it"
+    if event.cause == "ungranted" and not is_held:
+        return "`queued` as 'ungranted', though it has no limits"
+    return None
+
+
+def _says_its_order(job: Job | None, event: JobEvent) -> str | None:
+    """What an event repeats of the order must be what the first one said: others act on it without reading the chain."""
+    if job is None or not isinstance(event, Queued | Held):
+        return None
+    kind, order = event_type(event), job.order
+    if isinstance(event, Held) and (event.limits != order.limits or event.fair != order.fair):
+        return f"`{kind}` for {_words(event.limits, event.fair)}, its order says {_words(order.limits, order.fair)}"
+    if isinstance(event, Queued) and event.limits:
+        again = msgspec.structs.replace(lean_order(order_of(event)), priority=order.priority)
+        if job.attempts or again != lean_order(order):
+            return f"`{kind}` with another order than the job's"
+    return None
+
+
+def _words(limits: tuple[str, ...], fair: str) -> str:
+    return (", ".join(limits) or "no limits") + (f" of {fair}" if fair else "")
+
+
+def _names_its_grant(_job: Job | None, event: JobEvent) -> str | None:
+    if not isinstance(event, Queued) or (event.cause == "admitted") == bool(event.grant):
+        return None
+    if event.grant:
+        return f"`queued` as {event.cause!r} by grant {event.grant}: only 'admitted' names one"
+    return "`queued` as 'admitted' by no grant"
+
+
+def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
+    """Who waits for a limit hears of the ends of jobs with limits alone, by their subject."""
+    if job is None or not isinstance(event, Completed) or event.limited == bool(job.order.limits):
+        return None
+    has = f"limits ({', '.join(job.order.limits)})" if job.order.limits else "no limits"
+    return f"`completed` {'with' if event.limited else 'without'} `limited`, and the job has {has}"
 
 
 def _may_start(job: Job | None, event: JobEvent) -> str | None:
@@ -154,9 +194,12 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
 
 _OF_EVERY_EVENT: Final[tuple[_Rule, ...]] = (_type_fits_state, _names_agree)
 _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
-    **dict.fromkeys((Queued, Held), (_may_be_ready, _waits_for_its_limits)),
+    **dict.fromkeys(
+        (Queued, Held), (_may_be_ready, _waits_for_its_limits, _says_its_order, _names_its_grant)
+    ),
     Started: (_may_start,),
     **dict.fromkeys(CLAIMED, (_is_of_the_running_attempt,)),
+    Completed: (_is_of_the_running_attempt, _ends_where_it_is_heard),
     DeadLettered: (_gives_up_an_undecided_job,),
     CancelRequested: (_asks_once,),
     Fenced: (_fences_a_stale_claim,),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.events import PRIORITIES
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.subjects import Names, leaves_of
 from jobledger.ledger.schema.events import SchemaBuilder, described
 
 #: Of what this document says, by the rules of semantic versioning; the distribution has another.
@@ -46,7 +46,6 @@ def asyncapi_document() -> dict[str, Any]:
     messages: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for aggregate, tag, cls in described():
-        key = f"{aggregate}_{tag}"
         schemas[tag] = builder.of_struct(cls)
         summary = str(schemas[tag]["description"])
         messages[tag] = {
@@ -56,13 +55,15 @@ def asyncapi_document() -> dict[str, Any]:
             "contentType": "application/json",
             "payload": {"$ref": f"#/components/schemas/{tag}"},
         }
-        channels[key] = _channel(address_of(aggregate, tag), tag, summary)
-        operations[f"append_{key}"] = {
-            "action": "send",
-            "channel": {"$ref": f"#/channels/{key}"},
-            "summary": f"The ledger stores {tag} here.",
-            "messages": [{"$ref": f"#/channels/{key}/messages/{tag}"}],
-        }
+        for address in addresses_of(aggregate, tag):
+            key = "_".join((aggregate, *(word for word in _after_key(address, aggregate) if word[0] != "{")))
+            channels[key] = _channel(address, tag, summary)
+            operations[f"append_{key}"] = {
+                "action": "send",
+                "channel": {"$ref": f"#/channels/{key}"},
+                "summary": f"The ledger stores {tag} here.",
+                "messages": [{"$ref": f"#/channels/{key}/messages/{tag}"}],
+            }
     return {
         "asyncapi": "3.0.0",
         "id": "urn:jobledger:events",
@@ -86,11 +87,16 @@ def asyncapi_document() -> dict[str, Any]:
     }
 
 
-def address_of(aggregate: str, tag: str) -> str:
-    """Return the subject of a type of event in the plain environment, with names in braces where tokens stand."""
+def addresses_of(aggregate: str, tag: str) -> list[str]:
+    """Return the subjects of a type of event in the plain environment, with names in braces where tokens stand."""
     of = AGGREGATES[aggregate]
-    subject = of.of_type(Names(), tag, *(f"{{{field}}}" for field in of.key))
-    return f"{subject}.{{priority}}" if (aggregate, tag) == ("job", "queued") else subject
+    leaves = leaves_of(tag) if of is JOB else (tag,)
+    key = [f"{{{field}}}" for field in of.key]
+    return [of.of_type(Names(), leaf.replace("*", "{priority}"), *key) for leaf in leaves]
+
+
+def _after_key(address: str, aggregate: str) -> list[str]:
+    return address.split(".")[2 + len(AGGREGATES[aggregate].key) :]
 
 
 def _channel(address: str, tag: str, summary: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import msgspec
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import EVENT_TYPES
-from jobledger.ledger.model.subjects import Names, check_token
+from jobledger.ledger.model.subjects import Names, check_token, leaves_of
 
 _SEQUENCE_MAX: Final = 2**63 - 1
 _SHOWN_MAX: Final = 60
@@ -53,7 +53,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Return the filters for the server; none overlaps another, as it demands."""
         jobs = f"{names.jobs_root}{self.queue or '*'}.{self.job or '*'}"
         if self.types:
-            return tuple(f"{jobs}.queued.*" if kind == "queued" else f"{jobs}.{kind}" for kind in self.types)
+            return tuple(f"{jobs}.{leaf}" for kind in self.types for leaf in leaves_of(kind))
         return (f"{jobs}.>" if self.queue or self.job else f"{names.jobs_root}>",)
 
     def fits(self, stored: StoredEvent) -> bool:

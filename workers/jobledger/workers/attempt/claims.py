@@ -1,7 +1,7 @@
 """From a delivery to the right to run it: claim, take over, wait, or drop. The ledger decides, never the broker.
 
-A first dispatch is claimed without reading anything: its message is the newest event of the chain, or the
-conditional append is refused, and only then the chain is read.
+A first dispatch, `queued` as new or as admitted with the whole order, is claimed without reading anything: its message
+is the newest event of the chain, or the conditional append is refused, and only then the chain is read.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Claimer:
         Raises: UnreachableError, WrongSequenceError after too many lost races: leave the delivery for a redelivery.
         """
         ref = JobRef(queue=queued.queue, job_id=queued.job)
-        if queued.cause == "new":
+        # Both have the whole order; other dispatches build on what happened before, and that is in the chain.
+        if queued.cause == "new" or (queued.cause == "admitted" and queued.limits):
             chain = _only(delivery, queued)
-        else:  # the input and what happened before are in the chain
+        else:
             chain = await load(self._ledger.log, ref)
         for _ in range(_TRIES_MAX):
             try:
@@ -149,6 +150,9 @@ def read_dispatch(delivery: Delivery) -> Queued | None:
 
 
 def _only(delivery: Delivery, queued: Queued) -> JobView:
-    """The chain as it is if the delivered first event is still its only one; the claim's condition proves it."""
+    """The chain as it is if the delivered event, which has the whole order, is its newest; the claim's condition proves it.
+
+    Of a job that was held before, only the time of its first event is another one in this view.
+    """
     sequence = delivery.stream_sequence
     return JobView(evolve(None, queued, sequence), sequence, delivery.data)

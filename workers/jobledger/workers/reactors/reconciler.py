@@ -28,7 +28,7 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     UnreachableError,
 )
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, leaves_of
 from jobledger.ledger.nats.consumer import ACK, Batches, Source, keep_serving, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
@@ -38,7 +38,7 @@ from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
 
 BATCH: Final = 1_000
-_ENDINGS: Final = (".completed", ".cancelled")
+_ENDINGS: Final = tuple(f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind))
 _CHAINS_AT_ONCE: Final = 16
 _ACK_WAIT_S: Final = 60.0
 _FETCH_S: Final = 5.0
