@@ -34,7 +34,7 @@ from tests.support.working import working
 
 from jobledger.audit.verify import Report, leftovers, verify
 from jobledger.ledger import connect
-from jobledger.ledger.model.errors import SequenceGapError
+from jobledger.ledger.model.errors import SequenceGapError, ServerStartError, ServerUnreachableError
 from jobledger.projections import PositionMismatchError, Projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -78,7 +78,8 @@ def judge(made: Made, found: Found) -> str:
     if not found.lost_only_its_end:
         assert not found.alone.sound
         assert first_of(found.alone) == found.wrong[0]
-        assert found.rebuilt, "nobody makes tables out of a ledger with a hole"
+        # The server may serve the last record of a block although a bit of it differs: then there is no hole.
+        assert found.rebuilt or not found.gone, "nobody makes tables out of a ledger with a hole"
         return "verify"
     assert set(found.alone.broken) <= {"timer"}, "a shorter ledger is one in itself"
     assert found.head < events
@@ -94,9 +95,12 @@ async def damaged(
     damage: Callable[[Path], object],
     source: Path | None = None,
 ) -> str:
-    """Run one trial."""
-    async with copied(servers, made, folder, damage, source) as ledger:
-        return judge(made, await look_into(ledger, made, folder))
+    """Run one trial; a server that does not start, or gives no answer, tells no lie either."""
+    try:
+        async with copied(servers, made, folder, damage, source) as ledger:
+            return judge(made, await look_into(ledger, made, folder))
+    except (ServerStartError, ServerUnreachableError) as error:
+        return f"the server: {type(error).__name__}"
 
 
 def one_bit(made: Made, chance: random.Random) -> Callable[[Path], None]:

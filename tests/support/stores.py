@@ -50,6 +50,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     head: int
     wrong: list[int]  #: stream sequences whose event is not there, or another
+    gone: list[int]  #: those of them at which nothing is
     alone: Report  #: `audit verify`
     against: Report  #: the same against the earlier report
     projector: str  #: the error that stopped it; "" when it went on
@@ -160,8 +161,8 @@ async def copied(
     shutil.copytree(source or made.folder, folder, ignore=_ignored)
     damage(folder)
     server = servers(folder)
-    await server.start()
     try:
+        await server.start()
         async with connect(server.url, ledger_bytes_max=_ROOM) as ledger:
             yield ledger
     finally:
@@ -178,13 +179,15 @@ async def look_into(ledger: Ledger, made: Made, folder: Path) -> Found:
     shutil.copy(made.projection, projection)
     projector = await _error_of(_catch_up(ledger, projection))
     rebuilt = await _error_of(rebuild(ledger.log, fresh))
-    wrong = await _wrong(ledger, made)
+    stored = await _stored(ledger)
+    there = list(enumerate(made.messages, 1))
     for number in range(_LATER):
         await ledger.log.append(_entry_of(number))
     projector_later = await _error_of(_catch_up(ledger, projection))
     found = Found(
         head=head,
-        wrong=wrong,
+        wrong=[number for number, message in there if stored.get(number) != message],
+        gone=[number for number, _ in there if number not in stored],
         alone=alone,
         against=against,
         projector=projector,
@@ -217,8 +220,8 @@ async def _error_of(work: Awaitable[object]) -> str:
     return ""
 
 
-async def _wrong(ledger: Ledger, made: Made) -> list[int]:
-    """Return which of the events that were there are gone or changed, by asking for whatever is stored."""
+async def _stored(ledger: Ledger) -> dict[int, tuple[str, bytes]]:
+    """Return subject and bytes of whatever is stored, by sequence."""
     found: dict[int, tuple[str, bytes]] = {}
     position = 1
     while True:
@@ -232,7 +235,7 @@ async def _wrong(ledger: Ledger, made: Made) -> list[int]:
             position = error.next_sequence
             if not position:
                 break
-    return [number for number, message in enumerate(made.messages, 1) if found.get(number) != message]
+    return found
 
 
 def _jobs(path: Path) -> dict[str, bytes]:
