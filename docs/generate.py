@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from jobledger.ledger.model.aggregate import Aggregate
-from jobledger.ledger.model.aggregates import AGGREGATES, JOB
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB, event_name
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.events import Cause, Order
 from jobledger.ledger.model.job import JobState
@@ -128,6 +128,8 @@ def _type_words(schema: Schema) -> str:
         return "time"
     if schema.get("type") == "array":
         return f"list of {_type_words(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"object of {_type_words(schema['additionalProperties'])}"
     kind = str(schema.get("type", "text" if "const" in schema else "any JSON"))
     return _PLAIN.get(kind, kind)
 
@@ -135,9 +137,10 @@ def _type_words(schema: Schema) -> str:
 def _default_words(name: str, schema: Schema) -> str:
     if name in schema["required"]:
         return ""
-    if "default" not in schema["properties"][name]:
-        return "no value"
-    value = schema["properties"][name]["default"]
+    field = schema["properties"][name]
+    if "default" not in field:
+        return "empty" if field.get("type") == "object" else "no value"
+    value = field["default"]
     if value is None:
         return "none"
     return f"`{json.dumps(value)}`" if value or value is False or value == 0 else "empty"
@@ -190,7 +193,7 @@ def _addresses(aggregate: Aggregate[Any, Any], tag: str) -> list[str]:
 
 def _event(aggregate: Aggregate[Any, Any], tag: str, builder: SchemaBuilder, shared: set[str]) -> Lines:
     cls = aggregate.types[tag]
-    yield f"### {tag}\n\n"
+    yield f"### {event_name(aggregate.name, tag)}\n\n"
     for paragraph in (inspect.getdoc(cls) or "").split("\n\n"):
         yield _paragraph(" ".join(paragraph.split())) + "\n"
     schema = builder.of_struct(cls)
@@ -223,11 +226,12 @@ def _subjects() -> Lines:
     for aggregate in AGGREGATES.values():
         by_form: dict[str, list[str]] = {}
         for tag in aggregate.types:
+            anchor = event_name(aggregate.name, tag).replace(".", "")  # as pages make them of headings
             for address in _addresses(aggregate, tag):
                 form = re.sub(rf"\b{tag}$", "<event>", address)
-                by_form.setdefault(form, []).append(tag)
-        for form, tags in by_form.items():
-            yield f"| `{form}` | {aggregate.name} | {' '.join(f'[{tag}](#{tag})' for tag in tags)} |\n"
+                by_form.setdefault(form, []).append(f"[{tag}](#{anchor})")
+        for form, links in by_form.items():
+            yield f"| `{form}` | {aggregate.name} | {' '.join(links)} |\n"
 
 
 def _all_events() -> Lines:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.json_schema import resolved, violations
 from tests.support.tables import each_row
 
-from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.aggregates import AGGREGATES, event_name
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Event, Order, Queued, Scheduled
@@ -31,21 +31,37 @@ from jobledger.ledger.schema.events import (
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 GOLDEN = sorted(GOLDEN_FOLDER.rglob("*.jsonl"))
-LINES = [line for path in GOLDEN for line in path.read_text(encoding="utf-8").splitlines()]
-TYPES = [tag for _, tag, _ in described()]
+#: Each event's name among those of all aggregates: by its type and the folder of its golden lines.
+NAMES = [event_name(aggregate, tag) for aggregate, tag, _ in described()]
+OWNERS = {event_name(aggregate, tag): AGGREGATES[aggregate] for aggregate, tag, _ in described()}
+SCHEMAS = {name: event_schema(name) for name in NAMES}
 ANY = all_events_schema()
 
 
-def one(event_type: str) -> dict[str, Any]:
-    return next(found for line in LINES if (found := json.loads(line))["type"] == event_type)
+def owner_of(path: Path) -> str:
+    folder = path.parent.name
+    return "job" if folder == "golden" else next(name for name in AGGREGATES if folder in (name, f"{name}s"))
+
+
+EVENTS = [
+    (event_name(owner_of(path), json.loads(line)["type"]), line)
+    for path in GOLDEN
+    for line in path.read_text(encoding="utf-8").splitlines()
+]
+
+
+def one(name: str) -> dict[str, Any]:
+    return next(json.loads(line) for named, line in EVENTS if named == name)
 
 
 def test_every_event_of_every_release_fits_the_schema_of_its_type_and_no_other() -> None:
-    assert {json.loads(line)["type"] for line in LINES} == set(TYPES)
-    for line in LINES:
+    assert {name for name, _ in EVENTS} == set(NAMES)
+    for name, line in EVENTS:
         event = json.loads(line)
-        assert list(violations(event, event_schema(event["type"]))) == [], line[:100]
-        assert list(violations(event, ANY)) == [], line[:100]  # `oneOf`
+        assert list(violations(event, SCHEMAS[name])) == [], line[:100]
+        assert list(violations(event, ANY)) == [], line[:100]
+        others = (other for other in NAMES if not any(violations(event, SCHEMAS[other])))
+        assert {other.rpartition(".")[2] for other in others} == {event["type"]}, line[:100]
 
 
 @each_row(
@@ -80,7 +96,8 @@ def test_what_every_event_has_is_required(left_out: str) -> None:
 @each_row("cls", [cls for _, _, cls in described()], ids=lambda cls: cls.__name__)
 def test_every_event_and_each_of_its_fields_is_described(cls: type[msgspec.Struct]) -> None:
     assert set(cls.__struct_fields__) - set(field_notes(cls)) == set()
-    assert event_schema(str(cls.__struct_config__.tag))["description"]
+    (name,) = (event_name(aggregate, tag) for aggregate, tag, each in described() if each is cls)
+    assert event_schema(name)["description"]
 
 
 @pytest.mark.parametrize("tag", ["scheduled", "held", "queued"])
@@ -96,8 +113,8 @@ def test_a_first_event_has_each_field_of_an_order_in_the_same_form(tag: str) -> 
 
 
 def test_types_and_identities_are_unique_and_every_aggregate_is_described() -> None:
-    assert len(set(TYPES)) == len(TYPES)
-    assert len({event_schema(tag)["$id"] for tag in TYPES}) == len(TYPES)
+    assert len(set(NAMES)) == len(NAMES)
+    assert len({event_schema(name)["$id"] for name in NAMES}) == len(NAMES)
     assert event_schema("started")["$id"] == "urn:jobledger:event:job:started:v1"
     assert {aggregate for aggregate, _, _ in described()} == set(AGGREGATES)
     with pytest.raises(InvalidInputError, match="there is no event type 'begun'; the types: scheduled, held"):
@@ -130,26 +147,24 @@ def test_the_document_holds_together() -> None:
     assert set(DOCUMENT["info"]) >= {"title", "version"}
     names = [*DOCUMENT["channels"], *DOCUMENT["operations"], *DOCUMENT["components"]["schemas"]]
     assert [name for name in names if not re.fullmatch(r"[\w.-]+", name)] == []
-    assert set(DOCUMENT["components"]["messages"]) == set(TYPES)
+    assert set(DOCUMENT["components"]["messages"]) == set(NAMES)
     for name, channel in DOCUMENT["channels"].items():
         assert re.findall(r"\{(\w+)\}", channel["address"]) == list(channel["parameters"])
         operation = DOCUMENT["operations"][f"append_{name}"]
         assert operation["channel"]["$ref"] == f"#/channels/{name}"
         (message,) = (resolved(DOCUMENT, each["$ref"]) for each in operation["messages"])
         payload = resolved(DOCUMENT, resolved(DOCUMENT, message["$ref"])["payload"]["$ref"])
-        tag = name.partition("_")[2].removesuffix("_limited")
-        assert list(violations(one(tag), payload, DOCUMENT)) == []
+        aggregate, _, tag = name.removesuffix("_limited").partition("_")
+        assert list(violations(one(event_name(aggregate, tag)), payload, DOCUMENT)) == []
 
 
 def test_every_event_is_stored_where_its_address_says() -> None:
-    for line in LINES:
-        said = json.loads(line)
-        aggregate = next(aggregate for aggregate, tag, _ in described() if tag == said["type"])
+    for name, line in EVENTS:
+        said, of = json.loads(line), OWNERS[name]
         addresses = [
             address.format(**{"priority": "normal", **said})
-            for address in addresses_of(aggregate, said["type"])
+            for address in addresses_of(of.name, said["type"])
         ]
-        of = AGGREGATES[aggregate]
         message = Message(data=line.encode(), stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
         assert of.subject(Names(), of.decode(message)) == addresses[bool(said.get("limited"))]
 

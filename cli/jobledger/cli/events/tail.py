@@ -17,7 +17,7 @@ from jobledger.cli.groups import EVENTS
 from jobledger.cli.times import parse_time
 from jobledger.ledger import Ledger
 from jobledger.ledger.event_stream import read_from
-from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.aggregates import AGGREGATES, event_name
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import EVENT_TYPES
 from jobledger.ledger.model.subjects import Names
@@ -124,8 +124,8 @@ class _Choice(NamedTuple):
         others = (
             aggregate.of_type(names, kind)
             for aggregate in AGGREGATES.values()
-            for kind in self.others
-            if kind in aggregate.types
+            for kind in aggregate.types
+            if event_name(aggregate.name, kind) in self.others
         )
         return (*(self.jobs.subjects(names) if self.with_jobs else ()), *others)
 
@@ -133,7 +133,9 @@ class _Choice(NamedTuple):
 def _choice(types: list[str], queue: str | None, task: str | None, job: str | None) -> _Choice:
     """Check the options. Raises: UsageError."""
     wanted = frozenset(types)
-    known = [kind for aggregate in AGGREGATES.values() for kind in aggregate.types]
+    known = [
+        event_name(aggregate.name, kind) for aggregate in AGGREGATES.values() for kind in aggregate.types
+    ]
     unknown = sorted(wanted - set(known))
     if unknown:
         raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(known)}")

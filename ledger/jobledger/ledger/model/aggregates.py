@@ -17,6 +17,7 @@ from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
 from jobledger.ledger.model.events import Completed, JobEvent, Queued
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.lifecycle import words
+from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import REACTOR
@@ -37,7 +38,7 @@ JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, 
 
 #: By name, the second word of a ledger subject.
 AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
-    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW)
+    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT)
 }
 
 
@@ -45,6 +46,15 @@ def aggregate_for(event: Envelope) -> Aggregate[Any, Any]:
     """Return the aggregate that a fact belongs to."""
     kind = type(event)
     return next(each for each in AGGREGATES.values() if kind in each.types.values())
+
+
+def event_name(aggregate: str, event_type: str) -> str:
+    """Return what a type of event is called among those of all aggregates.
+
+    That is the type, as it is written in `type`; but `<aggregate>.<type>` where jobs or several others have it as well.
+    """
+    owners = [name for name, each in AGGREGATES.items() if event_type in each.types]
+    return event_type if len(owners) == 1 or aggregate == JOB.name else f"{aggregate}.{event_type}"
 
 
 def chain_named(subject: str) -> str:

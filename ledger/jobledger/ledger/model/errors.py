@@ -10,6 +10,7 @@ LedgerError
 │   └── PayloadTooLargeError
 ├── NotFoundError             there is nothing of that name
 │   ├── JobNotFoundError
+│   ├── LimitNotFoundError
 │   └── LedgerNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
 │   ├── AmbiguousIdError
@@ -131,6 +132,14 @@ class JobNotFoundError(NotFoundError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"no job {job_id!r} is in the ledger; `jobledger jobs list` shows those that are")
+
+
+class LimitNotFoundError(NotFoundError):
+    """No limit of that name is defined."""
+
+    def __init__(self, limit: str) -> None:
+        self.limit = limit
+        super().__init__(f"there is no limit {limit}: `jobledger limits list` shows those that are defined")
 
 
 class LedgerNotFoundError(NotFoundError):

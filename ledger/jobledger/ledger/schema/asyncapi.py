@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from jobledger.ledger.model.aggregates import AGGREGATES, JOB
+from jobledger.ledger.model.aggregates import AGGREGATES, JOB, event_name
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.subjects import Names, leaves_of
 from jobledger.ledger.schema.events import SchemaBuilder, described
@@ -35,6 +35,7 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "scope": {"description": "What kind of thing is locked."},
     "lock": {"description": "Which one."},
     "reactor": {"description": "Whose chain it is."},
+    "limit": {"description": "The limit's name."},
 }
 
 
@@ -46,23 +47,24 @@ def asyncapi_document() -> dict[str, Any]:
     messages: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for aggregate, tag, cls in described():
-        schemas[tag] = builder.of_struct(cls)
-        summary = str(schemas[tag]["description"])
-        messages[tag] = {
+        name = event_name(aggregate, tag)
+        schemas[name] = builder.of_struct(cls)
+        summary = str(schemas[name]["description"])
+        messages[name] = {
             "name": tag,
             "title": f"{aggregate}: {tag.replace('_', ' ')}",
             "summary": summary,
             "contentType": "application/json",
-            "payload": {"$ref": f"#/components/schemas/{tag}"},
+            "payload": {"$ref": f"#/components/schemas/{name}"},
         }
         for address in addresses_of(aggregate, tag):
             key = "_".join((aggregate, *(word for word in _after_key(address, aggregate) if word[0] != "{")))
-            channels[key] = _channel(address, tag, summary)
+            channels[key] = _channel(address, name, summary)
             operations[f"append_{key}"] = {
                 "action": "send",
                 "channel": {"$ref": f"#/channels/{key}"},
                 "summary": f"The ledger stores {tag} here.",
-                "messages": [{"$ref": f"#/channels/{key}/messages/{tag}"}],
+                "messages": [{"$ref": f"#/channels/{key}/messages/{name}"}],
             }
     return {
         "asyncapi": "3.0.0",
@@ -99,10 +101,10 @@ def _after_key(address: str, aggregate: str) -> list[str]:
     return address.split(".")[2 + len(AGGREGATES[aggregate].key) :]
 
 
-def _channel(address: str, tag: str, summary: str) -> dict[str, Any]:
+def _channel(address: str, name: str, summary: str) -> dict[str, Any]:
     return {
         "address": address,
         "summary": summary,
-        "parameters": {name: _PARAMETERS.get(name, {}) for name in _PARAMETER.findall(address)},
-        "messages": {tag: {"$ref": f"#/components/messages/{tag}"}},
+        "parameters": {token: _PARAMETERS.get(token, {}) for token in _PARAMETER.findall(address)},
+        "messages": {name: {"$ref": f"#/components/messages/{name}"}},
     }

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect as types
 
-from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.aggregates import AGGREGATES, event_name
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError
 
@@ -43,28 +43,31 @@ def described() -> Iterator[tuple[str, str, type[msgspec.Struct]]]:
 def event_schema(event_type: str) -> Schema:
     """Return the schema of one type of event, whole: with `$schema`, `$id` and what it refers to.
 
+    `event_type`: its name as `aggregates.event_name` has it.
+
     Raises: InvalidInputError for a type that there is not.
     """
     for aggregate, tag, cls in described():
-        if tag == event_type:
+        if event_name(aggregate, tag) == event_type:
             builder = SchemaBuilder("#/$defs/")
             found = builder.of_struct(cls)
             head: Schema = {"$schema": DIALECT, "$id": _identity(f"{aggregate}:{tag}")}
             return {**head, **found, **({"$defs": builder.definitions} if builder.definitions else {})}
-    known = ", ".join(tag for _, tag, _ in described())
+    known = ", ".join(event_name(aggregate, tag) for aggregate, tag, _ in described())
     raise InvalidInputError(f"there is no event type {event_type[:60]!r}; the types: {known}")
 
 
 def all_events_schema() -> Schema:
     """Return one schema that every event fits, each type under `$defs`."""
     builder = SchemaBuilder("#/$defs/")
-    events = {tag: builder.of_struct(cls) for _, tag, cls in described()}
+    events = {event_name(aggregate, tag): builder.of_struct(cls) for aggregate, tag, cls in described()}
     return {
         "$schema": DIALECT,
         "$id": _identity("any"),
         "title": "event",
-        "description": "Any event of the ledger; `type` says which one.",
-        "oneOf": [{"$ref": f"#/$defs/{tag}"} for tag in events],
+        "description": "Any event of the ledger; its subject and `type` say which one.",
+        # Not `oneOf`: two kinds of chains may have a type of the same name, told apart by the subject.
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in events],
         "$defs": {**events, **builder.definitions},
     }
 
