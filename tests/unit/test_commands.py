@@ -31,6 +31,7 @@ from jobledger.ledger.model.commands import (
     PutBack,
     ReportProgress,
     Requeue,
+    Reschedule,
     Rescue,
     Snooze,
     Stamp,
@@ -123,6 +124,7 @@ COMMANDS: dict[str, Command] = {
     "dispatch_ungranted": Dispatch(cause="ungranted"),
     "admit_by_none": Dispatch(cause="admitted"),
     "put_back": PutBack(asked_by=1),
+    "reschedule": Reschedule(run_at=LATER),
     "claim": CLAIM,
     "take_over": TakeOver(worker="w2", lease_s=15.0, lost_epoch=EPOCH),
     "take_over_stale": TakeOver(worker="w2", lease_s=15.0, lost_epoch=1),
@@ -169,6 +171,7 @@ dispatch_carried  ?    -         -    -      -         -          -      -      
 dispatch_ungranted ?   -         -    -      -         -          -      -         -         -             -
 admit_by_none     ?    -         -    -      -         -          -      -         -         -             -
 put_back          ?    -         -    -      -         -          -      -         -         -             -
+reschedule        ?    sche      -    -      -         sche       -      -         -         -             -
 claim             ?    -         -    star   -         -          -      -         -         -             -
 take_over         ?    -         -    -      star      -          -      -         -         -             -
 take_over_stale   ?    -         -    -      !         -          -      -         -         -             -
@@ -287,6 +290,21 @@ SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
     (LAST, Rescue(lost_epoch=2), [{"type": "dead_lettered", "reason": "exhausted"}]),
     ((NEW, CLAIM), Rescue(lost_epoch=2), [{"type": "queued", "cause": "redispatched", "attempt": 2}]),
     (LAST, Interrupt(epoch=2, reason="d"), [{"reason": "d"}, {"cause": "interrupted", "attempt": 2}]),
+    (
+        (NEW, CLAIM, FAIL_LATER),
+        Reschedule(run_at=NOW, reason="now"),
+        [{"type": "scheduled", "run_at": NOW, "reason": "now", "max_attempts": 3, "input": NO_VALUE}],
+    ),
+    (
+        (NEW, CLAIM, FAIL_LATER, Reschedule(run_at=NOW)),
+        Dispatch(cause="due"),
+        [{"cause": "due", "attempt": 2}],
+    ),
+    (
+        JOURNEYS[JobState.SCHEDULED],
+        Reschedule(run_at=LATER, input=msgspec.Raw(b"{}")),
+        [{"input": msgspec.Raw(b"{}"), "run_at": LATER}],
+    ),
     (GIVEN_BACK, CLAIM, [{"type": "started", "attempt": 2}]),
     (DEAD, Requeue(), [{"cause": "requeued", "attempt": 2, "max_attempts": 2, "input": NO_VALUE}]),
     (DEAD, Requeue(attempts=-7), [{"attempt": 2, "max_attempts": 2}]),

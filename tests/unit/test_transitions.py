@@ -185,6 +185,7 @@ PLANTED: list[tuple[Job | None, JobEvent, str]] = [
     (None, Queued(**NAME, max_attempts=0), "`queued` for attempt 1 of 0 (given back: 0)"),
     (_after(QUEUED), QUEUED, "`queued` with cause 'new' while it is queued"),
     (_after(QUEUED), Scheduled(**NAME, run_at=LATER), "`scheduled` follows while it is queued"),
+    (_after(QUEUED, STARTED, FAILED), Scheduled(**NAME, run_at=LATER), "`scheduled` while it waits for no time"),
     (_after(QUEUED), COMPLETED, "`completed` follows while it is queued"),
     (_after(QUEUED), SECOND, "`started` as attempt 2, the next one is 1"),
     (_after(QUEUED), STRAY, "`started` names email/j2 (send), its chain is of email/j1 (send)"),

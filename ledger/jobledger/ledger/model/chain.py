@@ -23,7 +23,7 @@ from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import JobNotFoundError, NotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.job import Job, evolve
-from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.log import ChainEvents, Entry, Log
 from jobledger.ledger.model.subjects import JobRef, Names
 
 #: Lost races in a row after which a writer gives up; each one means that somebody else made progress.
@@ -114,7 +114,11 @@ async def load(log: Log, ref: JobRef) -> JobView:
     What is stored under the job's subjects and is no event changes nothing but the sequence that the next append has to
     name: neither the state nor the link.
     """
-    events = await log.read_chain(log.names.chain(ref))
+    return view_of(await log.read_chain(log.names.chain(ref)))
+
+
+def view_of(events: ChainEvents) -> JobView:
+    """Return a chain as it was read."""
     view = fold(events)
     if events.last_sequence > view.last_sequence:  # what is no event lies behind the newest one
         view = JobView(view.job, events.last_sequence, view.last_data)

@@ -64,6 +64,19 @@ class PutBack(msgspec.Struct, frozen=True, kw_only=True):
     asked_by: int  #: `Job.wait_sequence` of the wait in its queue; a claim or a dispatch since is not undone
 
 
+class Reschedule(msgspec.Struct, frozen=True, kw_only=True):
+    """Move the time of a job that waits for one, perhaps with another input."""
+
+    run_at: datetime
+    input: msgspec.Raw = NO_VALUE
+    input_ref: PayloadRef | None = None
+    reason: str = ""  #: of an operator
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "run_at")
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Start the next attempt of a queued job."""
 
@@ -219,6 +232,7 @@ Command = (
     Enqueue
     | Dispatch
     | PutBack
+    | Reschedule
     | Claim
     | TakeOver
     | Rescue

@@ -32,6 +32,7 @@ from jobledger.ledger.model.commands import (
     PutBack,
     ReportProgress,
     Requeue,
+    Reschedule,
     Rescue,
     Snooze,
     Stamp,
@@ -99,6 +100,8 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return _dispatch(job, command, stamp)
         case PutBack():
             return _put_back(job, command, stamp)
+        case Reschedule():
+            return (_reschedule(job, command, stamp),)
         case TakeOver():
             return _take_over(job, command, stamp)
         case Rescue():
@@ -271,6 +274,24 @@ def _put_back(job: Job, command: PutBack, stamp: Stamp) -> Events:
             f"be put back for {command.asked_by}",
         )
     return (_ready(job, stamp, "ungranted"),)
+
+
+def _reschedule(job: Job, command: Reschedule, stamp: Stamp) -> Scheduled:
+    """Let a job wait for another moment than the one it waits for; its older timer then names a wait that is over."""
+    _require(job, "be rescheduled", JobState.SCHEDULED, JobState.RETRY_WAIT)
+    if job.due_at is None:  # between two events of one batch
+        raise IllegalTransitionError(job.id, "about to go on", "be rescheduled")
+    order = job.order
+    return Scheduled(
+        **_envelope(job, stamp),
+        priority=order.priority,
+        max_attempts=order.max_attempts,
+        timeout_s=order.timeout_s,
+        input=command.input,
+        input_ref=command.input_ref,
+        run_at=command.run_at,
+        reason=command.reason,
+    )
 
 
 def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:

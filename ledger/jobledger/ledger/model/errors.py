@@ -23,6 +23,7 @@ LedgerError
 │   ├── LockLostError
 │   ├── LockReentryError
 │   ├── LockTimeoutError
+│   ├── UniqueKeyTakenError
 │   ├── LedgerFullError
 │   ├── LedgerClosedError
 │   ├── ForeignLoopError
@@ -279,6 +280,24 @@ class LockTimeoutError(RefusedError):
         self.fencing_number = fencing_number
         held = f"is held by {holder} since stream sequence {fencing_number}" if holder else "was always taken"
         super().__init__(f"lock {scope}/{lock_id} {held}: gave up after {wait_s:g} s")
+
+
+class UniqueKeyTakenError(RefusedError):
+    """Another job holds the key that makes a job unique; nothing was changed.
+
+    Raised by an enqueue with `Unique(on_conflict="reject")`, and by a requeue of a dead letter whose key another job
+    got meanwhile.
+    """
+
+    def __init__(self, task: str, key: str, queue: str, job_id: str) -> None:
+        self.task = task
+        self.key = key  #: 40 hexadecimal digits, as in `ledger.unique.<task>.<key>`
+        self.queue = queue  #: of the job that holds it
+        self.job_id = job_id  #: that job
+        super().__init__(
+            f"job {job_id} in queue {queue} has the unique key that this job of task {task} would need: "
+            f"`jobledger jobs why {job_id}` says what it waits for"
+        )
 
 
 class LedgerFullError(RefusedError):

@@ -110,6 +110,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     fair: str = (
         ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
     )
+    unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -200,12 +201,14 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     fair: str = (
         ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
     )
+    unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
-    """The job exists and becomes due later."""
+    """The job becomes due later: its first event, or a job that waits for a time is given another one."""
 
     run_at: Moment  #: when it becomes due
+    reason: str = ""  #: why a person moved it there
 
 
 class _Ready(_Order, frozen=True, kw_only=True, gc=False):

@@ -135,6 +135,11 @@ def _ready(event: Queued | Held) -> str:
     return ", ".join(parts) + (f": {event.reason}" if event.reason else "")
 
 
+def _scheduled(event: Scheduled) -> str:
+    moved = ", moved there" if event.prev else ""
+    return f"due at {shown_time(event.run_at)}{moved}{f': {event.reason}' if event.reason else ''}"
+
+
 def error_words(error: ErrorInfo) -> str:
     """Return an error as a person reads it in one line: its type, and its message if it has one."""
     return f"{error.type}: {error.message}" if error.message else error.type
@@ -153,14 +158,14 @@ def _progress(event: Progressed) -> str:
 LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
     {
         Scheduled: Row[Scheduled](
-            after=_FROM_NOTHING,
+            after=_FROM_NOTHING | {_S.SCHEDULED, _S.RETRY_WAIT},
             to=_S.SCHEDULED,
             order=True,
             due="run_at",
             payloads=_INPUTS,
             lean=_without(**_NO_ORDER),
             counted=False,
-            words=lambda event: f"due at {shown_time(event.run_at)}",
+            words=_scheduled,
         ),
         Held: Row[Held](
             after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},

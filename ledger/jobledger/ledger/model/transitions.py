@@ -26,6 +26,7 @@ from jobledger.ledger.model.events import (
     Paused,
     Progressed,
     Queued,
+    Scheduled,
     Snoozed,
     Started,
     event_type,
@@ -137,6 +138,13 @@ def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
     return f"`completed` {'with' if event.limited else 'without'} `limited`, and the job has {has}"
 
 
+def _moves_a_wait(job: Job | None, event: JobEvent) -> str | None:
+    """In retry_wait a job without a time is between two events of one batch."""
+    if job is None or job.due_at is not None:
+        return None
+    return f"`{event_type(event)}` while it waits for no time"
+
+
 def _may_start(job: Job | None, event: JobEvent) -> str | None:
     if job is None or not isinstance(event, Started):
         return None
@@ -197,6 +205,7 @@ _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     **dict.fromkeys(
         (Queued, Held), (_may_be_ready, _waits_for_its_limits, _says_its_order, _names_its_grant)
     ),
+    Scheduled: (_moves_a_wait,),
     Started: (_may_start,),
     **dict.fromkeys(CLAIMED, (_is_of_the_running_attempt,)),
     Completed: (_is_of_the_running_attempt, _ends_where_it_is_heard),
