@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import anyio
 import msgspec
 import pytest
+from tests.support.golden import golden_lines
 from tests.support.json_schema import violations
 
 from jobledger.audit.export import write_export
@@ -19,9 +20,11 @@ from jobledger.audit.export.check import verify_export
 from jobledger.audit.trail import trail_of
 from jobledger.audit.verify import verify
 from jobledger.cli.events.lines import event_json, message_line
+from jobledger.ledger.model.aggregates import AGGREGATES, event_name
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.schema.events import event_schema
 from jobledger.projections import Projector, Store, difference
 from jobledger.projections.metrics.figures import read_figures
@@ -29,7 +32,6 @@ from jobledger.projections.metrics.metrics import figures_metrics
 
 pytestmark = pytest.mark.anyio
 
-GOLDEN: Final = Path(__file__).parents[1] / "unit" / "golden"
 NUMBERS: Final = (0, -1, 2**53, 2**63 - 1, 2**63, -(2**63), 10**400, 1.5)
 REALS: Final = (0, -1e308, 1e308, 5e-324, 10**300, 2**70)
 TIMES: Final = (
@@ -44,11 +46,6 @@ TIMES: Final = (
     "soon",
 )
 TEXTS: Final = ("", "\0", "a\u202eb\x1b[31m", "x" * 5_000, "\U0001f600")
-
-
-def lines() -> list[dict[str, Any]]:
-    found = [line for path in sorted(GOLDEN.rglob("*.jsonl")) for line in path.read_bytes().splitlines()]
-    return [msgspec.json.decode(line) for line in found]
 
 
 def changed(value: Any) -> Iterator[Any]:
@@ -77,22 +74,19 @@ def changed(value: Any) -> Iterator[Any]:
             pass
 
 
-def place(event: dict[str, Any]) -> str:
-    for aggregate, key in (("job", ("queue", "job")), ("lock", ("scope", "lock")), ("reactor", ("reactor",))):
-        if all(field in event for field in key):
-            leaf = event["type"] if event["type"] != "queued" else f"queued.{event.get('priority', 'normal')}"
-            return ".".join((aggregate, *(str(event[field]) for field in key), leaf))
-    return f"unreadable.{event.get('sequence')}.{event['type']}"
+def place(aggregate: str, event: dict[str, Any]) -> str:
+    leaf = event["type"] if event["type"] != "queued" else f"queued.{event.get('priority', 'normal')}"
+    return ".".join((aggregate, *(str(event.get(field)) for field in AGGREGATES[aggregate].key), leaf))
 
 
 async def filled() -> MemoryLog:
     log = MemoryLog()
-    for line in lines():
-        for made in (line, *changed(line)):
-            is_same_job = made.get("job") == line.get("job") is not None  # each becomes one of its own
+    for line in golden_lines():
+        for made in (line.said, *changed(line.said)):
+            is_same_job = made.get("job") == line.said.get("job") is not None  # each becomes one of its own
             event = {**made, "job": f"j{len(log._kept)}"} if is_same_job else made
             data = json_of(event)
-            subject = f"ledger.{place(event)}"
+            subject = f"ledger.{place(line.aggregate, event)}"
             await log.append([Entry(subject, data, f"{len(log._kept)}", 0)])
     return log
 
@@ -147,7 +141,8 @@ def test_bounds_are_those_of_the_schema() -> None:
         for message in await messages(await filled()):
             if not isinstance(message, Unreadable):
                 event = msgspec.json.decode(message.data)
-                wrong = list(violations(event, schema(event["type"])))
+                name = event_name(aggregate_of(message.subject), event["type"])
+                wrong = list(violations(event, schema(name)))
                 assert all(any(word in each for word in ("match", "anyOf")) for each in wrong), (wrong, event)
 
     anyio.run(compare)

@@ -13,7 +13,7 @@ from tests.support.orders import enqueue_of
 from jobledger.audit.verify import Checker, Expected, Report
 from jobledger.ledger.model import lock as lock_events
 from jobledger.ledger.model.aggregate import View
-from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.aggregates import aggregate_for, read_message
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import (
@@ -37,11 +37,12 @@ from jobledger.ledger.model.commands import (
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import Cause, ErrorInfo, JobEvent
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import REACTOR, Archived, ReactorEvent
+from jobledger.ledger.model.reactor import Archived, ReactorEvent
 from jobledger.ledger.model.subjects import JobRef, LockRef, Names
 
 NAMES = Names()
@@ -125,9 +126,14 @@ class Story:
 
     def react(self, event: ReactorEvent) -> int:
         """Append an event of a reactor, linked to its chain."""
-        chain = REACTOR.chain(NAMES, event.reactor).removesuffix(">")
+        return self.record(event)
+
+    def record(self, event: Envelope) -> int:
+        """Append an event of an aggregate whose newest event says the whole state, linked to its chain."""
+        of = aggregate_for(event)
+        chain = of.chain_of(NAMES, event).removesuffix(">")
         own = [each for each in self.messages if each.subject.startswith(chain)]
-        entry = REACTOR.link(NAMES, [event], REACTOR.view(own[-1] if own else None))[0]
+        entry = of.link(NAMES, [event], of.view(own[-1] if own else None))[0]
         self.store(entry.subject, entry.data)
         return len(self.messages)
 

@@ -77,6 +77,8 @@ async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, s
         if aggregate is JOB:
             continue  # jobs are carried, or go away whole
         async for kept in _kept(log, aggregate):
+            if kept.until is not None and kept.until < before:
+                continue
             lives = not kept.while_lives or await leases.find(kept.while_lives) is not None
             if kept.from_sequence <= through and lives:
                 through, held_back_by = kept.from_sequence - 1, kept.why

@@ -8,6 +8,7 @@ from that. `aggregates.AGGREGATES` lists them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 import msgspec
@@ -85,6 +86,7 @@ class Kept(msgspec.Struct, frozen=True):
     from_sequence: int  #: the first stream sequence that must stay
     why: str  #: what it is, as the subject of a sentence
     while_lives: str = ""  #: the process whose lease this depends on; "": it always holds
+    until: datetime | None = None  #: it holds no longer after this moment; None: it always holds
 
 
 class Aggregate(Generic[E, S]):

@@ -20,6 +20,7 @@ from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.model.queues.pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE
@@ -39,7 +40,7 @@ JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, 
 
 #: By name, the second word of a ledger subject.
 AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
-    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE)
+    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE, QUEUE)
 }
 
 

@@ -29,7 +29,7 @@ _DESCRIPTION: Final = (
     "`<ENVIRONMENT>_LEDGER`."
 )
 _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
-    "queue": {"description": "The job's queue: 1 to 64 of A-Z a-z 0-9 _ and -."},
+    "queue": {"description": "The queue: 1 to 64 of A-Z a-z 0-9 _ and -."},
     "job": {"description": "The job's id: 1 to 64 of A-Z a-z 0-9 _ and -; a UUIDv7 where nobody chose one."},
     "priority": {"description": "Which lane of the queue.", "enum": list(PRIORITIES)},
     "scope": {"description": "What kind of thing is locked."},

@@ -1,0 +1,1 @@
+"""What a queue can be besides full or empty: the events of its own chain."""

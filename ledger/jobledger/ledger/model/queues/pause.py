@@ -1,0 +1,153 @@
+"""Every fact a queue can have, what they add up to, and what may follow: `QueueEvent`, `evolve`, `decide`. Pure.
+
+A queue needs none of them: without one it is not paused. Each of its events says the whole state, so the newest one
+*is* the state. The server's consumers do what it says; where they do otherwise, they are brought in line with it.
+Released fields never change type, meaning or name, as those of jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import Envelope, Moment
+from jobledger.ledger.model.errors import InvalidInputError, RefusedError
+from jobledger.ledger.model.inputs import keep_utc
+from jobledger.ledger.model.times import shown_time
+
+
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
+    """What every fact about a queue carries."""
+
+    queue: str  #: which queue
+    reason: str = ""  #: why, as the operator said
+
+
+class QueuePaused(_Fact, frozen=True, kw_only=True, tag="paused", gc=False):
+    """No worker is given a job of the queue any more. Jobs still come in, and timers go on."""
+
+    until: Moment | None = None  #: when the pause ends by itself; none: when somebody resumes the queue
+    interrupt: bool = False  #: running attempts were to be given back; false: they were to go on to their end
+
+
+class QueueResumed(_Fact, frozen=True, kw_only=True, tag="resumed", gc=False):
+    """Workers are given the jobs of the queue again."""
+
+
+QueueEvent = QueuePaused | QueueResumed
+
+
+class QueueState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A queue after its newest event; without one, as these defaults say."""
+
+    paused: bool = False  #: by its newest event; whether the pause still lasts, `is_paused` tells
+    since: datetime | None = None  #: when that event was appended, by its appender's clock
+    by: str = ""  #: who appended it
+    reason: str = ""  #: why, as that person said
+    until: datetime | None = None  #: when the pause ends by itself; None: it does not
+    interrupt: bool = False  #: running attempts were to be given back
+    sequence: int = 0  #: stream sequence of that event; 0: there is none
+
+    def is_paused(self, now: datetime) -> bool:
+        """Whether the queue is paused at a moment at or after its newest event."""
+        return self.paused and (self.until is None or now < self.until)
+
+
+def evolve(_before: QueueState | None, event: QueueEvent, stream_sequence: int) -> QueueState:
+    """Return the queue after `event`, whatever came before it."""
+    match event:
+        case QueuePaused(until=until, interrupt=interrupt):
+            return QueueState(
+                paused=True,
+                since=event.at,
+                by=event.by,
+                reason=event.reason,
+                until=until,
+                interrupt=interrupt,
+                sequence=stream_sequence,
+            )
+        case QueueResumed():
+            return QueueState(since=event.at, by=event.by, reason=event.reason, sequence=stream_sequence)
+
+
+class PauseQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Hand out no job of the queue; one that is paused already is then paused as this says."""
+
+    until: datetime | None = None
+    reason: str = ""
+    interrupt: bool = False
+
+    def __post_init__(self) -> None:
+        """Keep the time in UTC. Raises: InvalidInputError for one without a zone."""
+        keep_utc(self, "until")
+
+
+class ResumeQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Hand out the jobs of the queue again."""
+
+    reason: str = ""
+
+
+QueueCommand = PauseQueue | ResumeQueue
+
+
+def decide(queue: str, state: QueueState | None, command: QueueCommand, stamp: Stamp) -> QueueEvent:
+    """Return the event that follows from a command.
+
+    Raises: InvalidInputError for a pause that would be over already; RefusedError for resuming what is not paused.
+    """
+    match command:
+        case PauseQueue(until=until, reason=reason, interrupt=interrupt):
+            if until is not None and until <= stamp.at:
+                raise InvalidInputError(f"until {shown_time(until)} is past: give a later time, or none")
+            return QueuePaused(
+                queue=queue,
+                at=stamp.at,
+                by=stamp.by,
+                trace=stamp.trace,
+                reason=reason,
+                until=until,
+                interrupt=interrupt,
+            )
+        case ResumeQueue(reason=reason):
+            if state is None or not state.paused:
+                raise RefusedError(f"queue {queue} is not paused: there is nothing to resume")
+            return QueueResumed(queue=queue, at=stamp.at, by=stamp.by, trace=stamp.trace, reason=reason)
+
+
+def _words(event: QueueEvent) -> str:
+    reason = f": {event.reason}" if event.reason else ""
+    match event:
+        case QueuePaused(until=until, interrupt=interrupt):
+            lasts = "" if until is None else f" until {shown_time(until)}"
+            running = ", running attempts are given back" if interrupt else ""
+            return f"by {event.by}{lasts}{running}{reason}"
+        case QueueResumed():
+            return f"by {event.by}{reason}"
+
+
+def _check(before: QueueState | None, event: QueueEvent, _stream_sequence: int) -> Iterator[Broken]:
+    match event:
+        case QueuePaused(until=until):
+            if until is not None and until <= event.at:
+                yield "transition", "`paused` until a time that was past when it was appended"
+        case QueueResumed():
+            if before is None or not before.paused:
+                yield "transition", "`resumed` of a queue that was not paused"
+
+
+def _keeps(event: QueueEvent, stream_sequence: int) -> Kept | None:
+    """A pause stays as long as it lasts; without one the whole chain may go."""
+    if isinstance(event, QueueResumed):
+        return None
+    what = f"queue {event.queue}, which is paused since stream sequence {stream_sequence}"
+    return Kept(stream_sequence, what, until=event.until)
+
+
+QUEUE: Aggregate[QueueEvent, QueueState] = Aggregate(
+    "queue", ("queue",), QueueEvent, state=QueueState, evolve=evolve, words=_words, check=_check, keeps=_keeps
+)
