@@ -18,6 +18,7 @@ PACKAGES = {
     "jobledger.ledger.model",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",
+    "jobledger.ledger.model.schedules",
     "jobledger.ledger.nats",
     "jobledger.ledger.subscriptions",
 }

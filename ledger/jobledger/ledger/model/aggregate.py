@@ -35,6 +35,7 @@ Rule = Literal[
     "epoch",  # every claim of a job is newer than the one before
     "attempts",  # no more attempts than the job may have, and only a requeue grants more
     "timer",  # nothing is dispatched before its time, and nothing waits long after it
+    "tick",  # a schedule ticks at the moments that it names, each once and in their order
     "batch",  # an attempt's end and what becomes of the job stand next to each other
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over

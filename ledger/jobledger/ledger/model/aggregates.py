@@ -22,6 +22,7 @@ from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.queues.pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE
 from jobledger.ledger.model.unreadable import UNREADABLE
@@ -40,7 +41,7 @@ JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, 
 
 #: By name, the second word of a ledger subject.
 AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
-    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE, QUEUE)
+    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE, QUEUE, SCHEDULE)
 }
 
 

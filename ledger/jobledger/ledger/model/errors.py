@@ -11,11 +11,13 @@ LedgerError
 ├── NotFoundError             there is nothing of that name
 │   ├── JobNotFoundError
 │   ├── LimitNotFoundError
+│   ├── ScheduleNotFoundError
 │   └── LedgerNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
 │   ├── AmbiguousIdError
 │   ├── IllegalTransitionError
 │   ├── JobExistsError
+│   ├── ScheduleExistsError
 │   ├── InputMismatchError
 │   ├── StaleClaimError
 │   ├── WrongSequenceError
@@ -143,6 +145,14 @@ class LimitNotFoundError(NotFoundError):
         super().__init__(f"there is no limit {limit}: `jobledger limits list` shows those that are defined")
 
 
+class ScheduleNotFoundError(NotFoundError):
+    """The ledger knows no schedule of this name, or it was removed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is no schedule {name!r}; `jobledger schedules list` shows those that are")
+
+
 class LedgerNotFoundError(NotFoundError):
     """There is no ledger at this place; raised by `connect(create=False)`, which made nothing.
 
@@ -201,6 +211,17 @@ class JobExistsError(RefusedError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"job {job_id} exists already")
+
+
+class ScheduleExistsError(RefusedError):
+    """A schedule of this name exists and does something else; nothing was changed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"schedule {name} exists and does something else (`jobledger schedules show {name}`): "
+            "choose another name, or replace it with --replace"
+        )
 
 
 class InputMismatchError(RefusedError):

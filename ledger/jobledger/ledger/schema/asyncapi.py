@@ -36,6 +36,7 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "lock": {"description": "Which one."},
     "reactor": {"description": "Whose chain it is."},
     "limit": {"description": "The limit's name."},
+    "schedule": {"description": "The schedule's name."},
 }
 
 

@@ -1,0 +1,298 @@
+"""What may be asked of a schedule, and which fact follows: `decide`. Pure; now is the time of the stamp."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import (
+    InvalidInputError,
+    RefusedError,
+    ScheduleExistsError,
+    ScheduleNotFoundError,
+)
+from jobledger.ledger.model.inputs import keep_utc
+from jobledger.ledger.model.schedules.definition import LATE, Definition, check_definition
+from jobledger.ledger.model.schedules.events import (
+    Backfilled,
+    Declared,
+    Paused,
+    Removed,
+    Resumed,
+    Schedule,
+    ScheduleEvent,
+    Skipped,
+    Ticked,
+    Triggered,
+    state_fields,
+)
+from jobledger.ledger.model.schedules.jobs import tick_job_id
+from jobledger.ledger.model.schedules.ticks import newest_tick, next_tick, ticks_from
+
+#: Jobs of one event, and how far missed ticks are counted.
+TICKS_MAX: Final = 1_000
+_SUPERSEDED_MAX: Final = 16
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+E = TypeVar("E", bound=ScheduleEvent)
+
+
+class Declare(msgspec.Struct, frozen=True, kw_only=True):
+    """Say what the schedule does. What says the same as before is no event."""
+
+    definition: Definition
+    replace: bool = False  #: also where an operator declared the name otherwise
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot tick. Raises: InvalidInputError, InvalidTokenError."""
+        check_definition(self.definition)
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """Record the tick that is due; the caller waited for `next_at`."""
+
+    ended: bool = True  #: whether the job of the newest tick that made one has ended; asked only of `skip`
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """Make a job now, beside the ticks."""
+
+    reason: str = ""
+
+
+class Backfill(msgspec.Struct, frozen=True, kw_only=True):
+    """Make the jobs of past ticks."""
+
+    from_at: datetime
+    to_at: datetime
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the moments. Raises: InvalidInputError."""
+        keep_utc(self, "from_at")
+        keep_utc(self, "to_at")
+        if self.from_at > self.to_at:
+            raise InvalidInputError("the range ends before it begins: exchange the two moments")
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Stop the ticks."""
+
+    reason: str = ""
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """Let it tick again, from now on."""
+
+    reason: str = ""
+
+
+class Reset(msgspec.Struct, frozen=True, kw_only=True):
+    """Let the code's declaration count again: the next process that declares the schedule says what it does."""
+
+
+class Remove(msgspec.Struct, frozen=True, kw_only=True):
+    """End the schedule."""
+
+    reason: str = ""
+
+
+ScheduleCommand = Declare | Tick | Trigger | Backfill | Pause | Resume | Reset | Remove
+
+
+def decide(
+    name: str, schedule: Schedule | None, command: ScheduleCommand, stamp: Stamp
+) -> ScheduleEvent | None:
+    """Return the event that follows from a command; None where all is as it asks already.
+
+    Raises: ScheduleNotFoundError, ScheduleExistsError, RefusedError for what the schedule is not in the state for,
+        InvalidInputError for a range with too many ticks.
+    """
+    if isinstance(command, Declare):
+        return _declare(name, schedule, command, stamp)
+    if schedule is None or schedule.removed:
+        raise ScheduleNotFoundError(name)
+    match command:
+        case Tick(ended=ended):
+            return _tick(name, schedule, stamp, ended=ended)
+        case Trigger(reason=reason):
+            return _fact(Triggered, name, schedule, stamp, reason=reason)
+        case Backfill():
+            return _backfill(name, schedule, command, stamp)
+        case Pause(reason=reason):
+            if schedule.paused:
+                raise RefusedError(f"schedule {name} is paused already: `jobledger schedules show {name}`")
+            after = replace(schedule, paused=True, next_tick=None, next_at=None)
+            return _fact(Paused, name, after, stamp, reason=reason)
+        case Resume(reason=reason):
+            if not schedule.paused:
+                raise RefusedError(f"schedule {name} is not paused: `jobledger schedules show {name}`")
+            after = _planned(name, replace(schedule, paused=False), stamp.at)
+            return _fact(Resumed, name, after, stamp, reason=reason)
+        case Reset():
+            definition = replace(schedule.definition, source="code", code_version="")
+            after = replace(schedule, definition=definition, superseded=())
+            return None if after == schedule else _fact(Declared, name, after, stamp)
+        case Remove(reason=reason):
+            return _fact(Removed, name, replace(schedule, next_tick=None, next_at=None), stamp, reason=reason)
+
+
+def is_as(schedule: Schedule, definition: Definition) -> bool:
+    """Return whether a schedule does what a definition says, whoever declared either."""
+    known = schedule.definition
+    return replace(definition, source=known.source, code_version=known.code_version) == known
+
+
+def due_at(name: str, definition: Definition, tick: datetime) -> datetime:
+    """Return when a tick is due: its moment and its jitter, which is the same for everybody."""
+    digest = hashlib.sha256(f"{name}/{tick.isoformat()}".encode()).digest()
+    jitter_us = definition.jitter_s * 1_000_000
+    return tick + timedelta(microseconds=int.from_bytes(digest[:8], "big") % (jitter_us + 1))
+
+
+def tick_after(definition: Definition, after: datetime) -> datetime | None:
+    """Return the next tick of a schedule, which may have an end."""
+    found = next_tick(definition.spec, after)
+    ended = found is None or (definition.ends_at is not None and found > definition.ends_at)
+    return None if ended else found
+
+
+def _declare(name: str, schedule: Schedule | None, command: Declare, stamp: Stamp) -> Declared | None:
+    definition = command.definition
+    if schedule is None or schedule.removed:
+        before = Schedule(definition=definition) if schedule is None else replace(schedule, superseded=())
+        fresh = replace(before, definition=definition, removed=False, paused=False)
+        return _declared(name, _planned(name, fresh, stamp.at), stamp)
+    known = schedule.definition
+    from_code = definition.source == "code"
+    if from_code and (known.source == "operator" or definition.code_version in schedule.superseded):
+        return None
+    if is_as(schedule, definition):
+        return None
+    if not from_code and not command.replace:
+        raise ScheduleExistsError(name)
+    superseded = schedule.superseded
+    if from_code:
+        superseded = (*superseded, known.code_version)[-_SUPERSEDED_MAX:]
+    after = replace(schedule, definition=definition, superseded=superseded)
+    if not schedule.paused and not _ticks_as(known, definition, schedule, stamp.at):
+        after = _planned(name, after, stamp.at)
+    return _declared(name, after, stamp)
+
+
+def _declared(name: str, after: Schedule, stamp: Stamp) -> Declared:
+    """Refuse a person's schedule that would never tick; code may declare one whose moment has come, at each start."""
+    if after.next_tick is None and not after.paused and after.definition.source == "operator":
+        raise InvalidInputError(f"schedule {name} would never tick: its last moment has passed")
+    return _fact(Declared, name, after, stamp)
+
+
+def _ticks_as(known: Definition, definition: Definition, schedule: Schedule, now: datetime) -> bool:
+    """Return whether the plan stays: the ticks are the same ones, or one is due, which is not forgotten."""
+    is_due = schedule.next_at is not None and schedule.next_at <= now
+    same = (known.spec, known.jitter_s, known.ends_at)
+    return is_due or same == (definition.spec, definition.jitter_s, definition.ends_at)
+
+
+def _planned(name: str, schedule: Schedule, after: datetime) -> Schedule:
+    """Return the schedule with its next tick, which is later than every one before."""
+    after = after if schedule.tick is None else max(after, schedule.tick)
+    tick = tick_after(schedule.definition, after)
+    at = None if tick is None else due_at(name, schedule.definition, tick)
+    return replace(schedule, next_tick=tick, next_at=at)
+
+
+def _tick(name: str, schedule: Schedule, stamp: Stamp, *, ended: bool) -> Ticked:
+    if schedule.next_tick is None or schedule.next_at is None:
+        raise RefusedError(f"schedule {name} has no tick to come: `jobledger schedules show {name}`")
+    definition, now = schedule.definition, stamp.at
+    ticks, missed, skipped = [schedule.next_tick], 0, ""
+    if now - schedule.next_at > LATE:
+        ticks, missed, skipped = _CATCH_UP[definition.catchup](definition, schedule.next_tick, now)
+    if definition.overlap == "skip" and not ended and len(ticks) == 1 and not skipped:
+        skipped = "running"
+    after = replace(schedule, tick=ticks[-1], number=schedule.number + 1)
+    if not skipped:
+        after = replace(after, ran=ticks[-1], runs=schedule.runs + len(ticks))
+    return _fact(
+        Ticked,
+        name,
+        _planned(name, after, ticks[-1]),
+        stamp,
+        job="" if skipped else tick_job_id(name, ticks[-1]),
+        skipped=skipped,
+        missed=missed,
+        ticks=tuple(ticks) if len(ticks) > 1 else (),
+    )
+
+
+_CaughtUp = tuple[list[datetime], int, Skipped]
+
+
+def _latest(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+    tick = newest_tick(definition.spec, first, _end(definition, now))
+    return [tick], _count(definition, first, tick), ""
+
+
+def _none(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+    tick = newest_tick(definition.spec, first, max(first, _end(definition, now - LATE)))
+    return [tick], _count(definition, first, tick) + 1, "late"
+
+
+def _all(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+    begin = max(first, now - timedelta(seconds=definition.window_s))
+    since = first if begin == first else tick_after(definition, begin - _MICROSECOND)
+    if since is None or since > now:
+        return _none(definition, first, now)
+    ticks = ticks_from(definition.spec, since, _end(definition, now), TICKS_MAX)
+    return ticks, _count(definition, first, since), ""
+
+
+_CATCH_UP: Final[dict[str, Callable[[Definition, datetime, datetime], _CaughtUp]]] = {
+    "latest": _latest,
+    "none": _none,
+    "all": _all,
+}
+
+
+def _end(definition: Definition, moment: datetime) -> datetime:
+    return moment if definition.ends_at is None else min(moment, definition.ends_at)
+
+
+def _count(definition: Definition, first: datetime, until: datetime) -> int:
+    """Return how many ticks there are from `first` on before `until`; not more than can be looked at quickly."""
+    return len(ticks_from(definition.spec, first, until - _MICROSECOND, TICKS_MAX))
+
+
+def _backfill(name: str, schedule: Schedule, command: Backfill, stamp: Stamp) -> Backfilled:
+    if command.to_at > stamp.at:
+        raise InvalidInputError("the range ends in the future: a backfill makes the jobs of past ticks")
+    spec = schedule.definition.spec
+    first = next_tick(spec, command.from_at - _MICROSECOND)
+    ticks = [] if first is None else ticks_from(spec, first, command.to_at, TICKS_MAX + 1)
+    if not ticks:
+        raise InvalidInputError(f"schedule {name} has no tick in that range")
+    if len(ticks) > TICKS_MAX:
+        raise InvalidInputError(
+            f"schedule {name} has more than {TICKS_MAX:,} ticks in that range: backfill it in parts"
+        )
+    return _fact(
+        Backfilled,
+        name,
+        schedule,
+        stamp,
+        from_at=command.from_at,
+        to_at=command.to_at,
+        ticks=tuple(ticks),
+        reason=command.reason,
+    )
+
+
+def _fact(kind: type[E], name: str, after: Schedule, stamp: Stamp, **own: Any) -> E:
+    return kind(schedule=name, at=stamp.at, by=stamp.by, trace=stamp.trace, **state_fields(after), **own)

@@ -1,0 +1,71 @@
+"""What a schedule is told: when it ticks, the job it makes each time, and what it does about ticks it missed. Pure."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from jobledger.ledger.model.envelope import Moment, Whole
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.inputs import check_whole
+from jobledger.ledger.model.schedules.ticks import Spec, check_spec
+from jobledger.ledger.model.subjects import check_token
+
+#: What happens at a tick while the job of the newest tick has not ended. `skip`: no job is made. `allow`: one is made.
+Overlap = Literal["skip", "allow"]
+#: What happens to ticks that are more than `LATE` late. `latest`: one job is made, for the newest of them. `none`: no
+#: job is made. `all`: a job is made for each of the last `window_s` seconds.
+Catchup = Literal["latest", "none", "all"]
+#: Who declared it.
+Source = Literal["code", "operator"]
+
+#: A tick that is later than this was missed.
+LATE: Final = timedelta(seconds=60)
+WINDOW_S_DEFAULT: Final = 86_400
+_SPAN_S_MAX: Final = 366 * 86_400
+_CODE_VERSION_MAX: Final = 64
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What a schedule does; every one of its events says it whole. Released fields never change type or meaning."""
+
+    spec: Spec  #: when it ticks
+    task: str  #: the task of its jobs
+    queue: str  #: the queue of its jobs
+    order: Order = Order()  #: all else that its jobs are given; `tick` is filled in for each
+    overlap: Overlap = "skip"  #: what happens while the job of the newest tick has not ended
+    catchup: Catchup = "latest"  #: what happens to missed ticks
+    window_s: Whole = WINDOW_S_DEFAULT  #: seconds; with the catch-up `all`: older ticks are not caught up
+    jitter_s: Whole = 0  #: seconds; a tick is due at most so long after its planned moment
+    ends_at: Moment | None = None  #: the last moment at which it may tick; None: it never ends
+    hooks: bool = False  #: whether its task is asked and told of each tick, instead of just run
+    source: Source = "operator"  #: who declared it
+    code_version: str = (
+        ""  #: of the application whose code declared it; "" where an operator did it, or reset it
+    )
+
+
+def check_definition(definition: Definition) -> None:
+    """Refuse what cannot tick, or could not be recorded.
+
+    Raises: InvalidInputError, InvalidTokenError.
+    """
+    check_spec(definition.spec)
+    check_token("task name", definition.task)
+    check_token("queue", definition.queue)
+    for field, words in (("overlap", Overlap), ("catchup", Catchup), ("source", Source)):
+        value = getattr(definition, field)
+        if value not in get_args(words):
+            raise InvalidInputError(f"{field} must be {' or '.join(get_args(words))}, got {value!r}")
+    for field in ("window_s", "jitter_s"):
+        value = getattr(definition, field)
+        check_whole(field, value)
+        if value > _SPAN_S_MAX:
+            raise InvalidInputError(f"{field} is {value:,} seconds: give at most a year, {_SPAN_S_MAX:,}")
+    if definition.source == "code" and not definition.code_version:
+        raise InvalidInputError("a schedule that code declares says the code's version: give code_version")
+    if len(definition.code_version) > _CODE_VERSION_MAX:
+        raise InvalidInputError(f"code_version is longer than {_CODE_VERSION_MAX} characters: give less")

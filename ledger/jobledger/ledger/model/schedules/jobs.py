@@ -1,0 +1,68 @@
+"""The jobs that an event of a schedule asks for: which, under which ids, with which order. Pure.
+
+Whoever appends such an event makes its jobs right after it, and whoever looks at the schedule next makes those that
+are missing: their ids follow from the event, so nothing is made twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec.structs import replace
+
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.schedules.definition import Definition
+from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Ticked, Triggered
+from jobledger.ledger.model.subjects import JobRef
+
+_ID_CHARACTERS_MAX: Final = 64
+_DIGEST_CHARACTERS: Final = 40
+
+
+def tick_name(schedule: str, tick: datetime) -> str:
+    """Return `<schedule>-<YYYYMMDDThhmmssZ>`, which the field `tick` of the tick's job says."""
+    return f"{schedule}-{tick.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def tick_job_id(schedule: str, tick: datetime) -> str:
+    """Return the id of a tick's job: its name, or `t` and part of its sha256 where that is too long for an id."""
+    return _job_id(tick_name(schedule, tick))
+
+
+def manual_job_id(schedule: str, stream_sequence: int) -> str:
+    """Return the id of the job that `triggered` at this stream sequence asks for."""
+    return _job_id(f"{schedule}-manual-{stream_sequence}")
+
+
+def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
+    """Return the jobs that an event asks for, the oldest tick first; empty where it asks for none."""
+    match event:
+        case Ticked(tick=datetime() as tick, skipped=""):
+            return [_of_tick(event.schedule, event.definition, each) for each in event.ticks or (tick,)]
+        case Backfilled(ticks=ticks):
+            return [_of_tick(event.schedule, event.definition, each) for each in ticks]
+        case Triggered():
+            job_id = manual_job_id(event.schedule, stream_sequence)
+            return [_job(event.definition, job_id, f"{event.schedule}-manual-{stream_sequence}")]
+        case _:
+            return []
+
+
+def _of_tick(schedule: str, definition: Definition, tick: datetime) -> Enqueue:
+    return _job(definition, tick_job_id(schedule, tick), tick_name(schedule, tick))
+
+
+def _job(definition: Definition, job_id: str, tick: str) -> Enqueue:
+    return Enqueue(
+        ref=JobRef(queue=definition.queue, job_id=job_id),
+        task=definition.task,
+        order=replace(definition.order, tick=tick),
+    )
+
+
+def _job_id(name: str) -> str:
+    if len(name) <= _ID_CHARACTERS_MAX:
+        return name
+    return f"t{hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
