@@ -1,0 +1,483 @@
+"""`Granter`: who waits, who is granted next, and who is cancelled because of a limit's mode. Pure.
+
+It folds the ledger in stream order: definitions, `held` and whatever ends an attempt or a job, and `granted`. `decide`
+then says what follows. The present time is an argument, and nothing here reads, writes or waits. The answer follows from
+the events alone, however often `decide` was asked in vain: two reactors that read the same agree, and so does who
+decides again later.
+
+The order: of the jobs all of whose keys have room, first the highest priority (every 16th grant: the lowest), then the
+fairness key that was given least for its weight, then the job that was held first. A line that has the right of way
+(`guard`) comes before all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, JobEvent, Priority, Started
+from jobledger.ledger.model.limits.definition import LimitEvent, Terms, evolve
+from jobledger.ledger.model.limits.flow import JOBS_MAX, Granted
+from jobledger.ledger.model.limits.guard import Guard
+from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey
+from jobledger.ledger.model.limits.lines import (
+    HEADS_MAX,
+    IN_MEMORY_MAX,
+    Line,
+    LineKey,
+    Lines,
+    Share,
+    Spill,
+    Waiting,
+)
+from jobledger.ledger.model.limits.modes import Cancel, Modes
+from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.limits.picking import FREE, Definitions, Picker
+from jobledger.ledger.model.limits.rates import Rates, moment_of, nanoseconds
+
+#: The version of the rules by which `decide` chooses. `granted` names it; it is raised when they change.
+POLICY: Final = 1
+#: Every so many grants the lowest priority comes first, so that it is never shut out; as workers do.
+LOWEST_FIRST_EVERY: Final = 16
+#: How many jobs that left while they waited are remembered, for a `granted` whose author did not know that yet.
+GONE_MAX: Final = 10_000
+_SHARES_PRUNE_AT: Final = 4_096
+
+_DOWN: Final = (0, 1, 2)
+_UP: Final = (2, 1, 0)
+_RANK: Final = {priority: rank for rank, priority in enumerate(PRIORITIES)}
+
+
+class Grant(msgspec.Struct, frozen=True, gc=False):
+    """A job that is granted."""
+
+    queue: str
+    job: str
+    held: int  #: stream sequence of the `held` that is answered
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What follows from what was folded, at a moment."""
+
+    at: datetime  #: for `granted`: now, but never before that of the last `granted`
+    grants: tuple[Grant, ...] = ()  #: in their order
+    cancels: tuple[Cancel, ...] = ()  #: to append whether or not the `granted` is accepted; each is said once
+    through: int = 0  #: for `granted`: stream sequence of the last event that was folded
+    limits_sequence: int = (
+        0  #: for `granted`: stream sequence of the newest event about a limit that was obeyed
+    )
+    #: For `granted`: slots of the keys without a definition, and 0 for `queue:<queue>` where a queue was passed over.
+    slots: dict[str, int] = {}
+    wake_at: datetime | None = (
+        None  #: when a rate allows the next start of a job that waits; None: none waits for it
+    )
+    #: Granted jobs that are not known to have started, at rates that allow no more of them while somebody waits: see
+    #: whether they have, and say so with `started`.
+    unstarted: tuple[JobKey, ...] = ()
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """A job that left while it waited."""
+
+    held: int  #: stream sequence of its `held`
+    line: LineKey  #: in which it waited
+    left: int  #: stream sequence of the event with which it left
+
+
+class _Before(msgspec.Struct, frozen=True, gc=False):
+    """What a grant changed, to take it back."""
+
+    entry: Waiting
+    line: Line
+    v: float
+    floor: float
+    first: tuple[Line | None, int]
+    holding: Holding | None
+    keys: tuple[tuple[str, tuple[int, ...] | None, int | None], ...]
+
+
+class Granter:
+    """Who waits for limits and who holds them, after the events that were told in stream order.
+
+    Between a `decide` that grants somebody and `confirm` or `take_back` no event may be folded. What is folded twice
+    does no harm where its stream sequence is not above `through`: whoever feeds it skips that.
+    """
+
+    def __init__(
+        self,
+        spill: Spill | None = None,
+        *,
+        heads_max: int = HEADS_MAX,
+        in_memory_max: int = IN_MEMORY_MAX,
+    ) -> None:
+        """Begin: nothing is defined, nobody waits. Without a spill every job that waits is kept in memory."""
+        self.through = 0  #: stream sequence of the last event that was folded; who skips others may raise it
+        self.at = 0  #: of the newest `granted`, in nanoseconds
+        self.total = 0  #: how many jobs were ever granted
+        self.floors = [0.0, 0.0, 0.0]  #: by priority, the virtual time at which somebody was served last
+        self.shares: dict[tuple[int, str], Share] = {}
+        self.gone: dict[JobKey, Gone] = {}
+        self.definitions = Definitions()
+        self.holders = Holders()
+        self.rates = Rates()
+        self.guard = Guard()
+        self.lines = Lines(spill, heads_max=heads_max, in_memory_max=in_memory_max)
+        self.picker = Picker(self.definitions, self.holders, self.rates, self.guard)
+        self.modes = Modes(self.picker, self.lines, self.holders, self.remove)
+        self._fresh: dict[Share, None] = {}  # shares that began to wait after the newest `granted`
+        self._before: list[_Before] = []
+        self._shares_prune_at = _SHARES_PRUNE_AT
+
+    # What was in the ledger.
+
+    def job(self, event: JobEvent, sequence: int) -> None:
+        """Take in an event of a job; those that say nothing about limits, such as another's `failed`, do no harm."""
+        self.through = sequence
+        job = (event.queue, event.job)
+        match event:
+            case Started():
+                self.started(job)
+            case Carried():
+                self._carried(event)
+            case _:
+                self._left(job, event, sequence)
+                if isinstance(event, Held) and event.limits:
+                    line = (_RANK[event.priority], event.queue, event.fair, event.limits)
+                    self.wait(job, line, sequence)
+
+    def _left(self, job: JobKey, event: JobEvent, sequence: int) -> None:
+        freed = self.holders.feed(event)
+        if freed:
+            self.picker.freed(freed)
+            self._is_started(job, freed)
+            self.modes.left(job)
+        if isinstance(event, Cancelled | Held):
+            entry = self.lines.find(job)
+            if entry is not None:
+                self._remember_gone(job, entry, sequence)
+                self.remove(entry)
+            self.modes.left(job)
+
+    def _remember_gone(self, job: JobKey, entry: Waiting, sequence: int) -> None:
+        assert entry.line is not None, "it waits"
+        self.gone[job] = Gone(entry.held, entry.line.key, sequence)
+        if len(self.gone) > GONE_MAX:
+            del self.gone[next(iter(self.gone))]
+
+    def _carried(self, event: Carried) -> None:
+        """Take in a job whose earlier events went into an archive."""
+        job, state = (event.queue, event.job), event.job_state
+        limits, wait = state.order.limits, state.wait_sequence
+        if not limits or job in self.holders.jobs or self.lines.find(job) is not None:
+            return
+        if state.state == "held":
+            line = (_RANK[state.order.priority], event.queue, state.order.fair, limits)
+            self.wait(job, line, wait)
+        elif state.grant and state.state in {"queued", "running"}:
+            self.holders.put(job, Holding(limits, tuple(filter(self._keeps, limits)), state.grant, 0))
+        elif state.grant and state.state in {"retry_wait", "paused"}:
+            kept = tuple(filter(self._keeps, limits))
+            self.holders.put(job, Holding(kept, kept, state.grant, 0) if kept else None)
+
+    def wait(self, job: JobKey, order: LineKey, held: int, *, is_new: bool = True) -> None:
+        """Let a job wait at the end of its line; `order`: priority, queue, fairness key, all limits that it names.
+
+        `is_new`: it begins to wait now; else it has waited since before what is known, as after a restart.
+        """
+        priority, queue, fair, limits = order
+        needs = self.holders.needs(job, limits) or (FREE,)
+        share = self._share(priority, fair or _own_fairness(limits), limits)
+        line = self.lines.line((priority, queue, share.fair, needs), share)
+        was_empty = not line.head
+        self.lines.add(line, held, job, limits)
+        if was_empty:
+            if not share.lines and is_new:
+                share.v = max(share.v, self.floors[priority])
+                share.active_since = held
+                self._fresh[share] = None
+            share.lines += 1
+            self.guard.add(line)
+            self.modes.add(line)
+            self.picker.stand(line)
+        self.modes.waits(line)
+
+    def _share(self, priority: int, fair: str, limits: tuple[str, ...]) -> Share:
+        share = self.shares.get((priority, fair))
+        if share is None:
+            self._prune_shares()
+            share = self.shares[priority, fair] = Share(priority, fair, self.floors[priority], limits)
+        return share
+
+    def add_share(self, share: Share, *, since: int) -> None:
+        """Add the turn of a fairness key; `since`: stream sequence of the `held` with which it began to wait, if fresh."""
+        self.shares[share.priority, share.fair] = share
+        share.active_since = since
+        if since:
+            self._fresh[share] = None
+
+    def is_fresh(self, share: Share) -> bool:
+        """Return whether a fairness key began to wait after what the newest `granted` knew."""
+        return share in self._fresh
+
+    def _prune_shares(self) -> None:
+        """Forget who would begin at the present virtual time anyway, once they are many."""
+        if len(self.shares) > self._shares_prune_at:
+            self.shares = {
+                name: share
+                for name, share in self.shares.items()
+                if share.lines or share.v > self.floors[share.priority]
+            }
+            self._shares_prune_at = max(_SHARES_PRUNE_AT, 2 * len(self.shares))
+
+    def _weight(self, share: Share) -> float:
+        """Return the weight of a fairness key: of the limit's key that it is or is the key of, among its jobs' limits."""
+        for limit in (share.fair, *share.limits):
+            if limit == share.fair or split(limit)[1] == share.fair:
+                terms = self.definitions.of(limit) if limit else None
+                if terms is not None:
+                    return terms.weight
+        return 1.0
+
+    def remove(self, entry: Waiting) -> None:
+        """Take a job out of its line."""
+        line = entry.line
+        assert line is not None, "it waits"
+        head = line.head
+        self.lines.remove(entry)
+        if line.head != head:
+            self.guard.moved(line)
+            if not line.head:
+                line.share.lines -= 1
+                self.picker.leave(line)
+                self.modes.leave(line)
+
+    def granted(self, event: Granted, sequence: int) -> None:
+        """Take in grants that were stored, of whomever; those of jobs that do not wait any more are void."""
+        assert not self._before, "what was decided is confirmed or taken back first"
+        self.through = sequence
+        self.at = max(self.at, nanoseconds(event.at))
+        self.picker.at = self.at
+        for each in event.jobs:
+            job = (each.queue, each.job)
+            entry = self._waits_again(job, each.held) or self.lines.find(job)
+            gone = self.gone.get(job)
+            if entry is not None and entry.held == each.held:
+                self._take(entry, sequence)
+            elif gone is not None and gone.held == each.held and gone.left > event.through:
+                self._void(gone)
+        self._settle(event.through)
+
+    def _waits_again(self, job: JobKey, held: int) -> Waiting | None:
+        """Let a job wait again that was to be cancelled, since somebody granted it."""
+        doomed = self.modes.doomed.get(job)
+        if doomed is None or doomed.held != held:
+            return None
+        del self.modes.doomed[job]
+        priority, queue, fair, _ = doomed.line
+        self.wait(job, (priority, queue, fair, doomed.limits), held, is_new=False)
+        return self.lines.find(job)
+
+    def _void(self, gone: Gone) -> None:
+        """Count a grant of a job that left meanwhile: who granted it did not know."""
+        priority, _, fair, keys = gone.line
+        self._charge(self._share(priority, fair, keys), keys, gone.held)
+
+    def _settle(self, through: int) -> None:
+        """Let who began to wait after what a grant knew begin at the virtual time after the grant."""
+        for share in list(self._fresh):
+            if share.active_since > through:
+                share.v = max(share.v, self.floors[share.priority])
+            else:
+                del self._fresh[share]
+        self.gone = {job: gone for job, gone in self.gone.items() if gone.left > through}
+
+    def limit(self, event: LimitEvent, sequence: int) -> None:
+        """Take in a definition."""
+        self.through = self.definitions.sequence = sequence
+        self.definitions.limits[event.limit] = evolve(None, event, sequence)
+        self._redefined(name for name in self.picker.keys if split(name)[0] == event.limit)
+
+    def _redefined(self, names: Iterable[str]) -> None:
+        for name in names:
+            terms = self.definitions.of(name)
+            if terms is not None and terms.rate is not None:
+                self.rates.redefine(name, terms, self.at)
+        self.picker.redefined()
+        self.modes.rebuild()
+
+    # What is known otherwise.
+
+    def offer(self, key: str, terms: Terms | None) -> None:
+        """Say what holds for a key that has no definition, such as `queue:email`; None: nothing any more."""
+        before = self.definitions.offered.get(key)
+        if terms == before:
+            return
+        if terms is None:
+            del self.definitions.offered[key]
+        else:
+            self.definitions.offered[key] = terms
+        self._redefined((key,))
+
+    def close(self, queue: str) -> None:
+        """Pass over the jobs of a queue from now on: it is paused, or no worker serves it."""
+        self.picker.close(queue)
+
+    def open(self, queue: str) -> None:
+        """Grant jobs of a queue again."""
+        self.picker.open(queue)
+
+    def started(self, job: JobKey) -> None:
+        """Take note that the attempt of a granted job has started."""
+        holding = self.holders.jobs.get(job)
+        if holding is not None:
+            self._is_started(job, holding.limits)
+
+    def _is_started(self, job: JobKey, limits: Iterable[str]) -> None:
+        for name in limits:
+            key = self.picker.keys.get(name)
+            if key is not None and key.unstarted and key.unstarted.pop(job, job) is None:
+                self.picker.at_bound.pop(name, None)
+                self.picker.freed((name,))
+
+    # What follows.
+
+    def decide(self, now: datetime, most: int = JOBS_MAX) -> Decision:
+        """Return up to `most` grants, which count as given from now on, and what else is to be done.
+
+        If there are any, append them as one `granted` and then call `confirm`, or `take_back` if it was refused.
+        """
+        assert not self._before, "what was decided is confirmed or taken back first"
+        self.picker.begin(max(self.at, nanoseconds(now)))
+        self.modes.supersede(most)
+        grants: list[Grant] = []
+        while len(grants) < most:
+            line = self.picker.pick(self._turn())
+            if line is None:
+                break
+            entry = line.heads[0]
+            self._before.append(self._now_before(entry, line))
+            self._take(entry, 0)
+            grants.append(Grant(entry.queue, entry.job, entry.held))
+        self.modes.after_grants(most)
+        self._prune()
+        wake_at = self.picker.wake_at
+        return Decision(
+            at=moment_of(self.picker.at),
+            grants=tuple(grants),
+            cancels=self.modes.said(),
+            through=self.through,
+            limits_sequence=self.definitions.sequence,
+            slots=self._slots(),
+            wake_at=moment_of(wake_at) if wake_at else None,
+            unstarted=tuple(job for name in self.picker.at_bound for job in self.picker.key(name).unstarted),
+        )
+
+    def _turn(self) -> tuple[int, ...]:
+        is_last = self.total % LOWEST_FIRST_EVERY == LOWEST_FIRST_EVERY - 1
+        return _UP if is_last else _DOWN
+
+    def _take(self, entry: Waiting, grant: int) -> None:
+        line, job = entry.line, (entry.queue, entry.job)
+        assert line is not None, "it waits"
+        self.guard.passed(line, (line.share.v, entry.held), self._turn(), self.picker.is_stuck)
+        self.remove(entry)
+        self.holders.take(job, entry.limits, held=entry.held, grant=grant, keeps=self._keeps)
+        self._charge(line.share, line.keys, entry.held)
+        for name in line.keys:
+            key = self.picker.key(name)
+            if key.terms is not None and key.terms.rate is not None:
+                key.unstarted[job] = None
+        self.modes.waits(line)
+
+    def _charge(self, share: Share, keys: tuple[str, ...], held: int) -> None:
+        floor = self.floors[share.priority]
+        self.floors[share.priority] = max(floor, share.v)
+        share.v += 1.0 / self._weight(share)
+        self.total += 1
+        for name in keys:
+            terms = self.picker.key(name).terms
+            if terms is not None and terms.rate is not None:
+                self.rates.take(name, terms, self.picker.at)
+        self.guard.granted(keys, held)
+
+    def _keeps(self, limit: str) -> bool:
+        terms = self.picker.key(limit).terms
+        return terms is not None and terms.keep == "job"
+
+    def _slots(self) -> dict[str, int]:
+        slots = {
+            key: terms.slots for key, terms in self.definitions.offered.items() if terms.slots is not None
+        }
+        for queue in self.picker.parked:
+            slots[f"queue:{queue}"] = 0
+        return slots
+
+    def confirm(self, sequence: int) -> None:
+        """Take note that what was decided was accepted as `granted` at a stream sequence; skip that when it is read."""
+        self.at = self.picker.at
+        for before in self._before:
+            job = (before.entry.queue, before.entry.job)
+            self.holders.jobs[job] = msgspec.structs.replace(self.holders.jobs[job], grant=sequence)
+        self._before.clear()
+        self._settle(self.through)
+
+    def take_back(self) -> None:
+        """Undo the grants of the last decision: the `granted` was refused, since another came before."""
+        for before in reversed(self._before):
+            self._take_one_back(before)
+        self._before.clear()
+        self.picker.rebuild(self.lines.lines.values())
+
+    def _take_one_back(self, before: _Before) -> None:
+        entry, line, share = before.entry, before.line, before.line.share
+        self.holders.put((entry.queue, entry.job), before.holding)
+        if not line.head:
+            share.lines += 1
+            self.modes.add(line)
+        self.lines.put_back(line, entry)
+        share.v, self.floors[share.priority] = before.v, before.floor
+        self.total -= 1
+        self.guard.first, self.guard.first_head = before.first
+        for name, later, whole_at in before.keys:
+            self.picker.key(name).unstarted.pop((entry.queue, entry.job), None)
+            _restore(self.guard.later, name, later)
+            _restore(self.rates.whole_at, name, whole_at)
+
+    def _now_before(self, entry: Waiting, line: Line) -> _Before:
+        later, whole_at = self.guard.later, self.rates.whole_at
+        return _Before(
+            entry=entry,
+            line=line,
+            v=line.share.v,
+            floor=self.floors[line.priority],
+            first=(self.guard.first, self.guard.first_head),
+            holding=self.holders.jobs.get((entry.queue, entry.job)),
+            keys=tuple((name, later.get(name), whole_at.get(name)) for name in line.keys),
+        )
+
+    def _prune(self) -> None:
+        self.guard.prune(self.lines.lines.values())
+        self.picker.prune(self.lines.lines.values())
+
+
+def rank_of(priority: Priority) -> int:
+    """Return a priority's place: 0 for the highest."""
+    return _RANK[priority]
+
+
+def _own_fairness(limits: tuple[str, ...]) -> str:
+    """Return the fairness key of a job without one: its first limit with a key, so that tenants take turns."""
+    return next((limit for limit in limits if ":" in limit), "")
+
+
+_V = TypeVar("_V")
+
+
+def _restore(values: dict[str, _V], name: str, before: _V | None) -> None:
+    if before is None:
+        values.pop(name, None)
+    else:
+        values[name] = before

@@ -1,0 +1,126 @@
+"""The guard against starvation: a line whose turn came and went gets the right of way. Pure.
+
+A job that needs two keys can wait for ever while each of them is free in turns. So: where at least `LATER` jobs that
+were held later than a line's first job were granted at each of the line's keys (the line is *ripe*), and a job that
+comes after it in the order is granted, then the line gets the right of way. Others then see one slot less at its
+keys until its first job is granted or leaves. One line at a time has it, and holds nothing by it, so nobody can block
+another for ever. All of it follows from which jobs were granted, in which order, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from jobledger.ledger.model.limits.lines import Line, Order, Spot
+
+#: So many jobs that were held later may be granted at each key of a job before its line gets the right of way.
+LATER: Final = 8
+_PRUNE_AT: Final = 4_096
+_RIPE: Final = " ripe"  # no key has such a name
+
+
+class Guard:
+    """Which lines are ripe, and which one has the right of way."""
+
+    def __init__(self, later: dict[str, tuple[int, ...]] | None = None) -> None:
+        """Begin with what an earlier `later` said."""
+        #: By key, the stream sequences of the `held` of the youngest jobs that were granted, at most `LATER`, sorted.
+        self.later: dict[str, tuple[int, ...]] = {} if later is None else dict(later)
+        self.first: Line | None = None  #: who has the right of way
+        self.first_head = 0  #: the `held` of its first job at that moment
+        self._unripe: dict[str, list[tuple[int, Line]]] = {}
+        self._ripe = tuple(Spot(_RIPE, priority) for priority in range(3))
+        self._set_aside: list[Line] = []
+        self._prune_at = _PRUNE_AT
+
+    def clear(self) -> None:
+        """Forget all lines; what was granted stays known."""
+        self._unripe.clear()
+        self._ripe = tuple(Spot(_RIPE, priority) for priority in range(3))
+        self._set_aside.clear()
+
+    def add(self, line: Line) -> None:
+        """Count for a line from now on; one with a single key gets its turn there without a guard."""
+        if len(line.keys) < 2:  # noqa: PLR2004 - the least number that can be free in turns
+            return
+        for key in line.keys:
+            later = self.later.get(key, ())
+            if len(later) < LATER or later[0] < line.head:
+                line.ripens_at = key
+                heapq.heappush(self._unripe.setdefault(key, []), (line.head, line))
+                return
+        line.ripens_at = _RIPE
+        self._ripe[line.priority].add(line)
+
+    def moved(self, line: Line) -> None:
+        """Take note that a line has another first job, or none."""
+        if line.ripens_at is _RIPE:
+            self._ripe[line.priority].discard(line)
+            line.ripens_at = ""
+            if line.head:
+                self.add(line)
+        elif not line.head:
+            line.ripens_at = ""
+        if line is self.first and line.head != self.first_head:
+            self.first = None
+
+    def granted(self, keys: Iterable[str], held: int) -> None:
+        """Count a job that was granted."""
+        for key in keys:
+            later = self.later.get(key, ())
+            if len(later) < LATER:
+                self.later[key] = tuple(sorted((*later, held)))
+            elif held > later[0]:
+                self.later[key] = (
+                    (*later[1:], held) if held > later[-1] else tuple(sorted((*later[1:], held)))
+                )
+            else:
+                continue
+            if key in self._unripe:
+                self._ripen(key)
+
+    def prune(self, lines: Iterable[Line]) -> None:
+        """Forget keys at which nobody waits, once they are many: whoever waits there next was held later than all."""
+        if len(self.later) > self._prune_at:
+            used = {key for line in lines for key in line.keys}
+            self.later = {key: later for key, later in self.later.items() if key in used}
+            self._prune_at = _PRUNE_AT + 2 * len(self.later)
+
+    def _ripen(self, key: str) -> None:
+        later, heap = self.later[key], self._unripe[key]
+        while heap and len(later) == LATER and heap[0][0] < later[0]:
+            _, line = heapq.heappop(heap)
+            if line.ripens_at == key:
+                self.add(line)  # at another key, at this one with a younger head, or ripe
+        if not heap:
+            del self._unripe[key]
+
+    def passed(self, line: Line, order: Order, turn: Iterable[int], is_stuck: Callable[[Line], bool]) -> None:
+        """Take note that a line with this place in the order is served, by priorities in the order of `turn`.
+
+        `is_stuck`: whether a line cannot be granted however many slots are free: it gets no right of way.
+        """
+        if self.first is not None:
+            return
+        for priority in turn:
+            ripe = self._ripe[priority]
+            found = ripe.best()
+            while found is not None and is_stuck(found):
+                ripe.discard(found)
+                self._set_aside.append(found)
+                found = ripe.best()
+            last = priority == line.priority
+            if found is not None and found is not line and (not last or (found.share.v, found.head) < order):
+                self.first, self.first_head = found, found.head
+                return
+            if last:
+                return
+
+    def reconsider(self) -> None:
+        """Count again for lines that were stuck."""
+        for line in self._set_aside:
+            if line.head and line.ripens_at is _RIPE:
+                self._ripe[line.priority].add(line)
+        self._set_aside.clear()

@@ -1,0 +1,120 @@
+"""Who holds which slots: the one fold of it, whoever asks. Pure.
+
+A slot is taken by `granted` alone, and given back by the job's own next event that ends what it was granted for. The
+flow reactor, the check of a ledger, the tables and `jobs why` all count with `Holders`; what they know of jobs that
+wait comes from elsewhere: the lines of `grants`, or the job's own state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.events import (
+    Cancelled,
+    Completed,
+    DeadLettered,
+    Discarded,
+    Failed,
+    Held,
+    JobEvent,
+    Paused,
+    Snoozed,
+)
+
+#: Queue and id of a job.
+JobKey = tuple[str, str]
+
+#: After these a job gives back whatever it holds.
+FINAL: Final[frozenset[type[JobEvent]]] = frozenset((Completed, Cancelled, DeadLettered, Discarded))
+#: After these it gives back what it holds for an attempt, and keeps what it holds until it has ended for good.
+OF_AN_ATTEMPT: Final[frozenset[type[JobEvent]]] = frozenset((Failed, Snoozed, Paused, Held))
+_ENDS: Final = FINAL | OF_AN_ATTEMPT
+
+
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """The slots of one job."""
+
+    limits: tuple[str, ...]  #: the keys of which it holds a slot
+    kept: tuple[str, ...] = ()  #: those of them that it holds until it has ended for good
+    grant: int = 0  #: stream sequence of the newest `granted` that gave it a slot; 0: not known yet
+    held: int = 0  #: stream sequence of the `held` that this answered
+
+
+class Holders:
+    """Which job holds a slot of which key, after the events that were told, in stream order.
+
+    It keeps about 600 bytes of each job that holds a slot, and nothing of the others.
+    """
+
+    def __init__(self) -> None:
+        """Begin: nobody holds anything."""
+        self.jobs: dict[JobKey, Holding] = {}
+        self._of: dict[str, dict[JobKey, None]] = {}  # by key, the one that took its slot first in front
+
+    def used(self, key: str) -> int:
+        """Return how many jobs hold a slot of a key."""
+        jobs = self._of.get(key)
+        return 0 if jobs is None else len(jobs)
+
+    def of(self, key: str) -> Iterable[JobKey]:
+        """Return the jobs that hold a slot of a key, the one that took its slot first in front."""
+        return self._of.get(key, ())
+
+    def keys(self) -> Iterable[str]:
+        """Return every key of which somebody holds a slot."""
+        return self._of.keys()
+
+    def needs(self, job: JobKey, limits: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys of `limits` of which the job does not hold a slot already, as one that it kept."""
+        holding = self.jobs.get(job)
+        return limits if holding is None else tuple(limit for limit in limits if limit not in holding.limits)
+
+    def take(
+        self, job: JobKey, limits: tuple[str, ...], *, held: int, grant: int, keeps: Callable[[str], bool]
+    ) -> tuple[str, ...]:
+        """Give a job that waits a slot of each of its limits; return the keys of which it had none.
+
+        `limits`: all that the job names. `held`: of its wait. `grant`: of the `granted`. `keeps`: whether a key is held
+        until the job has ended for good, by the definitions that the grant obeyed. A grant for a job that does not wait
+        any more, or with another `held`, is void: it gives nothing, and this must not be called.
+        """
+        taken = self.needs(job, limits)
+        kept = tuple(limit for limit in limits if limit not in taken or keeps(limit))
+        self.put(job, Holding(limits, kept, grant, held))
+        return taken
+
+    def feed(self, event: JobEvent) -> tuple[str, ...]:
+        """Take in the next event of a job; return the keys of which it gave a slot back."""
+        if type(event) not in _ENDS:
+            return ()
+        job = (event.queue, event.job)
+        holding = self.jobs.get(job)
+        if holding is None:
+            return ()
+        if holding.kept and type(event) in OF_AN_ATTEMPT:
+            freed = tuple(limit for limit in holding.limits if limit not in holding.kept)
+            self.jobs[job] = Holding(holding.kept, holding.kept, holding.grant, holding.held)
+        else:
+            freed = holding.limits
+            del self.jobs[job]
+        self._free(job, freed)
+        return freed
+
+    def put(self, job: JobKey, holding: Holding | None) -> None:
+        """Say what a job holds, whatever it held before; None: nothing. For what was written, or is taken back."""
+        before = self.jobs.pop(job, None)
+        if before is not None:
+            self._free(job, before.limits)
+        if holding is not None:
+            self.jobs[job] = holding
+            for key in holding.limits:
+                self._of.setdefault(key, {})[job] = None
+
+    def _free(self, job: JobKey, keys: Iterable[str]) -> None:
+        for key in keys:
+            jobs = self._of.get(key)
+            if jobs is not None and jobs.pop(job, job) is None and not jobs:
+                del self._of[key]

@@ -1,0 +1,329 @@
+"""The lines in which jobs wait for their limits, and the order among them. Pure.
+
+A line is one exact (priority, queue, fairness key, keys that are needed): its jobs can be granted together or not at
+all, first held, first granted. Each line that is not empty stands at one of its keys, at a `Spot`; while that key is
+full nobody looks at it. Order among lines of a priority: virtual time of the fairness key, then age of the first job.
+Both only ever grow, so the heaps here are put right when their top is looked at, and never searched.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+from jobledger.ledger.model.limits.holders import JobKey
+
+HEADS_MAX: Final = 256  #: jobs of one line in memory
+IN_MEMORY_MAX: Final = 100_000  #: jobs of all lines in memory, as long as there are fewer lines
+#: A place in the order among lines of one priority: virtual time, then stream sequence of the first job's `held`.
+Order = tuple[float, int]
+#: What tells one line from another: priority (0 is high), queue, fairness key, the keys that its jobs need.
+LineKey = tuple[int, str, str, tuple[str, ...]]
+#: A job that waits, put aside: stream sequence of its `held`, queue, job id, all limits that it names.
+SpilledJob = tuple[int, str, str, tuple[str, ...]]
+
+
+class Spill(Protocol):
+    """Where the jobs go that do not fit in memory, such as a temporary SQLite table.
+
+    Lines have numbers from 1. Within a line jobs are put in the order of their `held` sequence. What is put need not
+    outlive the process.
+    """
+
+    def put(self, line: int, job: SpilledJob) -> None:
+        """Add a job behind all others of a line."""
+        ...
+
+    def page(self, line: int, after: int, most: int) -> Sequence[SpilledJob]:
+        """Return up to `most` jobs of a line whose `held` comes after a stream sequence, the oldest first."""
+        ...
+
+    def drop(self, line: int, through: int) -> None:
+        """Forget the jobs of a line up to a stream sequence of their `held`: they are in memory again."""
+        ...
+
+    def find(self, job: JobKey) -> tuple[int, SpilledJob] | None:
+        """Return a job's line and what was put, None if it is not there."""
+        ...
+
+    def remove(self, line: int, held: int) -> None:
+        """Forget one job of a line."""
+        ...
+
+
+class Share:
+    """The turn of one fairness key, among jobs of one priority."""
+
+    __slots__ = ("active_since", "fair", "limits", "lines", "priority", "v")
+
+    def __init__(self, priority: int, fair: str, v: float, limits: tuple[str, ...]) -> None:
+        """Begin with a virtual time."""
+        self.priority = priority
+        self.fair = fair
+        self.v = v  #: how much it was given, by its weight
+        self.limits = limits  #: of one of its jobs; they say which weight it has
+        self.lines = 0  #: how many of its lines are not empty
+        self.active_since = 0  #: stream sequence of the `held` with which that began
+
+
+class Waiting:
+    """A job that waits, in memory."""
+
+    __slots__ = ("held", "job", "limits", "line", "queue")
+
+    def __init__(self, held: int, queue: str, job: str, limits: tuple[str, ...], line: Line) -> None:
+        """Begin at the end of a line."""
+        self.held = held  #: stream sequence of its `held`
+        self.queue = queue
+        self.job = job
+        self.limits = limits  #: all that it names
+        self.line: Line | None = line  #: None: it left; whoever meets it in its line drops it
+
+
+class Line:
+    """One line of jobs."""
+
+    __slots__ = (
+        "head",
+        "heads",
+        "key",
+        "keys",
+        "number",
+        "priority",
+        "queue",
+        "ripens_at",
+        "share",
+        "spilled",
+        "spot",
+        "stamp",
+        "through",
+    )
+
+    def __init__(self, key: LineKey, number: int, share: Share) -> None:
+        """Begin empty."""
+        self.key = key
+        self.priority, self.queue = key[0], key[1]
+        self.keys = key[3]  #: of which its jobs need a slot
+        self.number = number
+        self.share = share
+        self.heads: deque[Waiting] = deque()  #: the oldest jobs
+        self.head = 0  #: stream sequence of the first job's `held`; 0: the line is empty
+        self.spilled = 0  #: how many more were put aside
+        self.through = 0  #: stream sequence of the newest job that was in memory
+        self.spot: Spot | None = None  #: where it stands
+        self.stamp = 0  #: of its newest entry at any spot: an older one there does not count
+        self.ripens_at = ""  #: the key at which the guard counts for it
+
+    def __lt__(self, other: Line) -> bool:
+        """Never decide between entries that are otherwise equal, of which one is stale."""
+        return self.number < other.number
+
+
+class _Group:
+    """The lines of one fairness key at a spot: they move together as it is served."""
+
+    __slots__ = ("heap", "share", "shown")
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.heap: list[tuple[int, int, Line]] = []
+        self.shown: Order | None = None  # the entry of the spot's heap that counts
+
+    def __lt__(self, other: _Group) -> bool:
+        return self.share.fair < other.share.fair
+
+
+class Spot:
+    """The lines of one priority that stand at one place, such as a key that is full."""
+
+    __slots__ = ("_groups", "_heap", "_places", "key", "priority", "shown")
+
+    def __init__(self, key: str, priority: int) -> None:
+        """Begin empty."""
+        self.key = key
+        self.priority = priority
+        self.shown: Order | None = None  #: the place that those who pick among spots know; None: none
+        self._places: dict[Line, int] = {}  # who stands here, and the number of its newest entry
+        self._groups: dict[str, _Group] = {}
+        self._heap: list[tuple[Order, _Group]] = []
+
+    def __lt__(self, other: Spot) -> bool:
+        """Never decide between entries that are otherwise equal, of which one is stale."""
+        return self.key < other.key
+
+    def add(self, line: Line) -> None:
+        """Let a line stand here."""
+        line.stamp += 1
+        self._places[line] = line.stamp
+        group = self._groups.get(line.share.fair)
+        if group is None:
+            group = self._groups[line.share.fair] = _Group(line.share)
+        heapq.heappush(group.heap, (line.head, line.stamp, line))
+        order = (line.share.v, line.head)
+        if group.shown is None or order < group.shown:
+            group.shown = order
+            heapq.heappush(self._heap, (order, group))
+
+    def discard(self, line: Line) -> None:
+        """Let a line go away from here, if it stands here."""
+        self._places.pop(line, None)
+
+    def best(self) -> Line | None:
+        """Return the line that comes first, None if there is none."""
+        heap = self._heap
+        while heap:
+            shown, group = heap[0]
+            if group.shown is not shown:  # it was put in again with another place
+                heapq.heappop(heap)
+                continue
+            line = self._first_of(group)
+            if line is None:
+                heapq.heappop(heap)
+                del self._groups[group.share.fair]
+                continue
+            order = (group.share.v, line.head)
+            if order == shown:
+                return line
+            group.shown = order
+            heapq.heapreplace(heap, (order, group))
+        return None
+
+    def _first_of(self, group: _Group) -> Line | None:
+        heap = group.heap
+        while heap:
+            head, stamp, line = heap[0]
+            if self._places.get(line) != stamp:
+                heapq.heappop(heap)
+            elif line.head != head:  # its first job left meanwhile
+                heapq.heapreplace(heap, (line.head, stamp, line))
+            else:
+                return line
+        return None
+
+
+class Lines:
+    """Every line that is not empty, and the jobs in them: those in memory by name, the others in the spill."""
+
+    def __init__(
+        self, spill: Spill | None, *, heads_max: int = HEADS_MAX, in_memory_max: int = IN_MEMORY_MAX
+    ) -> None:
+        """Begin empty; without a spill all jobs stay in memory."""
+        self.lines: dict[LineKey, Line] = {}
+        self.jobs: dict[JobKey, Waiting] = {}  #: in memory
+        self.spilled = 0  #: how many are not
+        self._numbered: dict[int, Line] = {}
+        self._numbers = 0
+        self._spill = spill
+        self._heads_max = heads_max
+        self._in_memory_max = in_memory_max
+
+    def __len__(self) -> int:
+        """Return how many jobs wait."""
+        return len(self.jobs) + self.spilled
+
+    def line(self, key: LineKey, share: Share) -> Line:
+        """Return a line, which may be new and empty."""
+        line = self.lines.get(key)
+        if line is None:
+            self._numbers += 1
+            line = self.lines[key] = self._numbered[self._numbers] = Line(key, self._numbers, share)
+        return line
+
+    def add(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
+        """Add a job behind all others of its line."""
+        room = len(line.heads) < self._heads_max and len(self.jobs) < self._in_memory_max
+        if self._spill is not None and line.head and (line.spilled or not room):
+            self._spill.put(line.number, (held, *job, limits))
+            line.spilled += 1
+            self.spilled += 1
+            return
+        self._remember(line, held, job, limits)
+        if not line.head:
+            line.head = held
+
+    def _remember(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
+        entry = self.jobs[job] = Waiting(held, *job, limits, line)
+        line.heads.append(entry)
+        line.through = max(line.through, held)
+
+    def find(self, job: JobKey) -> Waiting | None:
+        """Return a job that waits, None if it does not; of one that was put aside a copy."""
+        entry = self.jobs.get(job)
+        if entry is not None or not self.spilled or self._spill is None:
+            return entry
+        found = self._spill.find(job)
+        return None if found is None else Waiting(found[1][0], *job, found[1][3], self._numbered[found[0]])
+
+    def remove(self, entry: Waiting) -> None:
+        """Take a job out of its line; of a line that is empty then the `head` is 0, and it is forgotten."""
+        line = entry.line
+        assert line is not None, "a job leaves its line once"
+        in_memory = self.jobs.pop((entry.queue, entry.job), None)
+        if in_memory is None:
+            assert self._spill is not None, "what is not in memory is in the spill"
+            self._spill.remove(line.number, entry.held)
+            line.spilled -= 1
+            self.spilled -= 1
+            return
+        in_memory.line = None  # which may be another object, if it was put aside when `entry` was made
+        if entry.held == line.head:
+            self._advance(line)
+
+    def _advance(self, line: Line) -> None:
+        """Let the next job of a line be its first; a line without one is forgotten."""
+        heads = line.heads
+        while heads and heads[0].line is None:
+            heads.popleft()
+        if not heads and line.spilled:
+            self._page_in(line)
+        if heads:
+            line.head = heads[0].held
+            return
+        line.head = 0
+        del self.lines[line.key]
+        del self._numbered[line.number]
+
+    def _page_in(self, line: Line) -> None:
+        assert self._spill is not None, "only a spill has jobs that are not in memory"
+        room = max(1, min(self._heads_max, self._in_memory_max - len(self.jobs)))
+        page = self._spill.page(line.number, line.through, room)
+        for held, queue, job, limits in page:
+            self._remember(line, held, (queue, job), limits)
+        self._spill.drop(line.number, line.through)
+        line.spilled -= len(page)
+        self.spilled -= len(page)
+
+    def put_back(self, line: Line, entry: Waiting) -> None:
+        """Undo the removal of a line's first job."""
+        self.lines[line.key] = self._numbered[line.number] = line
+        entry.line = line
+        self.jobs[entry.queue, entry.job] = entry
+        line.heads.appendleft(entry)
+        line.head = entry.held
+
+    def oldest(self) -> Iterator[tuple[Waiting, LineKey]]:
+        """Yield every job that waits, the oldest first, as it is now."""
+        yield from heapq.merge(*(self._all_of(line) for line in self.lines.values()), key=_held_of)
+
+    def of(self, line: Line) -> Iterator[Waiting]:
+        """Yield the jobs of one line, the oldest first; what it yields from the spill is a copy."""
+        return (entry for entry, _ in self._all_of(line))
+
+    def _all_of(self, line: Line) -> Iterator[tuple[Waiting, LineKey]]:
+        for entry in list(line.heads):
+            if entry.line is not None:
+                yield entry, line.key
+        after = line.through
+        while line.spilled and self._spill is not None:
+            page = self._spill.page(line.number, after, HEADS_MAX)
+            if not page:
+                return
+            for held, queue, job, limits in page:
+                yield Waiting(held, queue, job, limits, line), line.key
+            after = page[-1][0]
+
+
+def _held_of(found: tuple[Waiting, LineKey]) -> int:
+    return found[0].held

@@ -1,0 +1,280 @@
+"""`Picker`: which line comes next among those whose keys all have room. Pure.
+
+A line that cannot be granted stands at one key that is full, and is not looked at until that key has room again: about
+two looks a grant, however many lines there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Final
+
+from jobledger.ledger.model.limits.definition import Definition, Terms
+from jobledger.ledger.model.limits.guard import Guard
+from jobledger.ledger.model.limits.holders import Holders, JobKey
+from jobledger.ledger.model.limits.lines import Line, Order, Spot
+from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.limits.rates import Rates
+
+#: The key of jobs that need none: each of their limits is held by them already.
+FREE: Final = ""
+_CLOSED: Final = " closed"  # no key has such a name
+_PRUNE_AT: Final = 4_096
+
+
+class Definitions:
+    """What holds for each key: by the definition of its limit, or as somebody offers it."""
+
+    def __init__(self) -> None:
+        """Begin: nothing is defined, so nothing is granted."""
+        self.limits: dict[str, Definition] = {}
+        self.offered: dict[str, Terms] = {}  #: by key; before a definition
+        self.sequence = 0  #: stream sequence of the newest event about a limit
+
+    def of(self, key: str) -> Terms | None:
+        """Return what holds for a key, None where nothing is defined."""
+        if not key:
+            return Terms()
+        offered = self.offered.get(key)
+        if offered is not None:
+            return offered
+        name, rest = split(key)
+        definition = self.limits.get(name)
+        return None if definition is None else definition.of(rest)
+
+
+class Key:
+    """What is known of one key of a limit, beside who holds its slots."""
+
+    __slots__ = ("alarm", "lines", "name", "spots", "terms", "unstarted")
+
+    def __init__(self, name: str, terms: Terms | None) -> None:
+        """Begin without lines."""
+        self.name = name
+        self.terms = terms
+        self.spots = tuple(Spot(name, priority) for priority in range(3))
+        self.alarm = 0  #: nanoseconds; when its rate is looked at again
+        self.unstarted: dict[
+            JobKey, None
+        ] = {}  #: granted, not known to have started; only where it has a rate
+        self.lines: dict[Line, None] = {}  #: those that wait for it; only where its mode is not `queue`
+
+
+class Picker:
+    """The lines that wait, each at one of its keys or parked while its queue is closed."""
+
+    def __init__(self, definitions: Definitions, holders: Holders, rates: Rates, guard: Guard) -> None:
+        """Begin without lines."""
+        self.at = 0  #: nanoseconds; the present time of a decision
+        self.looks = 0  #: how many lines were looked at
+        self.keys: dict[str, Key] = {}
+        self.closed: set[str] = set()  #: queues whose jobs are passed over
+        self.parked: dict[str, dict[Line, None]] = {}  #: lines that were passed over, by queue
+        self.at_bound: dict[str, None] = {}  #: keys whose rate waits for jobs that have not started
+        self._definitions, self._holders, self._rates, self._guard = definitions, holders, rates, guard
+        self._reserved: tuple[str, ...] = ()  # keys of which one slot is for the line with the right of way
+        self._reserved_for: Line | None = None
+        self._ready: tuple[list[tuple[Order, Spot]], ...] = ([], [], [])
+        self._alarms: list[tuple[int, str]] = []
+        self._prune_at = _PRUNE_AT
+
+    def key(self, name: str) -> Key:
+        """Return what is known of a key."""
+        found = self.keys.get(name)
+        if found is None:
+            found = self.keys[name] = Key(name, self._definitions.of(name))
+        return found
+
+    def stand(self, line: Line) -> None:
+        """Let a line wait; it is looked at as soon as its first key has room."""
+        self._stand_at(line, self.key(line.keys[0]))
+
+    def _stand_at(self, line: Line, key: Key) -> None:
+        spot = line.spot = key.spots[line.priority]
+        spot.add(line)
+        if not self.is_full(key, line):
+            self._show(spot)
+
+    def leave(self, line: Line) -> None:
+        """Take away a line that is empty."""
+        if line.spot is not None:
+            line.spot.discard(line)
+            line.spot = None
+        else:
+            self.parked.get(line.queue, {}).pop(line, None)
+
+    def freed(self, keys: Iterable[str]) -> None:
+        """Look again at who waits for these keys."""
+        for name in keys:
+            key = self.keys.get(name)
+            if key is not None:
+                for spot in key.spots:
+                    self._show(spot)
+
+    def _show(self, spot: Spot) -> None:
+        """Let those who pick know the place of a spot's first line."""
+        line = spot.best()
+        if line is not None:
+            order = (line.share.v, line.head)
+            if spot.shown is None or order < spot.shown:
+                spot.shown = order
+                heapq.heappush(self._ready[spot.priority], (order, spot))
+
+    def redefined(self) -> None:
+        """Look again at everybody: definitions are others than before."""
+        for name, key in self.keys.items():
+            key.terms = self._definitions.of(name)
+        self.freed(self.keys)
+        self._guard.reconsider()
+
+    def close(self, queue: str) -> None:
+        """Pass over the jobs of a queue from now on."""
+        self.closed.add(queue)
+
+    def open(self, queue: str) -> None:
+        """Grant jobs of a queue again."""
+        if queue in self.closed:
+            self.closed.remove(queue)
+            for line in self.parked.pop(queue, ()):
+                self.stand(line)
+            self._guard.reconsider()
+
+    def rebuild(self, lines: Iterable[Line]) -> None:
+        """Place every line again, after something was taken back."""
+        self._ready = ([], [], [])
+        self.parked.clear()
+        self._guard.clear()
+        for key in self.keys.values():
+            key.spots = tuple(Spot(key.name, priority) for priority in range(3))
+        for line in lines:
+            self._guard.add(line)
+            self.stand(line)
+
+    def begin(self, at: int) -> None:
+        """Begin a decision at a moment, in nanoseconds."""
+        self.at = at
+        while self._alarms and self._alarms[0][0] <= at:
+            moment, name = heapq.heappop(self._alarms)
+            key = self.keys.get(name)
+            if key is not None and key.alarm == moment:
+                key.alarm = 0
+                self.freed((name,))
+
+    @property
+    def wake_at(self) -> int:
+        """When a rate allows the next start of somebody who waits, in nanoseconds; 0: nobody waits for that."""
+        while self._alarms:
+            moment, name = self._alarms[0]
+            if name in self.keys and self.keys[name].alarm == moment:
+                return moment
+            heapq.heappop(self._alarms)
+        return 0
+
+    def pick(self, turn: Iterable[int]) -> Line | None:
+        """Return the line whose first job is granted next, by priorities in the order of `turn`; None: nobody can be."""
+        first = self._guard.first
+        if first is not None and self.is_stuck(first):
+            first = self._guard.first = None
+        self._reserve(first)
+        if first is not None and self._obstacle(first) is None:
+            return first
+        for priority in turn:
+            line = self._pick_of(priority)
+            if line is not None:
+                return line
+        return None
+
+    def _pick_of(self, priority: int) -> Line | None:
+        ready = self._ready[priority]
+        while ready:
+            shown, spot = ready[0]
+            line = None
+            if spot.shown is shown:
+                spot.shown = None
+                key = self.keys.get(spot.key)
+                line = None if key is None or self.is_full(key, None) else spot.best()
+            if line is None:
+                heapq.heappop(ready)
+                continue
+            spot.shown = order = (line.share.v, line.head)
+            if order != shown:
+                heapq.heapreplace(ready, (order, spot))
+                continue
+            self.looks += 1
+            obstacle = self._obstacle(line)
+            if obstacle is None:
+                spot.shown = shown
+                return line
+            spot.shown = shown
+            self._move(line, obstacle)
+        return None
+
+    def _move(self, line: Line, obstacle: str) -> None:
+        assert line.spot is not None, "a line that is looked at stands somewhere"
+        line.spot.discard(line)
+        if obstacle is _CLOSED:
+            line.spot = None
+            self.parked.setdefault(line.queue, {})[line] = None
+        else:
+            self._stand_at(line, self.key(obstacle))
+
+    def _obstacle(self, line: Line) -> str | None:
+        """Return a key because of which a line cannot be granted, None if it can."""
+        if line.queue in self.closed:
+            return _CLOSED
+        for name in line.keys:
+            if self.is_full(self.key(name), line):
+                return name
+        return None
+
+    def is_full(self, key: Key, line: Line | None) -> bool:
+        """Return whether a key has no room for a line; None: for one without the right of way."""
+        terms = key.terms
+        if terms is None:
+            return True
+        reserved = key.name in self._reserved and (line is None or line is not self._reserved_for)
+        if terms.slots is not None and self._holders.used(key.name) + reserved >= terms.slots:
+            return True
+        return terms.rate is not None and (reserved or self._rate_is_full(key, terms))
+
+    def _rate_is_full(self, key: Key, terms: Terms) -> bool:
+        if len(key.unstarted) >= terms.burst:
+            self.at_bound[key.name] = None
+            return True
+        free_at = self._rates.free_at(key.name, terms)
+        if free_at <= self.at:
+            return False
+        if key.alarm != free_at:
+            key.alarm = free_at
+            heapq.heappush(self._alarms, (free_at, key.name))
+        return True
+
+    def is_stuck(self, line: Line) -> bool:
+        """Return whether a line cannot be granted however many slots are free."""
+        if line.queue in self.closed:
+            return True
+        return any((terms := self.key(name).terms) is None or terms.slots == 0 for name in line.keys)
+
+    def _reserve(self, first: Line | None) -> None:
+        """Keep a slot of each key for the line with the right of way; while a rate makes it wait, of that key alone."""
+        if first is not None:
+            rated = [name for name in first.keys if self._waits_for_rate(name)]
+            reserved = tuple(rated) or first.keys
+        else:
+            reserved = ()
+        if first is not self._reserved_for or reserved != self._reserved:
+            before, self._reserved, self._reserved_for = self._reserved, reserved, first
+            self.freed(before)
+
+    def _waits_for_rate(self, name: str) -> bool:
+        key = self.key(name)
+        return key.terms is not None and key.terms.rate is not None and self._rate_is_full(key, key.terms)
+
+    def prune(self, in_use: Iterable[Line]) -> None:
+        """Forget keys that nobody waits for and nobody holds, once they are many."""
+        if len(self.keys) <= self._prune_at:
+            return
+        used = {name for line in in_use for name in line.keys} | set(self._holders.keys())
+        self.keys = {name: key for name, key in self.keys.items() if name in used or key.unstarted}
+        self._prune_at = _PRUNE_AT + 2 * len(self.keys)
