@@ -57,8 +57,13 @@ class Children:
         return f"{whole[:_ID_HEAD]}-{digest[: _ID_MAX - _ID_HEAD - 1]}"
 
     def inherit(self, order: Order) -> Order:
-        """Return a child's order with what it has from its parent; the trace comes with the stamp."""
+        """Return a child's order with what it has from its parent, unless it names its own; the trace comes with the stamp.
+
+        Metadata and limits are said of one job, and are not handed down.
+        """
         parent = self.parent
         return msgspec.structs.replace(
-            order, tenant=parent.tenant, correlation=parent.correlation or parent.job_id
+            order,
+            tenant=order.tenant or parent.tenant,
+            correlation=order.correlation or parent.correlation or parent.job_id,
         )

@@ -42,6 +42,7 @@ def task(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    limits: tuple[str, ...] = (),
     run_in: RunIn = "auto",
     backoff: Backoff | None = None,
     retry_on: ExceptionTypes = (),
@@ -58,6 +59,7 @@ def task(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    limits: tuple[str, ...] = (),
     run_in: RunIn = "auto",
     backoff: Backoff | None = None,
     retry_on: ExceptionTypes = (),
@@ -72,7 +74,9 @@ def task(
 
     Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
     """
-    options = Options(queue=queue, priority=priority, max_attempts=max_attempts, timeout_s=timeout_s)
+    options = Options(
+        queue=queue, priority=priority, max_attempts=max_attempts, timeout_s=timeout_s, limits=limits
+    )
     rules = Rules(
         run_in=run_in,
         backoff=backoff or Backoff(),

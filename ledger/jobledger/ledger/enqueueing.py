@@ -146,6 +146,10 @@ class Enqueuer:
             max_attempts=options.max_attempts,
             timeout_s=options.timeout_s,
             notify=notify,
+            tenant=options.tenant,
+            limits=options.limits,
+            correlation=options.correlation,
+            metadata=options.metadata,
         )
         return Enqueue(
             ref=JobRef(queue=options.queue, job_id=job_id),

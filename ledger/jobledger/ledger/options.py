@@ -6,18 +6,21 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
 from jobledger.ledger.model.events import PRIORITIES, Priority
-from jobledger.ledger.model.inputs import keep_utc
+from jobledger.ledger.model.inputs import check_word, checked_limits, checked_metadata, keep_utc
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.outcome import check_delay
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
 _MAX_ATTEMPTS_LIMIT: Final = 1_000
 _TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
+#: Names of limits that follow from a job's queue, task or schedule; nobody gives them by hand.
+RESERVED_LIMITS: Final = ("queue", "task", "schedule")
 
 RunIn = Literal["auto", "process"]
 ExceptionTypes = tuple[type[BaseException], ...]
@@ -33,6 +36,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None = None  #: None: a new UUIDv7
     delay_s: float | None = None  #: not before so many seconds after enqueueing
     run_at: datetime | None = None  #: not before this moment; one that is past means at once
+    limits: tuple[str, ...] = ()  #: limits the job waits for, `name` or `name:key`; at most 8, kept sorted
+    tenant: str = ""  #: whom the job belongs to; "": whom the job belongs to that makes it, if one does
+    correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
+    metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -58,6 +65,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(cast("object", self.run_at), datetime):
                 raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
             keep_utc(self, "run_at")
+        # By value: what is empty and of another type must not pass as the default.
+        if (self.tenant, self.correlation, self.metadata, self.limits) != ("", "", {}, ()):
+            self._check_words()
+
+    def _check_words(self) -> None:
+        if self.tenant != "":
+            check_word("tenant", self.tenant)
+        if self.correlation != "":
+            check_word("correlation", self.correlation)
+        if self.metadata != {}:
+            force_setattr(self, "metadata", checked_metadata(self.metadata))
+        if self.limits != ():
+            force_setattr(self, "limits", _own_limits(self.limits))
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +113,17 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(error, self.give_up_on):
             return False
         return not self.retry_on or isinstance(error, self.retry_on)
+
+
+def _own_limits(given: object) -> tuple[str, ...]:
+    """Return checked names of limits. Raises: InvalidInputError, InvalidTokenError."""
+    limits = checked_limits(given)
+    for each in limits:
+        if each.partition(":")[0] in RESERVED_LIMITS:
+            raise InvalidInputError(
+                f"limit {each!r} has a name that the ledger itself uses ({', '.join(RESERVED_LIMITS)}): choose another"
+            )
+    return limits
 
 
 def _is_exception_type(value: object) -> bool:

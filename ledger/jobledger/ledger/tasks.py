@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ import msgspec
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError, UnknownTaskError
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, Rules
 from jobledger.ledger.signature import TaskSignature
@@ -65,8 +66,12 @@ class Task(Generic[P, R_co]):
         id: str | None = None,  # noqa: A002 - the public name of the option
         delay_s: float | None = None,
         run_at: datetime | None = None,
+        limits: Iterable[str] = (),
+        tenant: str | None = None,
+        correlation: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> TaskWithOptions[P, R_co]:
-        """Return the task with some options set for the next job.
+        """Return the task with some options set for the next job; `limits` are added to those of the task.
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
@@ -78,8 +83,13 @@ class Task(Generic[P, R_co]):
             "id": id,
             "delay_s": delay_s,
             "run_at": run_at,
+            "tenant": tenant,
+            "correlation": correlation,
+            "metadata": metadata,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if limits != ():
+            changes["limits"] = (*self.defaults.limits, *checked_limits(limits))
         return TaskWithOptions(self, msgspec.structs.replace(self.defaults, **changes))
 
     @functools.cached_property

@@ -58,6 +58,11 @@ class Pending:
                 timer = wait_timer(job)
                 await self._ledger.execute(ref, Dispatch(cause=timer.cause, asked_by=timer.asked_by))
         await self._read()
+        for ref, job in list(self._jobs.items()):
+            if job.state is JobState.HELD:  # one job runs at a time here: no limit is in its way
+                admit = Dispatch(cause="admitted", asked_by=job.wait_sequence, grant=job.wait_sequence)
+                await self._ledger.execute(ref, admit)
+        await self._read()
         queued = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
         if not queued:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
@@ -15,7 +16,7 @@ from jobledger.ledger.model.events import (
     PayloadRef,
     Priority,
 )
-from jobledger.ledger.model.inputs import check_finite, check_whole, keep_utc
+from jobledger.ledger.model.inputs import check_finite, check_whole, checked_order, keep_utc
 from jobledger.ledger.model.subjects import JobRef
 
 
@@ -45,6 +46,9 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
         keep_utc(self, "run_at")
         check_finite("timeout_s", self.order.timeout_s)
         check_whole("max_attempts", self.order.max_attempts, 1)
+        order = self.order
+        if order.limits or order.metadata or order.tenant or order.correlation or order.fair:  # seldom
+            force_setattr(self, "order", checked_order(order))
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):

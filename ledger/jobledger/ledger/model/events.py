@@ -104,9 +104,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         ""  #: W3C traceparent of the enqueuer; where that has none, the job's own follows from its id
     )
     correlation: str = ""  #: the first cause the job belongs to: a batch, a run, a request
-    metadata: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  #: pairs of words that the enqueuer said of the job
+    metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
     fair: str = (
         ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
     )
@@ -195,9 +193,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     limits: tuple[str, ...] = ()  #: names of the limits the job waits for
     batch: str = ""  #: the batch the job is part of
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
-    metadata: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  #: pairs of words that the enqueuer said of the job
+    metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
     fair: str = (
         ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
     )

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from typing import Final, cast
 
 import msgspec
 
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, WHOLE_MAX
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.subjects import check_token
+
+LIMITS_MAX: Final = 8  #: that one job may name
+_PAIRS_MAX: Final = 16
+_NAME_MAX: Final = 64
+_WORD_MAX: Final = 128
+_VALUE_MAX: Final = 256
+_SHOWN_MAX: Final = 60
 
 
 def keep_utc(command: msgspec.Struct, field: str) -> None:
@@ -64,3 +75,89 @@ def check_finite(field: str, value: float | None) -> None:
     # JSON has neither NaN nor infinity: msgspec writes null, and the stored event could never be read again.
     if value is not None and not math.isfinite(value):
         raise InvalidInputError(f"{field} is {value}: give a finite number")
+
+
+def check_word(field: str, value: object) -> str:
+    """Return a name that its enqueuer chose, as of a tenant: 1 to 128 printable characters without spaces.
+
+    Raises: InvalidInputError, naming `field`.
+    """
+    return _word(field, value, _WORD_MAX)
+
+
+def _word(field: str, value: object, most: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= most or " " in value or not value.isprintable():
+        raise InvalidInputError(
+            f"{field} must be 1 to {most} printable characters without spaces, got {_shown(value)}"
+        )
+    return value
+
+
+def _shown(value: object) -> str:
+    return ascii(value[:_SHOWN_MAX]) if isinstance(value, str) else f"one of type {type(value).__name__}"
+
+
+def checked_metadata(value: object) -> dict[str, str]:
+    """Return the pairs of words that an enqueuer says of a job, sorted by key.
+
+    Raises: InvalidInputError for more than 16 pairs, a key that is not 1 to 64 printable characters without spaces and
+        `=`, or a value that is no text of at most 256 characters.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"metadata must be a dict of texts, got {_shown(value)}")
+    pairs = cast("Mapping[object, object]", value)
+    if len(pairs) > _PAIRS_MAX:
+        raise InvalidInputError(f"metadata has {len(pairs)} pairs: give at most {_PAIRS_MAX}")
+    found: dict[str, str] = {}
+    for key, word in pairs.items():
+        name = _word("a key of metadata", key, _NAME_MAX)
+        if "=" in name:
+            raise InvalidInputError(f"a key of metadata must be without '=', got {_shown(name)}")
+        if not isinstance(word, str) or len(word) > _VALUE_MAX:
+            size = f"{len(word)} characters" if isinstance(word, str) else _shown(word)
+            raise InvalidInputError(
+                f"metadata {name!r} must be a text of at most {_VALUE_MAX} characters, got {size}"
+            )
+        found[name] = word
+    return dict(sorted(found.items()))
+
+
+def checked_limits(given: object) -> tuple[str, ...]:
+    """Return the limits that a job names, sorted, each once: `name` or `name:key`.
+
+    Raises: InvalidInputError for more than 8, or for a key that is not 1 to 128 printable characters without spaces;
+        InvalidTokenError for a name that cannot be a word of a subject.
+    """
+    if not _has_names(given):
+        raise InvalidInputError(
+            f'limits must be several names, such as ("global", "tenant:acme"), got {_shown(given)}'
+        )
+    names = {_limit(each) for each in cast("Collection[object]", given)}
+    if len(names) > LIMITS_MAX:
+        raise InvalidInputError(f"limits has {len(names)} names: a job may have at most {LIMITS_MAX}")
+    return tuple(sorted(names))
+
+
+def _has_names(given: object) -> bool:
+    return isinstance(given, Collection) and not isinstance(given, str | Mapping)
+
+
+def _limit(value: object) -> str:
+    name, separator, key = value.partition(":") if isinstance(value, str) else (value, "", "")
+    check_token("name of a limit", name)
+    if separator:
+        check_word(f"key of limit {name}", key)
+    return cast("str", value)
+
+
+def checked_order(order: Order) -> Order:
+    """Return a work order whose words can be recorded, read and compared, with its limits in order.
+
+    Raises: InvalidInputError, InvalidTokenError.
+    """
+    for field, word in (("tenant", order.tenant), ("correlation", order.correlation), ("fair", order.fair)):
+        if word:
+            check_word(field, word)
+    return msgspec.structs.replace(
+        order, limits=checked_limits(order.limits), metadata=checked_metadata(order.metadata)
+    )
