@@ -17,8 +17,10 @@ import anyio
 import nats
 import pytest
 from tests.support.jetstream import api
+from tests.support.limited import define, undefine
+from tests.support.limited import enqueue as limited
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
-from tests.support.working import LIMIT_S, until, working
+from tests.support.working import LIMIT_S, ended, until, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, connect, task
@@ -115,8 +117,16 @@ class Stage:
         ):
             await worker.taking.wait()
             await self.produce()
+            await self._limit()
             assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
             await until(lambda: self._has_used("Worker", "$JS.ACK.LEDGER.reconcile_"))
+
+    async def _limit(self) -> None:
+        """Let the worker give a job a slot of a limit; the definition is taken away again, for it would hold archives back."""
+        async with connect(self._url, name="nobody") as ledger:
+            await define(ledger, "api", slots=1)
+            await ended(await limited(ledger, never, "api", given={"number": 1}, max_attempts=1))
+            await undefine(ledger, "api")
 
     async def recover(self) -> None:
         """Find streams gone that reactors can make again, and hear of a dispatch that was given up."""

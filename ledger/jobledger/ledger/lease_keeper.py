@@ -46,6 +46,8 @@ class LeaseKeeper:
         jobs: Callable[[], Iterable[str]] = tuple,
         tasks: tuple[str, ...] | None = None,
         supervisor: str = "",
+        concurrency: int = 0,
+        reactors: bool = False,
         announce: Callable[[str], None] | None = None,
         outage: Outage | None = None,
     ) -> None:
@@ -59,6 +61,8 @@ class LeaseKeeper:
         self._jobs = jobs
         self._tasks = None if tasks is None or len(tasks) > TASKS_MAX else tasks
         self._supervisor = supervisor
+        self._concurrency = concurrency
+        self._reactors = reactors
         self._announce = announce
         self._outage = outage or Outage()
         self._revision = 0
@@ -168,6 +172,8 @@ class LeaseKeeper:
             jobs=tuple(islice(self._jobs(), JOBS_MAX)),
             tasks=self._tasks,
             supervisor=self._supervisor,
+            concurrency=self._concurrency,
+            reactors=self._reactors,
             version=version(),
             stopped=stopped,
             kind=self._kind,

@@ -91,6 +91,7 @@ def patched() -> Generator[None, None, None]:
         mock.patch.object(random, "Random", SOURCES.new_random),
         mock.patch.object(worker_module, "Watchdog", Idle),
         mock.patch.object(hosting, "Reconciler", SOURCES.new_reconciler),
+        mock.patch.object(hosting, "FlowReactor", Idle),  # no job here has a limit
         # Coroutines of crashed processes are closed when nobody refers to them; some object, and nobody cares.
         mock.patch.object(sys, "unraisablehook", return_value=None),
         warnings.catch_warnings(action="ignore"),

@@ -103,6 +103,8 @@ class Worker:
             jobs=self._job_ids,
             tasks=tuple(task.name for task in tasks),
             supervisor=self._config.supervisor,
+            concurrency=self._config.concurrency,
+            reactors=self._config.reactors,
             announce=announce,
             outage=ledger.connection.outage,
         )
@@ -191,7 +193,9 @@ class Worker:
             self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
         pulling = self._serve("the intake", self._intake.run, fatal=(PermissionRefusedError,))
-        reactors = start_reactors(self._ledger, self._on_dead_letter) if self._config.reactors else []
+        reactors = (
+            start_reactors(self._ledger, self._on_dead_letter, self.name) if self._config.reactors else []
+        )
         try:
             await self._until_stopped(pulling)
             await _end(pulling)

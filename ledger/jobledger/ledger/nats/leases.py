@@ -61,6 +61,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
     kind: LeaseKind = "worker"
+    concurrency: int = 0  #: how many attempts a worker runs at once; 0: it does not say
+    reactors: bool = False  #: whether it hosts the reactors
 
 
 _decode = msgspec.json.Decoder(WorkerInfo).decode
@@ -227,9 +229,18 @@ class JetStreamLeases:
         Raises: ServerUnreachableError.
         """
         info = await find_stream(self._inbox, self._stream, subjects=f"{self._prefix}>")
-        subjects = (info and info.state.subjects) or {}
-        found = [(subject, await self._last(subject)) for subject in sorted(subjects)[:_LISTED_MAX]]
-        infos = [self._read(each[0], each[1][0]) for each in found if each[1] is not None]
+        subjects = sorted((info and info.state.subjects) or {})[:_LISTED_MAX]
+        if not subjects:
+            return []
+        request = {"multi_last": subjects}
+        try:
+            found = await api.direct_get(
+                self._connection, self._inbox, self._stream, request, batch=True, timeout_s=_READ_TIMEOUT_S
+            )
+        except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
+            raise ServerUnreachableError("the workers' bucket gave no answer") from error
+        keys = {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
+        infos = [self._read(subject, keys[subject]) for subject in subjects if subject in keys]
         return [info for info in infos if info is not None and info.kind == "worker"]
 
 

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from jobledger.ledger.client import Ledger
 from jobledger.workers.reactors.dead_letters import DeadLetterReactor
+from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.reactor import Reactor, host
 from jobledger.workers.reactors.reconciler import Reconciler
 from jobledger.workers.reactors.stranded import OnDeadLetter
 from jobledger.workers.reactors.timers import timer_reactors
 
 
-def all_reactors(ledger: Ledger, on_dead_letter: OnDeadLetter | None = None) -> list[Reactor]:
-    """Return the reactors of one process, new ones at each call; `on_dead_letter` hears of what they give up."""
+def all_reactors(
+    ledger: Ledger,
+    on_dead_letter: OnDeadLetter | None = None,
+    identity: Callable[[], str] | None = None,
+) -> list[Reactor]:
+    """Return the reactors of one process, new ones at each call; `on_dead_letter` hears of what they give up.
+
+    `identity`: the name under which the process holds its lease; without one it gives no slots of limits.
+    """
+    flow = [] if identity is None else [FlowReactor(ledger, identity)]
     return [
         *timer_reactors(ledger),
         DeadLetterReactor(ledger, on_dead_letter=on_dead_letter),
         Reconciler(ledger, on_dead_letter=on_dead_letter),
+        *flow,
     ]
 
 
-def start_reactors(ledger: Ledger, on_dead_letter: OnDeadLetter | None = None) -> list[asyncio.Task[None]]:
+def start_reactors(
+    ledger: Ledger,
+    on_dead_letter: OnDeadLetter | None = None,
+    identity: Callable[[], str] | None = None,
+) -> list[asyncio.Task[None]]:
     """Start them all, each in a task of its own that ends when it is cancelled."""
     return [
         asyncio.create_task(host(ledger, each), name=each.name)
-        for each in all_reactors(ledger, on_dead_letter)
+        for each in all_reactors(ledger, on_dead_letter, identity)
     ]

@@ -1,0 +1,55 @@
+"""Jobs with limits in tests: definitions, orders that name them, and what the ledger then says of grants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger import JobHandle, Ledger, Task
+from jobledger.ledger.model.chain import commit_all
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.identity import new_identity
+from jobledger.ledger.model.limits.definition import LIMIT, RemoveLimit, SetLimit, Terms, decide
+from jobledger.ledger.model.limits.flow import FLOW, Granted
+from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.subjects import JobRef
+
+
+async def define(ledger: Ledger, limit: str, **terms: Any) -> None:
+    """Set a limit."""
+    view = LIMIT.view(*await end_of_chain(ledger.log, LIMIT.chain(ledger.names, limit)))
+    event = decide(limit, view.state, SetLimit(terms=Terms(**terms)), ledger.stamp("tester"))
+    await commit_all(ledger.log, [(view, [event])])
+
+
+async def undefine(ledger: Ledger, limit: str) -> None:
+    """Take a definition away."""
+    view = LIMIT.view(*await end_of_chain(ledger.log, LIMIT.chain(ledger.names, limit)))
+    event = decide(limit, view.state, RemoveLimit(), ledger.stamp("tester"))
+    await commit_all(ledger.log, [(view, [event])])
+
+
+async def enqueue(
+    ledger: Ledger, task: Task[..., Any], *limits: str, job_id: str = "", given: Any = None, **order: Any
+) -> JobHandle[Any]:
+    """Add a job that names limits, as its enqueuer would after it worked their keys out."""
+    ref = JobRef(queue=task.defaults.queue, job_id=job_id or new_identity().rpartition("-")[2])
+    made = Order(limits=tuple(sorted(limits)), input=msgspec.Raw(msgspec.json.encode(given or {})), **order)
+    await ledger.execute(ref, Enqueue(ref=ref, task=task.name, order=made))
+    return ledger.handle_of(ref)
+
+
+async def grants(ledger: Ledger) -> list[Granted]:
+    """Return every grant, the oldest first."""
+    found: list[Granted] = []
+    async for batch in ledger.log.read_messages(subject=FLOW.of_type(ledger.names, "granted")):
+        found += [event for message in batch if isinstance(event := FLOW.decode(message), Granted)]
+    return found
+
+
+async def times_granted(ledger: Ledger) -> Counter[str]:
+    """Return how often each job was granted."""
+    return Counter(job.job for event in await grants(ledger) for job in event.jobs)

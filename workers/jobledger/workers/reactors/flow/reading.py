@@ -1,0 +1,55 @@
+"""What the reactor of the limits reads, and where it begins: the newest snapshot, and what follows on it in order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.limits.definition import LIMIT
+from jobledger.ledger.model.limits.flow import FLOW, MAIN
+from jobledger.ledger.model.queues.pause import QUEUE
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.ordered_reader import OrderedReader
+
+#: The last words of the subjects of jobs' events that matter: who waits, and whoever gives slots back. The ends of jobs
+#: without limits are far more than all of these together, and are not among them.
+_LEAVES: Final = (
+    "held",
+    "failed",
+    "snoozed",
+    "paused",
+    "cancelled",
+    "dead_lettered",
+    "discarded",
+    "carried",
+    "completed.limited",
+    "completed.child.*.limited",
+)
+
+
+def filters(names: Names) -> tuple[str, ...]:
+    """Return the subjects that the reactor reads; none overlaps another."""
+    jobs = (names.all_of_type(leaf) for leaf in _LEAVES)
+    return (*jobs, LIMIT.everything(names), FLOW.chain(names, MAIN), QUEUE.everything(names))
+
+
+async def read(ledger: Ledger, from_sequence: int, until: int | None) -> AsyncGenerator[list[Message], None]:
+    """Yield what matters in stream order: up to `until`, or for ever.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    reader = OrderedReader(
+        ledger.connection,
+        ledger.inbox,
+        ledger.names.ledger_stream,
+        from_sequence=from_sequence,
+        from_time=None,
+        subject=filters(ledger.names),
+        dense=False,
+    )
+    async with contextlib.aclosing(reader.batches(until=until)) as batches:
+        async for batch in batches:
+            yield batch

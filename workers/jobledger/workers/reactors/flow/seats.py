@@ -1,0 +1,86 @@
+"""Who hosts the reactor of the limits, and which queues are served: as the leases of the living workers say it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.leases import WorkerInfo
+
+logger = logging.getLogger("jobledger.workers.reactors.flow.seats")
+
+#: How many workers host it: more would read the same events for nothing, and with one nobody stands by.
+HOSTS: Final = 2
+_LOOK_S: Final = 1.0
+#: A worker that many others stand before looks less often.
+_FAR_LOOK_S: Final = 5.0
+_NEAR: Final = 5
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """The living workers."""
+
+    candidates: tuple[str, ...] = ()  #: names of those that host reactors, the first ones host this one
+    served: Mapping[str, int] = {}  #: queue -> how many attempts its workers may run at once
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of those whose turn it is to host the reactor."""
+        return self.candidates[:HOSTS]
+
+
+def fleet_of(infos: Iterable[WorkerInfo]) -> Fleet:
+    """Return what leases say."""
+    living = [info for info in infos if not info.stopped]
+    served: dict[str, int] = {}
+    for info in living:
+        for queue in info.queues:
+            served[queue] = served.get(queue, 0) + max(1, info.concurrency)
+    return Fleet(tuple(sorted(info.worker for info in living if info.reactors)), served)
+
+
+class Seats:
+    """Looks at the leases now and then, and tells whether this worker hosts the reactor."""
+
+    def __init__(self, ledger: Ledger, identity: Callable[[], str]) -> None:
+        """`identity`: the name under which this worker holds its lease at this moment."""
+        self._ledger = ledger
+        self._identity = identity
+        self.fleet = Fleet()
+        self.changed = asyncio.Event()  #: set when another look found something else
+
+    @property
+    def identity(self) -> str:
+        """The name of this worker at this moment."""
+        return self._identity()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this worker is to host the reactor, as far as is known."""
+        return self._identity() in self.fleet.hosts
+
+    async def watch(self) -> None:
+        """Look until cancelled; what cannot be looked up stays as it was."""
+        while True:
+            await self.look()
+            candidates, own = self.fleet.candidates, self._identity()
+            is_near = own not in candidates or candidates.index(own) < _NEAR
+            await asyncio.sleep(_LOOK_S if is_near else _FAR_LOOK_S)
+
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            fleet = fleet_of(await self._ledger.leases.all())
+        except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
+            logger.debug("the workers could not be looked up: %s", error)
+            return
+        if fleet != self.fleet:
+            self.fleet = fleet
+            self.changed.set()

@@ -1,0 +1,324 @@
+"""One turn of a worker at the reactor of the limits: from the newest snapshot on, until another worker's turn comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import (
+    LedgerFullError,
+    ServerUnreachableError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
+from jobledger.ledger.model.limits.grants import POLICY, Decision
+from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors.flow.beginning import begin, snapshot
+from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.options import FlowOptions
+from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.reading import read
+from jobledger.workers.reactors.flow.seats import Seats
+from jobledger.workers.reactors.flow.unclaimed import Slot, Unclaimed
+
+logger = logging.getLogger("jobledger.workers.reactors.flow.session")
+
+#: How often holders are looked at, and a follower looks whether something is left undone.
+_TICK_S: Final = 0.25
+#: What was read and not folded yet, at the most; then reading waits.
+_ARRIVED_MAX: Final = 20_000
+#: Folded in one go, before other tasks of the worker have their turn.
+_FOLDED_AT_ONCE: Final = 1_000
+#: How long a `granted` of another reactor, of which ours was refused, may take to be read.
+_HEARD_WITHIN_S: Final = 10.0
+_FULL_PAUSE_S: Final = 10.0
+
+
+class Session:
+    """Reads who waits and who holds slots, and grants: at once where it granted last, else only where nobody does.
+
+    There is no election: who grants is whoever's `granted` was accepted. The other one follows, and acts where something
+    could be granted for a second and nobody did; so it takes over from one that died, froze or is cut off.
+    """
+
+    def __init__(self, ledger: Ledger, seats: Seats, options: FlowOptions) -> None:
+        self._ledger = ledger
+        self._seats = seats
+        self._options = options
+        self._chain = Chain(ledger)
+        self._admitting = Admitting(ledger)
+        self._unclaimed = Unclaimed(ledger, self._admitting, claim_within_s=options.claim_within_s)
+        self._folding = Folding(
+            self._chain,
+            on_held=self._admitting.keep,
+            on_left=self._on_left,
+            on_granted=self._on_granted,
+        )
+        self._granter = self._folding.granter
+        self._arrived: list[Message] = []
+        self._news = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._undone_since: float | None = (
+            None  # since when a follower knows of something that could be granted
+        )
+        self._tick_at = 0.0
+        self._tending: asyncio.Task[None] | None = None
+        self._folded_at_snapshot = 0
+        self._snapshot_at = 0.0
+        self.refused = 0  #: grants of ours that came second
+        self.granted = 0  #: jobs that were granted here
+
+    async def run(self) -> None:
+        """Serve until it is not this worker's turn any more.
+
+        Raises: LedgerError; what was granted and not queued is found by whoever begins next.
+        """
+        try:
+            await self._begin()
+            reading = asyncio.create_task(self._follow(), name="reactor flow reads")
+            try:
+                while self._seats.is_host:
+                    if reading.done():
+                        reading.result()
+                    await self._turn()
+            finally:
+                await _end(reading, self._tending)
+        finally:
+            await self._admitting.close()
+            self._folding.close()
+
+    # Reading.
+
+    async def _begin(self) -> None:
+        """Read up to the end, and take note of who holds slots: nobody may have queued them."""
+        await begin(self._ledger, self._chain, self._folding)
+        known = ((key, each) for key, each in self._granter.holders.jobs.items() if each.grant)
+        for (queue, job), holding in list(known):
+            granted = GrantedJob(queue=queue, job=job, held=holding.held)
+            self._unclaimed.add(Slot(granted, holding.grant, 0.0, is_first=False), is_ours=False)
+        self._note_snapshot()
+
+    async def _follow(self) -> None:
+        async with contextlib.aclosing(read(self._ledger, self._folding.position + 1, None)) as batches:
+            async for batch in batches:
+                self._arrived += batch
+                self._news.set()
+                while len(self._arrived) > _ARRIVED_MAX:
+                    self._taken.clear()
+                    await self._taken.wait()
+
+    def _on_granted(self, event: Granted, sequence: int) -> None:
+        """Take note of what another reactor granted."""
+        self._undone_since = None
+        self._note(event.jobs, sequence, is_ours=False)
+
+    def _on_left(self, queue: str, job: str) -> None:
+        self._admitting.let_go(queue, job)
+        self._unclaimed.left(queue, job)
+
+    def _note(self, jobs: Iterable[GrantedJob], grant: int, *, is_ours: bool) -> None:
+        now = self._ledger.clock.monotonic()
+        for job in jobs:
+            if not is_ours:
+                self._admitting.let_go(job.queue, job.job)
+            is_first = self._folding.is_first(job.queue, job.job)
+            self._unclaimed.add(Slot(job, grant, now, is_first), is_ours=is_ours)
+
+    # Granting.
+
+    async def _turn(self) -> None:
+        """Fold what came, grant what can be granted, and wait for more."""
+        self._fold_some()
+        self._folding.see(self._seats.fleet, self._ledger.clock.now())
+        wake_s = _TICK_S
+        if self._arrived:
+            wake_s = 0.0
+        elif self._leads():
+            wake_s = await self._grant()
+        now = self._ledger.clock.monotonic()
+        if now >= self._tick_at:
+            self._tick_at = now + _TICK_S
+            await self._tick()
+        if not self._arrived and wake_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wake_s):
+                    await self._news.wait()
+        else:
+            await asyncio.sleep(0)
+
+    def _fold_some(self) -> None:
+        some, self._arrived = self._arrived[:_FOLDED_AT_ONCE], self._arrived[_FOLDED_AT_ONCE:]
+        for message in some:
+            self._folding.fold(message)
+        if not self._arrived:
+            self._news.clear()
+        self._taken.set()
+
+    def _leads(self) -> bool:
+        """Whether this reactor grants at once: it did so last, or who did is gone and this one comes first."""
+        hosts, author = self._seats.fleet.hosts, self._chain.author
+        if author in hosts:
+            return author == self._seats.identity
+        return hosts[:1] == (self._seats.identity,)
+
+    async def _grant(self) -> float:
+        """Grant what can be granted now; return after how many seconds to look again by itself."""
+        await self._admitting.room()
+        if self._chain.view.state is None and not await self._open_chain():
+            return _TICK_S
+        decision = self._granter.decide(self._now())
+        if decision.grants:
+            await self._append(decision)
+            return 0.0
+        if decision.wake_at is None:
+            return _TICK_S
+        return min(_TICK_S, max(0.001, (decision.wake_at - self._ledger.clock.now()).total_seconds()))
+
+    async def _open_chain(self) -> bool:
+        """Begin the chain of grants where jobs wait; return whether it has begun."""
+        return bool(len(self._granter.lines)) and await self._snapshot()
+
+    async def _append(self, decision: Decision) -> None:
+        """Append what was decided; where another reactor was faster, take it back and wait for what that one did.
+
+        Raises: UnreachableError, and what else `Log.append` raises: it is not known then what is stored.
+        """
+        jobs = tuple(GrantedJob(queue=each.queue, job=each.job, held=each.held) for each in decision.grants)
+        try:
+            event = Granted(
+                shard=MAIN,
+                by=self._seats.identity,
+                at=decision.at,
+                through=decision.through,
+                limits_sequence=decision.limits_sequence,
+                jobs=jobs,
+                slots=decision.slots,
+                policy=POLICY,
+            )
+            sequence = await self._chain.append(event)
+        except WrongSequenceError:
+            self.refused += 1
+            self._granter.take_back()
+            await self._hear()
+            return
+        except LedgerFullError as error:
+            self._granter.take_back()
+            logger.error("nothing is granted: %s", error)  # noqa: TRY400 - a sentence
+            await asyncio.sleep(_FULL_PAUSE_S)
+            return
+        self._granter.confirm(sequence)
+        self.granted += len(jobs)
+        self._note(jobs, sequence, is_ours=True)
+        for job in jobs:
+            self._admitting.admit(job, sequence)
+
+    def _now(self) -> datetime:
+        """Return the present time, but never one before that of the chain's newest event."""
+        now, state = self._ledger.clock.now(), self._chain.view.state
+        return now if state is None else max(now, state.at)
+
+    async def _hear(self) -> None:
+        """Wait until what came before a refused `granted` was read and folded."""
+        known = self._chain.view.last_sequence
+        try:
+            async with asyncio.timeout(_HEARD_WITHIN_S):
+                while self._chain.view.last_sequence == known:
+                    await self._news.wait()
+                    self._fold_some()
+        except TimeoutError as error:
+            message = f"what another reactor granted did not arrive within {_HEARD_WITHIN_S:g} s"
+            raise ServerUnreachableError(message) from error
+
+    # Now and then.
+
+    async def _tick(self) -> None:
+        if not self._leads():
+            await self._follow_politely()
+        elif self._chain.view.state is not None and await self._is_snapshot_due():
+            await self._snapshot()
+        if self._tending is None or self._tending.done():
+            if self._tending is not None:
+                self._tending.result()
+            self._tending = asyncio.create_task(self._tend(), name="reactor flow tends")
+
+    async def _follow_politely(self) -> None:
+        """Grant where something could be granted for a while and nobody did."""
+        if not self._granter_could():
+            self._undone_since = None
+            return
+        now = self._ledger.clock.monotonic()
+        if self._undone_since is None:
+            self._undone_since = now
+        elif now - self._undone_since >= self._options.polite_s:
+            self._undone_since = None
+            await self._grant()
+
+    def _granter_could(self) -> bool:
+        if self._arrived:
+            return False
+        decision = self._granter.decide(self._now(), 1)
+        if decision.grants:
+            self._granter.take_back()
+        return bool(decision.grants)
+
+    async def _is_snapshot_due(self) -> bool:
+        """Whether enough was read since the newest snapshot, or so much time has gone by in which anything was stored."""
+        read_since = self._folding.folded - self._folded_at_snapshot
+        if read_since >= self._options.snapshot_events:
+            return True
+        if self._ledger.clock.monotonic() - self._snapshot_at < self._options.snapshot_s or self._arrived:
+            return False
+        self._snapshot_at = self._ledger.clock.monotonic()
+        return await self._reach_the_end() or read_since > 0
+
+    async def _reach_the_end(self) -> bool:
+        """Go on to the ledger's end, where nothing that lies before it has to be read; return whether that is further."""
+        folding, head = self._folding, (await self._ledger.log.head()).last_sequence
+        position = folding.position
+        if head <= position:
+            return False
+        async with contextlib.aclosing(read(self._ledger, position + 1, head)) as batches:
+            async for _ in batches:
+                return False  # the other reader brings it in a moment
+        folding.position = folding.granter.through = head
+        return True
+
+    async def _snapshot(self) -> bool:
+        """Append a snapshot; return whether it was accepted."""
+        try:
+            await snapshot(self._ledger, self._chain, self._folding, by=self._seats.identity)
+        except WrongSequenceError:
+            await self._hear()
+            return False
+        except LedgerFullError as error:
+            logger.error("no snapshot of the limits: %s", error)  # noqa: TRY400 - a sentence
+            return False
+        self._note_snapshot()
+        return True
+
+    def _note_snapshot(self) -> None:
+        self._folded_at_snapshot = self._folding.folded
+        self._snapshot_at = self._ledger.clock.monotonic()
+
+    async def _tend(self) -> None:
+        """Look after holders that nobody runs, and after what could not be stored."""
+        try:
+            self._admitting.try_again()
+            await self._unclaimed.look()
+        except UnreachableError as error:
+            logger.debug("holders of slots could not be looked at: %s", error)
+
+
+async def _end(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait until they are gone."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

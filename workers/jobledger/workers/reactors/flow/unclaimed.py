@@ -1,0 +1,114 @@
+"""Jobs that hold slots and were not seen to start: queued where that was left undone, put back where nobody claims them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.commands import PutBack
+from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedError
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.limits.flow import GrantedJob
+from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.flow.admitting import Admitting
+
+logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed")
+
+#: How long another reactor may take from `granted` to `queued`.
+_PATIENCE_S: Final = 1.0
+_CHAINS_AT_ONCE: Final = 64
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False):
+    """A job that holds slots."""
+
+    granted: GrantedJob
+    grant: int  #: stream sequence of its `granted`
+    since: float  #: when that was heard of, by the monotonic clock
+    is_first: bool  #: whether the job never ran before, so that any `started` of it is of this grant
+
+
+_Slots = OrderedDict[tuple[str, str], Slot]
+
+
+class Unclaimed:
+    """Looks at holders of slots once they are old enough, each once or twice, however long it runs."""
+
+    def __init__(self, ledger: Ledger, admitting: Admitting, *, claim_within_s: float) -> None:
+        self._ledger = ledger
+        self._admitting = admitting
+        self._claim_within_s = claim_within_s
+        self._young: _Slots = OrderedDict()  # granted by another reactor: perhaps nobody queued them
+        self._old: _Slots = OrderedDict()  # queued: perhaps nobody claims them
+        self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
+        self.put_back = 0  #: how many were put back here
+
+    def add(self, slot: Slot, *, is_ours: bool) -> None:
+        """Take note of a grant; `is_ours`: this process queues the job itself."""
+        key = (slot.granted.queue, slot.granted.job)
+        self.left(*key)
+        (self._old if is_ours else self._young)[key] = slot
+
+    def left(self, queue: str, job: str) -> None:
+        """Forget a job that gave its slots back."""
+        self._young.pop((queue, job), None)
+        self._old.pop((queue, job), None)
+
+    async def look(self) -> None:
+        """See to those that are old enough, up to 1,000 of each kind.
+
+        Raises: UnreachableError.
+        """
+        now = self._ledger.clock.monotonic()
+        await self._see_to(self._young, now - _PATIENCE_S, is_young=True)
+        await self._see_to(self._old, now - self._claim_within_s, is_young=False)
+
+    async def _see_to(self, slots: _Slots, since: float, *, is_young: bool) -> None:
+        due: dict[str, Slot] = {}
+        for (queue, job), slot in slots.items():
+            if slot.since > since or len(due) == BATCH_MESSAGES_MAX:
+                break
+            due[self._ledger.names.of_type(JobRef(queue=queue, job_id=job), "started")] = slot
+        if not due:
+            return
+        ran = await self._ledger.log.present(list(due))
+        rest: list[Slot] = []
+        for subject, slot in due.items():
+            if slots.pop((slot.granted.queue, slot.granted.job), None) is not slot:
+                continue  # it left meanwhile, and perhaps was granted anew
+            if not (slot.is_first and subject in ran):
+                rest.append(slot)
+        await asyncio.gather(*(self._see_to_one(slot, is_young=is_young) for slot in rest))
+
+    async def _see_to_one(self, slot: Slot, *, is_young: bool) -> None:
+        """Look at one that was not seen to start; one that did, or left, is not looked at again."""
+        granted = slot.granted
+        ref = JobRef(queue=granted.queue, job_id=granted.job)
+        try:
+            async with self._turns:
+                view = await load(self._ledger.log, ref)
+                job = view.job
+                if job is None:
+                    return
+                if job.state is JobState.HELD and job.wait_sequence == granted.held:
+                    self._admitting.redrive(granted, slot.grant)
+                elif job.state is not JobState.QUEUED or job.grant != slot.grant:
+                    return
+                elif not is_young:
+                    command = PutBack(asked_by=job.wait_sequence)
+                    await transact(self._ledger.log, ref, command, self._ledger.stamp, known=view)
+                    self.put_back += 1
+                    return
+        except (NotFoundError, RefusedError):
+            return  # a worker was faster
+        except LedgerError as error:
+            logger.warning("job %s holds slots and could not be looked at: %s", granted.job, error)
+        again = slot if is_young else msgspec.structs.replace(slot, since=self._ledger.clock.monotonic())
+        self._old.setdefault((granted.queue, granted.job), again)
