@@ -94,20 +94,7 @@ class Worker:
         self._is_told_worn_out = False
         self._idle = asyncio.Event()
         self._intake = Intake(ledger, self._config, self.queues, free=self._free, on_work=self._on_work)
-        self._lease = LeaseKeeper(
-            ledger.leases,
-            ledger.clock,
-            self.queues,
-            running=lambda: len(self._attempts.running),
-            on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
-            jobs=self._job_ids,
-            tasks=tuple(task.name for task in tasks),
-            supervisor=self._config.supervisor,
-            concurrency=self._config.concurrency,
-            reactors=self._config.reactors,
-            announce=announce,
-            outage=ledger.connection.outage,
-        )
+        self._lease = self._lease_keeper(announce)
         self._abandoned = Abandoned(self._on_abandoned_slots)
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
@@ -132,6 +119,22 @@ class Worker:
             limit_s=self._config.stall_s,
             find=self._attempts.made_by,
             on_stall=self._attempts.stalled,
+        )
+
+    def _lease_keeper(self, announce: Callable[[str], None] | None) -> LeaseKeeper:
+        return LeaseKeeper(
+            self._ledger.leases,
+            self._ledger.clock,
+            self.queues,
+            running=lambda: len(self._attempts.running),
+            on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
+            jobs=self._job_ids,
+            tasks=tuple(task.name for task in self._tasks),
+            supervisor=self._config.supervisor,
+            concurrency=self._config.concurrency,
+            reactors=self._config.reactors,
+            announce=announce,
+            outage=self._ledger.connection.outage,
         )
 
     @property
