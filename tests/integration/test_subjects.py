@@ -177,6 +177,7 @@ class Stage:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
         act("doctor")
+        act("limits", "set", "tenant", "--slots", "5")
         act("workers", "list")
         for words in (("jobs", "list"), ("queues", "list"), ("dlq", "list"), ("timers", "status")):
             act(*words)

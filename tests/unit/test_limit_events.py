@@ -176,7 +176,7 @@ def test_an_archive_run_leaves_what_is_set_and_takes_what_was_removed() -> None:
     [
         (Terms(), "no bound"),
         (Terms(slots=0), "slots 0"),
-        (Terms(slots=5, rate=10.0, per_s=60.0, burst=2), "slots 5, rate 10 per 60 s, burst 2"),
+        (Terms(slots=5, rate=10.0, per_s=60.0, burst=2), "slots 5, 10 per minute, burst 2"),
         (Terms(slots=1, keep="job", mode="newest", weight=2.5), "slots 1, mode newest, keep job, weight 2.5"),
         (Override(slots=1, weight=2.5), "slots 1, weight 2.5"),
     ],

@@ -44,6 +44,15 @@ COMMANDS: Final = Group(
             },
         ),
         "queues": Group(groups.QUEUES, {"list": "jobs.queues", "purge": "jobs.bulk"}),
+        "limits": Group(
+            groups.LIMITS,
+            {
+                "set": "limits.change",
+                "list": "limits.show",
+                "show": "limits.show",
+                "remove": "limits.change",
+            },
+        ),
         "dlq": Group(
             groups.DLQ,
             {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},

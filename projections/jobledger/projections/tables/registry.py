@@ -18,10 +18,13 @@ from jobledger.ledger.model.unreadable import UNREADABLE
 from jobledger.projections.position import POSITION_TABLE
 from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, View
 from jobledger.projections.tables.jobs import JOB_TABLES
+from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.unreadable import UNREADABLE_TABLES
 
 #: By aggregate, the second word of a ledger subject.
-TABLES: Final[dict[str, AggregateTables]] = {each.aggregate: each for each in (JOB_TABLES, UNREADABLE_TABLES)}
+TABLES: Final[dict[str, AggregateTables]] = {
+    each.aggregate: each for each in (JOB_TABLES, UNREADABLE_TABLES, LIMIT_TABLES)
+}
 
 
 def all_tables() -> tuple[Table, ...]:

@@ -216,7 +216,7 @@ def terms_words(terms: Terms | Override) -> str:
     if terms.slots is not None:
         said.append(f"slots {terms.slots:,}")
     if terms.rate is not None:
-        said.append(f"rate {terms.rate:g} per {terms.per_s or 1:g} s")
+        said.append(rate_words(terms.rate, terms.per_s or 1.0))
     defaults = Terms()
     for name in ("burst", "mode", "keep", "weight"):
         value = getattr(terms, name)
@@ -225,15 +225,23 @@ def terms_words(terms: Terms | Override) -> str:
     return ", ".join(said) or "no bound"
 
 
+def rate_words(rate: float, per_s: float) -> str:
+    """Return a rate for a person: `100 per minute`."""
+    return f"{rate:g} per {_PERIODS.get(per_s) or f'{per_s:g} s'}"
+
+
+_PERIODS: Final = {1.0: "second", 60.0: "minute", 3600.0: "hour", 86_400.0: "day"}
+
+
 def _words(event: LimitEvent) -> str:
     why = f": {event.reason}" if event.reason else ""
     match event:
         case LimitSet(overrides=overrides, source=source):
-            keys = f", {len(overrides):,} keys differ" if overrides else ""
             terms = terms_words(Terms(**{name: getattr(event, name) for name in _TERMS}))
-            return f"{terms}{keys}, by {'code' if source == 'code' else event.by}{why}"
+            keys = f", {len(overrides):,} {'key differs' if len(overrides) == 1 else 'keys differ'}"
+            return f"{terms}{keys if overrides else ''}{', by code' if source == 'code' else ''}{why}"
         case LimitRemoved():
-            return f"by {event.by}{why}"
+            return event.reason
 
 
 def _check(before: Definition | None, event: LimitEvent, _stream_sequence: int) -> Iterator[Broken]:

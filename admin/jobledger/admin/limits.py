@@ -1,0 +1,153 @@
+"""What a person does to limits: set one, or what differs for one key of it; remove it; see what it is and was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.limits.defining import change
+from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.errors import LimitNotFoundError, NotFoundError, RefusedError
+from jobledger.ledger.model.limits.definition import (
+    LIMIT,
+    Definition,
+    LimitCommand,
+    Override,
+    RemoveLimit,
+    SetLimit,
+    Terms,
+)
+from jobledger.ledger.model.limits.names import RESERVED, check_limit, split
+from jobledger.ledger.model.log import events_among
+
+
+class ChangedLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for a limit, or for one key of it, before and after what a person did; None: nothing, so jobs stay held."""
+
+    limit: str  #: `name` or `name:key`
+    before: Terms | None
+    after: Terms | None
+
+
+class LimitSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a limit's chain."""
+
+    stream_sequence: int
+    at: Moment  #: by the server's clock
+    event: str  #: `set` or `removed`
+    by: str  #: the process or person
+    words: str  #: what it says
+
+
+class ShownLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit as it is, and how it became so."""
+
+    limit: str  #: `name` or `name:key`
+    terms: Terms | None  #: what holds for it; None: it was removed
+    definition: Definition
+    history: tuple[LimitSaid, ...]  #: the newest first, at most as many as were asked for
+
+
+async def set_limit(
+    ledger: Ledger, limit: str, changes: Mapping[str, Any], *, reason: str = "", by: str, plan: bool = False
+) -> ChangedLimit:
+    """Change some numbers of a limit, or of one key of it; what `changes` does not name stays as it is.
+
+    `changes`: fields of `Terms`; None means no bound, and for a key as the limit says. `plan`: change nothing.
+
+    Raises: InvalidTokenError, InvalidInputError; RefusedError for a key of a limit that is not set; UnreachableError.
+    """
+    name, key = split(check_limit(limit))
+
+    def wish(before: Definition | None) -> LimitCommand:
+        common = None if before is None else before.common
+        overrides = {} if before is None or common is None else dict(before.overrides)
+        if common is None and key and name not in RESERVED:
+            raise RefusedError(
+                f"limit {name} is not set, so nothing can differ for {key}: "
+                f"set it first, as with `jobledger limits set {name} --slots 10`"
+            )
+        terms = common or Terms()
+        if key:
+            overrides[key] = msgspec.structs.replace(overrides.get(key, Override()), **changes)
+        else:
+            terms = msgspec.structs.replace(terms, **changes)
+        return SetLimit(terms=terms, overrides=overrides, reason=reason)
+
+    return await _change(ledger, limit, wish, by=by, plan=plan)
+
+
+async def remove_limit(
+    ledger: Ledger, limit: str, *, reason: str = "", by: str, plan: bool = False
+) -> ChangedLimit:
+    """Take a definition away, so that its jobs stay held; or what differs for one key, which then is as the others.
+
+    Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError, NotFoundError, UnreachableError.
+    """
+    name, key = split(check_limit(limit))
+
+    def wish(before: Definition | None) -> LimitCommand:
+        if not key:
+            return RemoveLimit(reason=reason)
+        if before is None or before.common is None:
+            raise LimitNotFoundError(name)
+        if key not in before.overrides:
+            raise NotFoundError(
+                f"limit {name} has nothing that differs for {key}: `jobledger limits show {name}`"
+            )
+        overrides = {other: override for other, override in before.overrides.items() if other != key}
+        return SetLimit(terms=before.common, overrides=overrides, reason=reason)
+
+    return await _change(ledger, limit, wish, by=by, plan=plan)
+
+
+async def _change(
+    ledger: Ledger,
+    limit: str,
+    wish: Callable[[Definition | None], LimitCommand],
+    *,
+    by: str,
+    plan: bool,
+) -> ChangedLimit:
+    name, key = split(limit)
+    before, after = await change(ledger.log, name, wish, lambda: ledger.stamp(by), plan=plan)
+    return ChangedLimit(
+        limit=limit,
+        before=None if before is None else before.of(key),
+        after=None if after is None else after.of(key),
+    )
+
+
+async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> ShownLimit:
+    """Return a limit, or one key of it, as its chain says now.
+
+    Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError where nothing was ever said of it, UnreachableError.
+    """
+    name, key = split(check_limit(limit))
+    said: list[LimitSaid] = []
+    definition: Definition | None = None
+    batches = ledger.log.read_messages(subject=LIMIT.chain(ledger.names, name))
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for message in events_among(batch):
+                event = LIMIT.decode(message)
+                definition = LIMIT.evolve(definition, event, message.stream_sequence)
+                said.append(
+                    LimitSaid(
+                        stream_sequence=message.stream_sequence,
+                        at=message.stored_at,
+                        event=LIMIT.type_of(event),
+                        by=event.by,
+                        words=LIMIT.words(event),
+                    )
+                )
+            del said[:-history_max]
+    if definition is None:
+        raise LimitNotFoundError(name)
+    return ShownLimit(
+        limit=limit, terms=definition.of(key), definition=definition, history=tuple(reversed(said))
+    )

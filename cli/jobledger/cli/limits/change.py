@@ -1,0 +1,126 @@
+"""`jobledger limits set` and `remove`: define a limit, or what differs for one key of it, and take that back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from jobledger.admin.limits import ChangedLimit, remove_limit, set_limit
+from jobledger.cli import bulk
+from jobledger.cli.command import Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.groups import LIMITS
+from jobledger.cli.session import operator
+from jobledger.cli.times import parse_span
+from jobledger.ledger.model.limits.definition import KEEPS, MODES, Terms, terms_words
+
+Name = Annotated[
+    str, typer.Argument(metavar="LIMIT", help="The limit's name, or NAME:KEY for one key of it.")
+]
+_Slots = Annotated[
+    str | None, typer.Option("--slots", metavar="N|none", help="How many jobs may hold it at once; 0: none.")
+]
+_Rate = Annotated[
+    str | None, typer.Option("--rate", metavar="N|none", help="How many jobs may start in the time of --per.")
+]
+_Per = Annotated[
+    str | None, typer.Option("--per", metavar="SPAN", help="The period of --rate, such as 1m. (default: 1s)")
+]
+_Burst = Annotated[
+    int | None, typer.Option("--burst", min=1, metavar="N", help="How many may start at once after a pause.")
+]
+_Mode = Annotated[
+    str | None,
+    typer.Option("--mode", metavar="MODE", help=f"What a job does that finds it full: {', '.join(MODES)}."),
+]
+_Keep = Annotated[
+    str | None,
+    typer.Option("--keep", metavar="KEEP", help=f"How long a job keeps its slot: {', '.join(KEEPS)}."),
+]
+_Weight = Annotated[
+    float | None, typer.Option("--weight", metavar="X", help="Its share beside others, 1 by default.")
+]
+
+
+@command(LIMITS, "set")
+async def set_(
+    cli: Cli,
+    *,
+    limit: Name,
+    slots: _Slots = None,
+    rate: _Rate = None,
+    per: _Per = None,
+    burst: _Burst = None,
+    mode: _Mode = None,
+    keep: _Keep = None,
+    weight: _Weight = None,
+    reason: bulk.Why = "",
+    plan: bulk.Plan = False,
+) -> None:
+    """Define a limit, or what differs for one key; what is not named stays. Nothing that runs is ended for it."""
+    given = {
+        "slots": _number("--slots", slots, int),
+        "rate": _number("--rate", rate, float),
+        "per_s": None if per is None else parse_span("--per", per).total_seconds(),
+        "burst": burst,
+        "mode": mode,
+        "keep": keep,
+        "weight": weight,
+    }
+    unbound = {name: None for name, word in (("slots", slots), ("rate", rate)) if word == "none"}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | unbound
+    if not changes:
+        raise UsageError("say what is to hold: --slots N, --rate N --per SPAN, or --slots none for no bound")
+    async with cli.ledger() as ledger:
+        found = await set_limit(ledger, limit, changes, reason=reason, by=operator(), plan=plan)
+    _tell(cli, found, plan=plan)
+
+
+@command(LIMITS, "remove")
+async def remove(cli: Cli, *, limit: Name, reason: bulk.Why = "", plan: bulk.Plan = False) -> None:
+    """Take a limit's definition away, so that its jobs stay held; or what differs for one key (NAME:KEY)."""
+    async with cli.ledger() as ledger:
+        found = await remove_limit(ledger, limit, reason=reason, by=operator(), plan=plan)
+    _tell(cli, found, plan=plan)
+
+
+def _number(option: str, word: str | None, kind: type[int | float]) -> int | float | None:
+    """Read a number. Raises: UsageError."""
+    if word is None or word == "none":
+        return None
+    try:
+        return kind(word)
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{option} {word[:60]!r} is not {what} and not none") from error
+
+
+def _tell(cli: Cli, found: ChangedLimit, *, plan: bool) -> None:
+    if cli.output.as_json:
+        cli.output.object(
+            {"limit": found.limit, "before": _object(found.before), "after": _object(found.after)}
+        )
+        return
+    before, after = _words(found.before), _words(found.after)
+    was = f" (before: {before})" if before != after else ""
+    if found.after is None:
+        verb = "would be removed" if plan else "is removed"
+        cli.output.say(f"limit {found.limit} {verb}{was}")
+        cli.output.note(
+            "jobs that name it stay held until it is set again, by a person or by the code that has it"
+        )
+    else:
+        verb = "would be" if plan else "is"
+        cli.output.say(f"limit {found.limit} {verb}: {after}{was}")
+    if plan:
+        cli.output.say("nothing was changed")
+
+
+def _object(terms: Terms | None) -> dict[str, Any] | None:
+    return None if terms is None else msgspec.structs.asdict(terms)
+
+
+def _words(terms: Terms | None) -> str:
+    return "not set" if terms is None else terms_words(terms)

@@ -1,0 +1,94 @@
+"""`jobledger limits list` and `show`: which limits there are, and one of them with its history."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from jobledger.admin.limits import show_limit
+from jobledger.cli import options
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import LIMITS
+from jobledger.cli.limits.change import Name
+from jobledger.cli.output import Cell
+from jobledger.cli.past import asked, rows_begin, viewed
+from jobledger.cli.text import age, moment, plain, shortened
+from jobledger.ledger.model.limits.definition import Terms, terms_words
+from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.times import shown_time, time_text
+from jobledger.projections.tables.limits import LimitRow, limit_rows
+
+
+@command(LIMITS, "list", takes=ROWS)
+async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequence = None) -> None:
+    """List the limits that are defined, with a line for each key that differs, now or at a past moment."""
+    output = cli.output
+    async with viewed(cli, asked(at, sequence)) as view:
+        rows = limit_rows(view.store.select)
+    if output.as_json:
+        for row in rows:
+            output.object({**msgspec.structs.asdict(row), **rows_begin(view)})
+    elif not rows:
+        output.say("no limit is set; set one with `jobledger limits set NAME --slots N`")
+    else:
+        output.table(("limit", "holds", "set by", "since!"), [_cells(row, view.now) for row in rows])
+
+
+def _cells(row: LimitRow, now: datetime) -> tuple[Cell, ...]:
+    terms = msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
+    since = datetime.fromisoformat(row.set_at)
+    return (
+        shortened(joined(row.name, row.key), 60),
+        terms_words(terms),
+        "code" if row.source == "code" else shortened(row.set_by, 30),
+        age(since, max(now, since)),
+    )
+
+
+@command(LIMITS, "show")
+async def show(cli: Cli, *, limit: Name) -> None:
+    """Show a limit, or one key of it: what holds, what differs for which key, who said so and when."""
+    async with cli.ledger() as ledger:
+        found = await show_limit(ledger, limit)
+        now = ledger.clock.now()
+    output, definition = cli.output, found.definition
+    if output.as_json:
+        output.object(
+            {
+                "limit": found.limit,
+                "terms": None if found.terms is None else msgspec.structs.asdict(found.terms),
+                "overrides": definition.overrides,
+                "source": definition.source,
+                "by": definition.by,
+                "reason": definition.reason,
+                "sequence": definition.sequence,
+                "history": [
+                    {**msgspec.structs.asdict(each), "at": time_text(each.at)} for each in found.history
+                ],
+            }
+        )
+        return
+    output.say(f"limit {found.limit}", style="bold")
+    output.facts(
+        [
+            (
+                "holds",
+                "nothing: jobs that name it stay held" if found.terms is None else terms_words(found.terms),
+            ),
+            ("set by", definition.by if definition.source == "operator" else f"the code ({definition.by})"),
+            ("since", moment(found.history[0].at, now)),
+            ("reason", definition.reason or None),
+        ]
+    )
+    if definition.overrides and found.limit == definition.limit:
+        output.table(
+            ("key", "differs"),
+            [(shortened(key, 60), terms_words(each)) for key, each in sorted(definition.overrides.items())],
+            title="keys that differ",
+        )
+    output.say()
+    output.say("history", style="bold")
+    for each in found.history:
+        words = f"{each.event} {plain(each.words)}".rstrip()
+        output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")

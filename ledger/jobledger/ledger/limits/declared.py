@@ -1,0 +1,123 @@
+"""`Limit` and `Queue`: how many jobs may run at once, and which jobs share that number. Said at a task or a queue."""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import msgspec
+
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.limits.definition import Keep, Mode, Terms, problem_of
+from jobledger.ledger.model.limits.names import LIMITS_MAX, RESERVED, check_limit
+from jobledger.ledger.model.subjects import check_token
+
+_FIELDS: Final = Terms.__struct_fields__
+#: Names whose key is the job's own queue or task.
+_OWN: Final = RESERVED - {"schedule"}
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str  #: 1 to 64 of A-Z a-z 0-9 _ and -; "queue" and "task" are limits of the job's own queue or task
+
+
+class Limit(_Named, frozen=True, kw_only=True):
+    """How many jobs may run at once, or start in a period; with `key`, for each value of a key alone.
+
+    `Limit("tenant", key="tenant_id", slots=10)`: ten jobs of each tenant at once. With `slots` or `rate` the limit is
+    defined by this code: the first enqueue of a process writes it to the ledger, unless a person set it. Without them
+    it only names a limit that a person sets; until then its jobs stay held.
+    """
+
+    key: str | None = (
+        None  #: an argument of the task, "metadata.<name>", or "tenant"; None: one number for all jobs
+    )
+    slots: int | None = None  #: how many jobs hold it at once; None: any number
+    rate: float | None = None  #: how many jobs start in `per_s` seconds; None: any number
+    per_s: float = 1.0  #: the period of `rate`, in seconds
+    burst: int = 1  #: how many may start at once after a pause
+    mode: Mode = "queue"  #: what a job does that finds it full: "queue", "newest", "replace" or "drop"
+    keep: Keep = (
+        "attempt"  #: "attempt": a slot for each attempt anew; "job": until the job has ended for good
+    )
+    weight: float = 1.0  #: its keys' share beside those of other limits
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises: InvalidTokenError, ConfigurationError.
+        """
+        check_token("limit", self.name)
+        problem = problem_of(self.terms, {}) or self._problem()
+        if problem:
+            raise ConfigurationError(f"limit {self.name}: {problem}")
+
+    def _problem(self) -> str:
+        if self.name == "schedule":
+            return "this name is for the limits of schedules: choose another"
+        if self.key is not None and (not isinstance(cast("object", self.key), str) or not self.key):
+            return f"key must be the name of an argument, metadata.<name> or tenant, got {self.key!r}"
+        if self.name in _OWN and self.key is not None:
+            return f"its key is the job's {self.name}: leave key= out"
+        if not self.is_defined and self.terms != Terms():
+            return "give slots or rate as well, or leave all numbers out: then a person sets it"
+        return ""
+
+    @property
+    def terms(self) -> Terms:
+        """The numbers alone."""
+        return Terms(**{name: getattr(self, name) for name in _FIELDS})
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether this code defines the limit, rather than only naming it."""
+        return self.slots is not None or self.rate is not None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its key is the job's own queue or task."""
+        return self.name in _OWN
+
+
+class _QueueName(msgspec.Struct, frozen=True):
+    name: str  #: 1 to 64 of A-Z a-z 0-9 _ and -
+
+
+class Queue(_QueueName, frozen=True, kw_only=True):
+    """A queue whose jobs all have some limits, or which shares its workers out between keys: `@task(queue=Queue(...))`.
+
+    `Queue("email", fair="tenant")`: the tenants take turns, however many jobs one of them has.
+    """
+
+    limits: tuple[Limit | str, ...] = ()  #: of every job of the queue, beside those of its task
+    fair: str | None = (
+        None  #: whose turn it is: an argument of the task, "metadata.<name>", or "tenant"; None: no turns
+    )
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises: InvalidTokenError, InvalidInputError, ConfigurationError.
+        """
+        check_token("queue", self.name)
+        check_declared(f"queue {self.name}", self.limits)
+        if self.fair is not None and (not isinstance(cast("object", self.fair), str) or not self.fair):
+            raise ConfigurationError(
+                f"queue {self.name}: fair must be the name of an argument, metadata.<name> or tenant, got {self.fair!r}"
+            )
+
+
+def check_declared(what: str, limits: object) -> None:
+    """Refuse what is no tuple of limits; `what` has them.
+
+    Raises: InvalidTokenError, InvalidInputError, ConfigurationError.
+    """
+    if not isinstance(limits, tuple):
+        raise ConfigurationError(f'{what}: limits must be a tuple such as ("global",), got {limits!r:.80}')
+    given = cast("tuple[object, ...]", limits)
+    for limit in given:
+        if not isinstance(limit, Limit):
+            check_limit(limit)
+    if len(given) > LIMITS_MAX:
+        raise ConfigurationError(
+            f"{what}: a job may have {LIMITS_MAX} limits, got {len(given)}: leave some out"
+        )

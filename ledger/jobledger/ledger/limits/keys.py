@@ -1,0 +1,90 @@
+"""Which limits a job has, and under which keys: from its input, its metadata or its tenant, when it is enqueued. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.limits.declared import Limit, Queue
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.foreign_types import to_builtin
+from jobledger.ledger.model.limits.names import check_key, check_limits, joined
+
+_METADATA: Final = "metadata."
+_TENANT: Final = "tenant"
+
+
+class Values(msgspec.Struct, frozen=True):
+    """What keys are made of."""
+
+    task: str
+    queue: str
+    order: Order
+    arguments: Callable[
+        [], Mapping[str, Any]
+    ]  #: the input, defaults included; asked only where a key needs it
+
+    def key(self, of: str, source: str) -> str:
+        """Return the key that `source` names; `of` is what wants it, such as "limit tenant".
+
+        Raises: InvalidInputError where the job has no such value, or one that cannot be a key.
+        """
+        if source.startswith(_METADATA):
+            name = source.removeprefix(_METADATA)
+            return self._checked(of, source, self.order.metadata.get(name), f"metadata={{{name!r}: ...}}")
+        arguments = self.arguments()
+        if source in arguments:
+            value = msgspec.to_builtins(arguments[source], enc_hook=to_builtin)
+            return self._checked(of, source, value, "a text or a whole number")
+        if source == _TENANT:
+            return self._checked(of, source, self.order.tenant or None, "tenant=...")
+        known = ", ".join(arguments) or "none"
+        raise InvalidInputError(
+            f"{of} of task {self.task} takes its key from {source!r}, and the task has no such argument "
+            f"(its arguments: {known}): name one of them, metadata.<name> or tenant"
+        )
+
+    def _checked(self, of: str, source: str, value: object, wanted: str) -> str:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            what = "has none" if value is None else f"has {value!r:.60}"
+            raise InvalidInputError(
+                f"{of} of task {self.task} takes its key from {source}, and the job {what}: give {wanted}"
+            )
+        return check_key(f"of task {self.task} ({of} from {source})", value)
+
+
+def with_limits(values: Values, limits: Sequence[Limit | str], queue: Queue | None) -> Order:
+    """Return the job's order with the limits of its task, its queue and its options, and its key of fairness.
+
+    Raises: InvalidTokenError, InvalidInputError.
+    """
+    fair = ""
+    found = [_name(values, limit) for limit in (*limits, *(() if queue is None else queue.limits))]
+    if queue is not None and queue.fair is not None:
+        fair = values.key(f"queue {queue.name}", queue.fair)
+        found.append(joined("queue", queue.name))
+    return msgspec.structs.replace(
+        values.order, limits=check_limits([*values.order.limits, *found]), fair=fair
+    )
+
+
+def _name(values: Values, limit: Limit | str) -> str:
+    if isinstance(limit, str):
+        return limit
+    if limit.is_own:
+        return joined(limit.name, own_key(limit, values.task, values.queue))
+    return (
+        limit.name if limit.key is None else joined(limit.name, values.key(f"limit {limit.name}", limit.key))
+    )
+
+
+def own_key(limit: Limit, task: str, queue: str) -> str:
+    """Return the key of a limit that is the job's own queue's or task's; "" of any other."""
+    if not limit.is_own:
+        return ""
+    return task if limit.name == "task" else queue

@@ -1,0 +1,100 @@
+"""The table of limits as they are defined."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.limits.definition import LIMIT, Terms
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.table import (
+    AggregateTables,
+    CacheLimits,
+    Rows,
+    Table,
+    integer,
+    real,
+    text,
+    timestamp,
+)
+
+LIMITS: Final = Table(
+    name="limits",
+    columns={
+        "name": text("the limit's name"),
+        "limit_key": text("the key for which something differs; empty: every other one"),
+        "slots": integer("how many jobs may hold the key at once; NULL: any number"),
+        "rate": real("how many jobs of the key may start in `per_s` seconds; NULL: any number"),
+        "per_s": real("the period of `rate`, in seconds"),
+        "burst": integer("how many of them may start at once"),
+        "mode": text("what a job does that finds the key full: `queue`, `newest`, `replace` or `drop`"),
+        "keep": text("how long a job keeps its slot: `attempt` or `job`"),
+        "weight": real("the key's share beside other keys"),
+        "source": text("who says so: `code` or `operator`"),
+        "set_by": text("the process or person"),
+        "set_at": timestamp("when, by the server's time"),
+        "reason": text("why, as the person said; or empty"),
+        "last_sequence": integer("the stream sequence of the `set` that says so"),
+    },
+    key=("name", "limit_key"),
+    sequence="last_sequence",
+)
+_PUT: Final = LIMITS.putting()
+_FORGET: Final = "DELETE FROM limits WHERE name = ?"
+_SELECT: Final = (
+    "SELECT name, limit_key, slots, rate, per_s, burst, mode, keep, weight, source, set_by, set_at, reason, "
+    "last_sequence FROM limits ORDER BY name, limit_key"
+)
+
+
+class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit, or one key of it for which something differs."""
+
+    name: str
+    key: str  #: "": every key without a row of its own
+    slots: int | None
+    rate: float | None
+    per_s: float
+    burst: int
+    mode: str
+    keep: str
+    weight: float
+    source: str
+    set_by: str
+    set_at: str
+    reason: str
+    last_sequence: int
+
+
+def limit_rows(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[LimitRow]:
+    """Return every limit that is defined, by name and key; `select` runs a statement on a projection's file."""
+    return [LimitRow(**dict(zip(LimitRow.__struct_fields__, row, strict=True))) for row in select(_SELECT)]
+
+
+class LimitRows(Rows):
+    """The rows of limits: each `set` says all of them anew."""
+
+    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
+        self._connection = connection
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Bring the rows forward; see `table.Rows`."""
+        for message in messages:
+            limit = LIMIT.evolve(None, LIMIT.decode(message), message.stream_sequence)
+            self._connection.execute(_FORGET, (limit.limit,))
+            said = (limit.source, limit.by, time_text(message.stored_at), limit.reason, limit.sequence)
+            for key in ("", *limit.overrides) if limit.is_set else ():
+                terms = limit.of(key)
+                assert terms is not None, "it is set"
+                self._connection.execute(_PUT, (limit.limit, key, *_values(terms), *said))
+
+
+def _values(terms: Terms) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(terms)
+
+
+LIMIT_TABLES: Final = AggregateTables(aggregate=LIMIT.name, version=1, tables=(LIMITS,), rows=LimitRows)

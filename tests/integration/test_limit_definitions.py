@@ -1,0 +1,126 @@
+"""Definitions of limits, from the command line: set, show, list, remove, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.support.command_line import CommandLine
+
+from jobledger.admin.limits import set_limit
+from jobledger.ledger import Ledger
+from jobledger.ledger.limits.defining import look
+from jobledger.ledger.model.limits.definition import Override, Terms
+from jobledger.ledger.server import EmbeddedServer
+
+
+@pytest.fixture
+def cli(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> CommandLine:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    line = CommandLine(nats_server.url, capsys)
+    line.make_ledger()
+    return line
+
+
+def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine) -> None:
+    def run(*words: str) -> str:
+        found = cli.run("limits", *words, *cli.where)
+        assert found.code == 0, found
+        return found.out
+
+    assert "no limit is set" in run("list")
+    assert run("set", "tenant", "--slots", "5") == "limit tenant is: slots 5 (before: not set)\n"
+    said = run("set", "tenant", "--rate", "100", "--per", "1m", "--burst", "10", "--reason", "their API")
+    assert said == "limit tenant is: slots 5, 100 per minute, burst 10 (before: slots 5)\n"
+    planned = run("set", "tenant:acme", "--slots", "20", "--plan")
+    assert planned.startswith(
+        "limit tenant:acme would be: slots 20, 100 per minute, burst 10 (before: slots 5,"
+    )
+    assert planned.endswith("nothing was changed\n")
+    run("set", "tenant:acme", "--slots", "20", "--weight", "2.5")
+    run("set", "task:render", "--slots", "2")
+
+    listed = run("list")
+    assert [line.split("  ")[0] for line in listed.splitlines()[2:]] == [
+        "task",
+        "task:render",
+        "tenant",
+        "tenant:acme",
+    ]
+    rows = cli.run("limits", "list", "--json", *cli.where).lines
+    assert [(row["name"], row["key"], row["slots"], row["weight"]) for row in rows] == [
+        ("task", "", None, 1.0),
+        ("task", "render", 2, 1.0),
+        ("tenant", "", 5, 1.0),
+        ("tenant", "acme", 20, 2.5),
+    ]
+    shown = run("show", "tenant")
+    assert "slots 5, 100 per minute, burst 10" in shown
+    assert "acme   slots 20, weight 2.5" in shown
+    assert shown.index("1 key differs") < shown.index("their API")  # the newest first
+    (as_json,) = cli.run("limits", "show", "tenant:acme", "--json", *cli.where).lines
+    assert (as_json["terms"]["slots"], as_json["overrides"]["acme"]["slots"]) == (20, 20)
+
+    assert run("set", "tenant", "--slots", "none", "--rate", "none") == (
+        "limit tenant is: burst 10 (before: slots 5, 100 per minute, burst 10)\n"
+    )
+    assert run("remove", "tenant:acme").startswith("limit tenant:acme is: burst 10 (before: slots 20")
+    assert run("remove", "tenant").startswith("limit tenant is removed")
+    assert [row["name"] for row in cli.run("limits", "list", "--json", *cli.where).lines] == ["task", "task"]
+    assert "nothing: jobs that name it stay held" in run("show", "tenant")
+    tail = cli.run("events", "tail", "--type", "set", "--type", "limit.removed", *cli.where)
+    assert tail.code == 0, tail.err
+    assert "limit tenant" in tail.out
+    checked = cli.run("audit", "verify", *cli.where)
+    assert checked.code == 0, checked.out
+    assert cli.run("projection", "verify", *cli.where).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("set", "tenant"), 2, "say what is to hold: --slots N"),
+        (("set", "tenant", "--slots", "many"), 2, "--slots 'many' is not a whole number and not none"),
+        (("set", "tenant", "--slots", "-1"), 2, "slots must be a whole number from 0 on, got -1"),
+        (("set", "tenant", "--rate", "nan"), 2, "rate must be a number above 0"),
+        (("set", "tenant", "--mode", "wait"), 2, "mode must be queue, newest, replace or drop, got 'wait'"),
+        (("set", "ten ant", "--slots", "1"), 2, "limit 'ten ant' is not valid"),
+        (("set", "tenant:a b", "--slots", "1"), 2, "limit tenant: 'a b' cannot be its key"),
+        (
+            ("set", "tenant:acme", "--slots", "1"),
+            4,
+            "limit tenant is not set, so nothing can differ for acme",
+        ),
+        (("remove", "tenant"), 3, "there is no limit tenant: `jobledger limits list`"),
+        (("remove", "tenant:acme"), 3, "there is no limit tenant"),
+        (("show", "tenant"), 3, "there is no limit tenant"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_changes_nothing(
+    cli: CommandLine, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    found = cli.run("limits", *words, *cli.where)
+    assert (found.code, found.out) == (code, "")
+    assert sentence in found.err
+    assert cli.run("limits", "list", "--json", *cli.where).out == ""
+
+
+async def test_changes_made_at_once_are_all_kept(ledger: Ledger) -> None:
+    await set_limit(ledger, "tenant", {"slots": 1}, by="p")
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+
+            async def one(number: int = number) -> None:
+                await set_limit(ledger, f"tenant:t{number}", {"slots": number}, by=f"p{number}")
+
+            group.start_soon(one)
+    limit = (await look(ledger.log, "tenant")).state
+    assert limit is not None
+    assert dict(limit.overrides) == {f"t{number}": Override(slots=number) for number in range(8)}
+    assert (limit.of("t3"), limit.of("other")) == (Terms(slots=3), Terms(slots=1))
