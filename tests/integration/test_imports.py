@@ -20,6 +20,7 @@ PACKAGES = {
     "jobledger.ledger.model.queues",
     "jobledger.ledger.model.schedules",
     "jobledger.ledger.nats",
+    "jobledger.ledger.schedules",
     "jobledger.ledger.subscriptions",
 }
 #: Of the standard library: slow to load, and nothing that an enqueue needs.

@@ -19,6 +19,7 @@ import pytest
 from tests.support.jetstream import api
 from tests.support.limited import define, undefine
 from tests.support.limited import enqueue as limited
+from tests.support.schedules import declare
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, ended, until, working
 
@@ -26,6 +27,7 @@ from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, Ledger, connect, task
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
+from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.workers.reactors import hosting
@@ -116,8 +118,12 @@ class Stage:
             working(ledger, large, later, never, forever, ack_wait_s=1.0) as worker,
         ):
             await worker.taking.wait()
+            await declare(ledger, "often", every_s=1)
+            await declare(ledger, "rarely", every_s=3600)
             await self.produce()
             await self._limit()
+            for name in ("often", "rarely"):  # else what they wait for would hold an archive run back
+                await ledger.schedules.act(name, Remove())
             assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
             await until(lambda: self._has_used("Worker", "$JS.ACK.LEDGER.reconcile_"))
 

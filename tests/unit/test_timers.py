@@ -84,7 +84,7 @@ def test_the_message_names_half_a_second_before_the_moment_and_where_to_fire() -
         "Nats-Schedule": "@at 2026-01-02T03:05:05.178901Z",
         "Nats-Schedule-Target": "staging_timer.due.job.email.j1.42",
     }
-    assert Names("staging").timer_at(_timer(LATER).ref, 42) == "staging_timer.at.job.email.j1.42"
+    assert Names("staging").timer_at(_timer(LATER).chain, 42) == "staging_timer.at.job.email.j1.42"
 
 
 @pytest.mark.parametrize(

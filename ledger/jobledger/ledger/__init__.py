@@ -69,6 +69,7 @@ from jobledger.ledger.model.job import Attempt, Job, JobState, Progress
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
 from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
 from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscription
 from jobledger.ledger.tasks import Task, TaskRegistry
@@ -128,12 +129,14 @@ __all__ = [
     "ResultMismatchError",
     "ResultTimeoutError",
     "Retry",
+    "Schedule",
     "ScheduleExistsError",
     "ScheduleNotFoundError",
     "SequenceGapError",
     "ServerBinaryMissingError",
     "ServerStartError",
     "ServerUnreachableError",
+    "Skip",
     "Snooze",
     "StaleClaimError",
     "StoreInUseError",
@@ -145,6 +148,7 @@ __all__ = [
     "Task",
     "TaskDefinitionError",
     "TaskRegistry",
+    "Tick",
     "UniqueKeyTakenError",
     "UnknownEventError",
     "UnknownTaskError",

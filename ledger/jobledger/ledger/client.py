@@ -46,6 +46,7 @@ from jobledger.ledger.nats.streams import (
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
+from jobledger.ledger.schedules.acting import Schedules
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
@@ -96,6 +97,7 @@ class Ledger:
         self._children: Children | None = None
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         lock_hints = NatsLockHints(connection, self.names)
+        self.schedules = Schedules(self, self._enqueuer.begin)
         self.locks = Locks(self.log, leases, lock_hints, clock, self.stamp, outage=connection.outage)
 
     @property

@@ -13,6 +13,7 @@ from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
+from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.tasks import TaskFunction
 
 P = ParamSpec("P")
@@ -49,6 +50,7 @@ def task(
     give_up_on: ExceptionTypes = (),
     hooks: Hooks | None = None,
     heartbeat_s: float | None = None,
+    schedule: Schedule | None = None,
 ) -> _Decorator: ...
 def task(
     function: Callable[..., Any] | None = None,
@@ -66,11 +68,12 @@ def task(
     give_up_on: ExceptionTypes = (),
     hooks: Hooks | None = None,
     heartbeat_s: float | None = None,
+    schedule: Schedule | None = None,
 ) -> Any:
     """Make a function, async or not, a task: `@task` or `@task(queue=..., max_attempts=..., timeout_s=...)`.
 
     The name a job carries is the function's, unless `name` is given; it must stay the same while jobs of it exist.
-    What the options mean is said at `Options` and `Rules`.
+    What the options mean is said at `Options` and `Rules`; `schedule` makes jobs of it again and again, see `Schedule`.
 
     Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
     """
@@ -88,7 +91,7 @@ def task(
 
     def decorate(decorated: Callable[..., Any]) -> TaskFunction[Any, Any, Any, Any]:
         _refuse_unfit(decorated)
-        return TaskFunction(decorated, name or decorated.__name__, options, rules)
+        return TaskFunction(decorated, name or decorated.__name__, options, rules, schedule=schedule)
 
     return decorate if function is None else decorate(function)
 

@@ -11,7 +11,7 @@ import functools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 import msgspec
 import uuid_utils
@@ -34,6 +34,7 @@ from jobledger.ledger.model.events import Order, order_at_first
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.parts import Client
+from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.ledger.tracing import UNTRACED, Tracing
 
@@ -87,6 +88,15 @@ class Enqueuer:
         if not created and options.id is None:
             await patience.read(lambda: self._require_same(plain, command))
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
+
+    async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
+        """Return what would enqueue a job of this input now, for whoever declares jobs to come; stores a large input.
+
+        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
+        """
+        plain, options = unpack(cast("Task[..., Any]", task))
+        text = plain.signature.encode((), values)
+        return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
     async def many(
         self,
@@ -342,10 +352,8 @@ def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, 
 
     Raises: InvalidInputError for what is no task.
     """
-    if isinstance(task, TaskWithOptions):
-        return task.task, task.chosen
     try:
-        return task, task.defaults
+        return task.unpacked
     except AttributeError as error:
         raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
 

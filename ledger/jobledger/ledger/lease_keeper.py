@@ -19,7 +19,15 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.version import version
-from jobledger.ledger.nats.leases import JOBS_MAX, TASKS_MAX, LeaseKind, LeaseLostError, Leases, WorkerInfo
+from jobledger.ledger.nats.leases import (
+    JOBS_MAX,
+    SCHEDULES_MAX,
+    TASKS_MAX,
+    LeaseKind,
+    LeaseLostError,
+    Leases,
+    WorkerInfo,
+)
 from jobledger.ledger.nats.outage import Outage
 
 logger = logging.getLogger("jobledger.lease")
@@ -45,6 +53,7 @@ class LeaseKeeper:
         kind: LeaseKind = "worker",
         jobs: Callable[[], Iterable[str]] = tuple,
         tasks: tuple[str, ...] | None = None,
+        schedules: dict[str, str] | None = None,
         supervisor: str = "",
         concurrency: int = 0,
         reactors: bool = False,
@@ -60,6 +69,7 @@ class LeaseKeeper:
         self._kind: LeaseKind = kind
         self._jobs = jobs
         self._tasks = None if tasks is None or len(tasks) > TASKS_MAX else tasks
+        self._schedules = None if schedules is None or len(schedules) > SCHEDULES_MAX else schedules
         self._supervisor = supervisor
         self._concurrency = concurrency
         self._reactors = reactors
@@ -171,6 +181,7 @@ class LeaseKeeper:
             running=self._running(),
             jobs=tuple(islice(self._jobs(), JOBS_MAX)),
             tasks=self._tasks,
+            schedules=self._schedules,
             supervisor=self._supervisor,
             concurrency=self._concurrency,
             reactors=self._reactors,

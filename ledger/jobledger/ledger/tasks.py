@@ -23,6 +23,7 @@ from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, Rules
+from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
 
 P = ParamSpec("P")
@@ -43,12 +44,19 @@ class Task(Generic[P, R_co]):
     """A function that jobs can run. `P`: the parameters that are a job's input; `R_co`: what the function returns."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, options: Options, rules: Rules | None = None
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: Options,
+        rules: Rules | None = None,
+        *,
+        schedule: Schedule | None = None,
     ) -> None:
         self.function = function
         self.name = check_token("task name", name)
         self.defaults = options
         self.rules = rules or Rules()
+        self.schedule = None if schedule is None else schedule.of(self)
         self.is_async = inspect.iscoroutinefunction(function)
         functools.update_wrapper(cast("Any", self), function)
 
@@ -92,6 +100,11 @@ class Task(Generic[P, R_co]):
             changes["limits"] = (*self.defaults.limits, *checked_limits(limits))
         return TaskWithOptions(self, msgspec.structs.replace(self.defaults, **changes))
 
+    @property
+    def unpacked(self) -> tuple[Task[P, R_co], Options]:
+        """The task itself, and the options that a job of it has."""
+        return self, self.defaults
+
     @functools.cached_property
     def signature(self) -> TaskSignature:
         """The types of input and result.
@@ -116,6 +129,11 @@ class TaskWithOptions(Generic[P, R_co]):
         self.task = task
         self.chosen = options
 
+    @property
+    def unpacked(self) -> tuple[Task[P, R_co], Options]:
+        """The task itself, and the options that the next job has."""
+        return self.task, self.chosen
+
 
 class TaskRegistry:
     """Tasks by name, as found in modules."""
@@ -124,6 +142,7 @@ class TaskRegistry:
         self._tasks: dict[str, Task[Any, Any]] = {}
         self.modules: tuple[str, ...] = ()  #: as given to `load`, so that another process can load the same
         self.hooks: tuple[Hooks, ...] = ()  #: found at the top of modules: for every task here
+        self.schedules: dict[str, Schedule] = {}  #: those of the tasks, and those found at the top of modules
         for found in tasks:
             self.add(found)
 
@@ -141,11 +160,14 @@ class TaskRegistry:
                 if isinstance(each, Hooks) and each not in registry.hooks:
                     registry.hooks += (each,)
             found: list[Task[Any, Any]] = [value for value in members if isinstance(value, Task)]
-            if not found:
+            schedules = [each for each in members if isinstance(each, Schedule) and not each.is_used]
+            if not found and not schedules:
                 message = f"module {name!r} holds no task: decorate a function with @task"
                 raise ConfigurationError(message)
             for each in found:
                 registry.add(each)
+            for each in schedules:
+                registry.add_schedule(each)
         return registry
 
     def add(self, task: Task[Any, Any]) -> None:
@@ -163,6 +185,22 @@ class TaskRegistry:
         if task.signature.context_parameter is None and task.rules.heartbeat_s is not None:
             message = f"task {task.name} has heartbeat_s but no Context parameter to give signs of life by"
             raise TaskDefinitionError(message)
+        if task.schedule is not None:
+            self.add_schedule(task.schedule)
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Add a schedule after checking that it is whole and that its task takes its input.
+
+        Raises: ConfigurationError, also for a second schedule of the same name, InvalidInputError, TaskDefinitionError.
+        """
+        schedule.check()
+        if self.schedules.setdefault(schedule.name, schedule) is not schedule:
+            raise ConfigurationError(f"two schedules are called {schedule.name!r}: give one another name")
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What each schedule here says, in short, by its name; see `Schedule.fingerprint`."""
+        return {name: schedule.fingerprint for name, schedule in self.schedules.items()}
 
     def get(self, name: str) -> Task[Any, Any]:
         """Return the task of that name.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.codec import Message, Unreadable
 from jobledger.ledger.model.errors import MalformedEventError
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.nats.timer_stream import PAGE
-from jobledger.ledger.timers import KnownWaits, Timer, Timers, read_timer, timer_of
+from jobledger.ledger.timers import AnyTimer, KnownWaits, ScheduleTimer, Timer, Timers, read_timer, timer_in
 
 _AT_ONCE: Final = 128
 #: Beyond so many timers the next moment is looked for among the oldest of them only.
@@ -41,7 +43,7 @@ class TimersStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None] | None = None) -> Rebuilt:
-    """Set the timer of every job that waits for a moment, whatever the TIMERS stream holds.
+    """Set the timer of every job and schedule that waits for a moment, whatever the TIMERS stream holds.
 
     Safe beside workers: a timer set twice is one timer. A moment that is past fires at once; a worker dispatches
     the job. `progress` gets (done, total) now and then.
@@ -53,33 +55,50 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
     known = KnownWaits(ledger.log)
     head = (await ledger.log.head()).last_sequence
     filters = ledger.names.timed_waits
+    newest: dict[str, ScheduleTimer | None] = {}  # of each schedule
     waits = done = 0
     for passed, subject in enumerate(filters):
-        async with contextlib.aclosing(ledger.log.read(subject=subject)) as batches:
+        async with contextlib.aclosing(ledger.log.read_messages(subject=subject)) as batches:
             async for batch in batches:
-                wanted = _timers_of(batch)
+                wanted = _timers_of(batch, newest)
                 waits += len(wanted)
-                for start in range(0, len(wanted), _AT_ONCE):
-                    part = wanted[start : start + _AT_ONCE]
-                    done += sum(
-                        await asyncio.gather(*(_set_again(ledger, timers, known, each) for each in part))
-                    )
+                done += await _set_all(ledger, timers, known, wanted)
                 if progress is not None:
                     progress(passed * head + min(head, batch[-1].stream_sequence), len(filters) * head)
-    return Rebuilt(waits=waits, set=done)
+    last = [timer for timer in newest.values() if timer is not None]
+    done += await _set_all(ledger, timers, known, last)
+    return Rebuilt(waits=waits + len(last), set=done)
 
 
-def _timers_of(batch: Iterable[StoredEvent]) -> list[Timer]:
-    found = (timer_of(stored.event, stored.stream_sequence) for stored in batch)
-    return [timer for timer in found if timer is not None]
+async def _set_all(ledger: Ledger, timers: Timers, known: KnownWaits, wanted: Sequence[AnyTimer]) -> int:
+    """Set timers that are still waited for; return how many."""
+    done = 0
+    for start in range(0, len(wanted), _AT_ONCE):
+        part = wanted[start : start + _AT_ONCE]
+        done += sum(await asyncio.gather(*(_set_again(ledger, timers, known, each) for each in part)))
+    return done
 
 
-async def _set_again(ledger: Ledger, timers: Timers, known: KnownWaits, timer: Timer) -> int:
-    """Set a timer if its job still waits for it; return 1 if it does."""
-    chain = await known.chain(timer)
-    job = None if chain is None else chain.job
-    if job is None or job.wait_sequence != timer.asked_by:
-        return 0
+def _timers_of(batch: Iterable[Message], newest: dict[str, ScheduleTimer | None]) -> list[Timer]:
+    """Return the timers of jobs that a batch asks for; note that of each schedule's newest event."""
+    found: list[Timer] = []
+    for message in batch:
+        timer = timer_in(message)
+        if isinstance(timer, Timer):
+            found.append(timer)
+        elif aggregate_of(message.subject) == SCHEDULE.name and not isinstance(message, Unreadable):
+            (name,) = SCHEDULE.key_in(message.subject)
+            newest[name] = timer
+    return found
+
+
+async def _set_again(ledger: Ledger, timers: Timers, known: KnownWaits, timer: AnyTimer) -> int:
+    """Set a timer if its job still waits for it; return 1 if it does. A schedule's own is void by its sequence."""
+    if isinstance(timer, Timer):
+        chain = await known.chain(timer)
+        job = None if chain is None else chain.job
+        if job is None or job.wait_sequence != timer.asked_by:
+            return 0
     await timers.set(timer, ledger.clock.now())
     return 1
 

@@ -1,13 +1,14 @@
-"""Timers: a message in the TIMERS stream for each moment at which a waiting job goes on.
+"""Timers: a message in the TIMERS stream for each moment at which a waiting job, or a schedule, goes on.
 
 A projection: the ledger's events name the moments, and what is lost here is set again from them. A timer fires a
 little early, because the server fires at most four times a second; who hears it waits for the rest. Nothing here
-decides anything about a job. Source: ADR 009.
+decides anything about a job or a schedule. Source: ADR 009, ADR 021.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -16,6 +17,7 @@ import msgspec
 
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.model.chain import JobView, load
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerFullError,
@@ -26,7 +28,9 @@ from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import due_at
 from jobledger.ledger.model.log import Entry, Log
-from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Triggered
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.subjects import JobRef, Names, aggregate_of
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.publisher import AppendRefusedError
@@ -53,8 +57,37 @@ class Timer(msgspec.Struct, frozen=True, kw_only=True):
         """The job's chain."""
         return JobRef(queue=self.queue, job_id=self.job_id)
 
+    @property
+    def chain(self) -> str:
+        """What waits, as subjects of timers name it."""
+        return f"job.{self.queue}.{self.job_id}"
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return f"the timer of job {self.job_id}"
+
+
+class ScheduleTimer(msgspec.Struct, frozen=True, kw_only=True):
+    """When a schedule is to be looked at: the body of a message in TIMERS, as `Timer` is for jobs."""
+
+    schedule: str
+    asked_by: int  #: stream sequence of the event that asks for it
+    due_at: datetime
+
+    @property
+    def chain(self) -> str:
+        """What waits, as subjects of timers name it."""
+        return f"schedule.{self.schedule}"
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return f"the timer of schedule {self.schedule}"
+
+
+AnyTimer = Timer | ScheduleTimer
 
 _decoder: msgspec.json.Decoder[Timer] = msgspec.json.Decoder(Timer)
+_schedule_decoder: msgspec.json.Decoder[ScheduleTimer] = msgspec.json.Decoder(ScheduleTimer)
 
 
 def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
@@ -73,6 +106,26 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
     return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=moment)
 
 
+def timer_in(message: Message) -> AnyTimer | None:
+    """Return the timer that a stored message asks for, whatever it is about; None where it asks for none.
+
+    Raises: UnknownEventError.
+    """
+    if isinstance(message, StoredEvent):
+        return timer_of(message.event, message.stream_sequence)
+    if isinstance(message, Unreadable) or aggregate_of(message.subject) != SCHEDULE.name:
+        return None
+    return schedule_timer(SCHEDULE.decode(message), message.stream_sequence)
+
+
+def schedule_timer(event: ScheduleEvent, stream_sequence: int) -> ScheduleTimer | None:
+    """Return the timer that an event of a schedule asks for: for its next tick, or at once for jobs beside the ticks."""
+    moment = event.at if isinstance(event, Triggered | Backfilled) else event.next_at
+    if moment is None:
+        return None
+    return ScheduleTimer(schedule=event.schedule, asked_by=stream_sequence, due_at=moment)
+
+
 def wait_timer(job: Job) -> Timer:
     """Return the timer of a job that waits for a moment."""
     assert job.due_at is not None, "it waits for a moment"
@@ -81,13 +134,15 @@ def wait_timer(job: Job) -> Timer:
     return Timer(queue=job.queue, job_id=job.id, asked_by=job.wait_sequence, cause=cause, due_at=job.due_at)
 
 
-def read_timer(data: bytes) -> Timer:
+def read_timer(data: bytes) -> AnyTimer:
     """Return the timer in a fired message.
 
     Raises: MalformedEventError.
     """
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+        return _decoder.decode(data)  # most are of jobs
     try:
-        return _decoder.decode(data)
+        return _schedule_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise MalformedEventError(f"a message in the timers' stream is no timer: {error}") from error
 
@@ -128,11 +183,11 @@ class KnownWaits:
             del self._seen[next(iter(self._seen))]
 
 
-def schedule_headers(names: Names, timer: Timer, now: datetime) -> str:
+def schedule_headers(names: Names, timer: AnyTimer, now: datetime) -> str:
     """Return the header lines of the message that makes the server fire `timer`."""
     at = min(max(timer.due_at, now), now + _AHEAD_MAX).astimezone(UTC) - timedelta(seconds=LEAD_S)
     moment = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    target = names.timer_due(timer.ref, timer.asked_by)
+    target = names.timer_due(timer.chain, timer.asked_by)
     return f"Nats-Schedule: @at {moment}\r\nNats-Schedule-Target: {target}\r\n"
 
 
@@ -142,18 +197,18 @@ class Timers(TimerStream):
     def __init__(self, connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig) -> None:
         super().__init__(connection, inbox, names, replicas=config.replicas, commit=config.commit)
 
-    async def set(self, timer: Timer, now: datetime) -> None:
+    async def set(self, timer: AnyTimer, now: datetime) -> None:
         """Store the timer; when this returns, it will fire. Setting the same wait's timer again replaces it.
 
         Raises: ServerUnreachableError when there is no answer or no stream, LedgerFullError, LedgerError for another
             refusal.
         """
-        subject = self.names.timer_at(timer.ref, timer.asked_by)
+        subject = self.names.timer_at(timer.chain, timer.asked_by)
         headers = schedule_headers(self.names, timer, now)
         try:
             await self.store(Entry(subject, msgspec.json.encode(timer), subject, None, headers))
         except ServerUnreachableError as error:
-            message = f"the timer of job {timer.job_id} could not be set: {error}"
+            message = f"{timer} could not be set: {error}"
             raise ServerUnreachableError(message) from error
         except AppendRefusedError as error:
             if error.is_full:
@@ -161,5 +216,5 @@ class Timers(TimerStream):
                     f"the server has no room for timers ({error}): raise max_file_store in its configuration"
                 )
                 raise LedgerFullError(message) from error
-            message = f"the server refused the timer of job {timer.job_id}: {error}"
+            message = f"the server refused {timer}: {error}"
             raise LedgerError(message) from error

@@ -38,6 +38,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_calls_max: int | None = None  #: a process is replaced after so many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for so long is named in the log
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
+    schedules: bool = (
+        True  #: declare the schedules of the loaded modules whose jobs go to a queue that is served
+    )
     supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
 
     def pool(self, lease_s: float, payload_bytes_max: int) -> PoolConfig:

@@ -14,7 +14,6 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.errors import (
-    ConfigurationError,
     LedgerError,
     PermissionRefusedError,
     ServerUnreachableError,
@@ -35,6 +34,8 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.reactors.hosting import start_reactors
+from jobledger.workers.reactors.schedules.declaring import Declaring
+from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
@@ -83,9 +84,7 @@ class Worker:
         self._ledger = ledger
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
-        if not len(tasks):
-            raise ConfigurationError("the worker has no task: load a module that holds some")
-        self._tasks = tasks
+        self._tasks = with_hooks(tasks)
         self._pool: ProcessPool | None = None
         self._active: set[asyncio.Task[None]] = set()
         self.taking = asyncio.Event()  #: set once it has a lease and asks for work
@@ -130,6 +129,7 @@ class Worker:
             on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
             jobs=self._job_ids,
             tasks=tuple(task.name for task in self._tasks),
+            schedules=self._tasks.fingerprints,
             supervisor=self._config.supervisor,
             concurrency=self._config.concurrency,
             reactors=self._config.reactors,
@@ -195,6 +195,9 @@ class Worker:
             self._serve("the watchdog", self._watchdog.run),
             self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
+        if self._config.schedules:
+            declaring = Declaring(self._ledger, self._tasks.schedules.values(), self.queues)
+            keepers.append(self._serve("the schedules", declaring.run))
         pulling = self._serve("the intake", self._intake.run, fatal=(PermissionRefusedError,))
         reactors = (
             start_reactors(self._ledger, self._on_dead_letter, self.name) if self._config.reactors else []

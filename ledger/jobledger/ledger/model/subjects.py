@@ -227,18 +227,26 @@ class Names(msgspec.Struct, frozen=True):
         """The filter of the timers that have fired."""
         return f"{self._subject('timer')}.due.>"
 
-    def timer_at(self, ref: JobRef, wait_sequence: int) -> str:
-        """Return the subject of one wait's timer: a job that waits anew gets another, and no late copy replaces it."""
-        return f"{self._subject('timer')}.at.job.{ref.queue}.{ref.job_id}.{wait_sequence}"
+    def timer_at(self, chain: str, wait_sequence: int) -> str:
+        """Return the subject of one wait's timer: who waits anew gets another, and no late copy replaces it.
 
-    def timer_due(self, ref: JobRef, wait_sequence: int) -> str:
-        """Return the subject under which one wait's timer fires."""
-        return f"{self._subject('timer')}.due.job.{ref.queue}.{ref.job_id}.{wait_sequence}"
+        `chain`: `job.<queue>.<job_id>` or `schedule.<name>`, which waits.
+        """
+        return f"{self._subject('timer')}.at.{chain}.{wait_sequence}"
+
+    def timer_due(self, chain: str, wait_sequence: int) -> str:
+        """Return the subject under which one wait's timer fires; `chain` as for `timer_at`."""
+        return f"{self._subject('timer')}.due.{chain}.{wait_sequence}"
+
+    @property
+    def all_schedules(self) -> str:
+        """The filter of every schedule's events."""
+        return f"{self.ledger_root}.schedule.>"
 
     @property
     def timed_waits(self) -> tuple[str, ...]:
-        """The filters of the events that may name a moment at which the job goes on."""
-        return tuple(f"{self.ledger_root}.job.*.*.{event}" for event in TIMED_WAITS)
+        """The filters of the events that may name a moment at which a job or a schedule goes on."""
+        return (*(f"{self.ledger_root}.job.*.*.{event}" for event in TIMED_WAITS), self.all_schedules)
 
     def timers_consumer(self, timers_id: str) -> str:
         """Return the durable consumer that sets timers; another TIMERS stream has another one."""

@@ -36,6 +36,8 @@ _TOLD_MAX: Final = 100
 JOBS_MAX: Final = 100
 #: A worker with more tasks does not name them in its lease, which it writes every few seconds.
 TASKS_MAX: Final = 500
+#: A worker with more schedules does not name them there either.
+SCHEDULES_MAX: Final = 500
 
 #: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
 LeaseKind = Literal["worker", "client"]
@@ -57,6 +59,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0  #: jobs at the last renewal
     jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
     tasks: tuple[str, ...] | None = None  #: names of the tasks it can run; None: it does not say
+    #: What its code says of schedules: each one's fingerprint, by name; None: it does not say.
+    schedules: dict[str, str] | None = None
     version: str = ""
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over

@@ -1,23 +1,24 @@
-"""The timers: what makes a waiting job queued when its moment has come.
+"""The timers: what makes a waiting job queued, and a schedule tick, when the moment has come.
 
 Two reactors. One reads the ledger's waits and sets a timer for each in the TIMERS stream; the other hears those
 that fire and dispatches their jobs, on condition that the job still waits the same wait. So a job cancelled or
-moved on meanwhile stays as it is, and hearing a timer twice is harmless. Source: ADR 009.
+moved on meanwhile stays as it is, and hearing a timer twice is harmless. Timers of schedules go to the ticker.
+Source: ADR 009, ADR 021.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import commit, retry_raced
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Dispatch
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
@@ -28,10 +29,11 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.nats.streams import subject_at
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER, made_at
-from jobledger.ledger.timers import KnownWaits, Timer, Timers, read_timer, timer_of
+from jobledger.ledger.timers import AnyTimer, KnownWaits, Timer, Timers, read_timer, timer_in
+from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor
+from jobledger.workers.reactors.schedules.ticker import Ticker
 
 logger = logging.getLogger("jobledger.workers.reactors.timers")
 
@@ -45,9 +47,6 @@ _SKEW_S_MAX: Final = 5.0
 _CLOCK_KEPT_S: Final = 60.0
 _SLEEP_S_MAX: Final = 0.5
 _WARN_EVERY_S: Final = 60.0
-_LAG_S: Final = 0.25
-_LAG_S_MAX: Final = 30.0
-_LAGGING_DELIVERIES_MAX: Final = 8
 #: Delay and limit of deliveries that seem to come from a stream of timers that was lost.
 _OTHER_STREAM_S: Final = 1.0
 _OTHER_STREAM_DELIVERIES_MAX: Final = 3
@@ -114,7 +113,7 @@ class Dispatcher:
                 return None
             # Either a replica that lags behind, or another ledger.
             if chain.last_sequence < timer.asked_by:
-                return await self._lagging(timer, delivery)
+                return await lagging(self._ledger, timer, delivery)
             try:
                 events = decide(chain.job, command, self._ledger.stamp())
             except (NotFoundError, RefusedError):
@@ -124,27 +123,29 @@ class Dispatcher:
 
         return await retry_raced(attempt)
 
-    async def _lagging(self, timer: Timer, delivery: Delivery) -> Later | None:
-        """Wait for the view that has the wait in it, unless the stream's leader has not got it either."""
-        delay_s = min(_LAG_S * delivery.delivered, _LAG_S_MAX)
-        if delivery.delivered <= _LAGGING_DELIVERIES_MAX:
-            return Later(delay_s)
-        names = self._ledger.names
-        subject = await subject_at(self._ledger.inbox, names.ledger_stream, timer.asked_by)
-        if subject is None or not subject.startswith(names.chain(timer.ref)[:-1]):
-            logger.error("timer of job %s dropped: the ledger has no such wait", timer.job_id)
-            return None
-        return Later(delay_s)
+
+class Acting:
+    """What is done about a timer whose moment has come: each kind has its own hands."""
+
+    def __init__(self, dispatcher: Dispatcher, ticker: Ticker) -> None:
+        self._dispatcher = dispatcher
+        self._ticker = ticker
+
+    def on(self, timer: AnyTimer, delivery: Delivery) -> Coroutine[Any, Any, Later | None]:
+        """Do it; None when it is settled. Raises: what `Log` raises, WrongSequenceError after too many lost races."""
+        if isinstance(timer, Timer):
+            return self._dispatcher.dispatch(timer, delivery)
+        return self._ticker.tick(timer, delivery)
 
 
 class TimerSetter(ConsumerReactor):
-    """Sets a timer for each wait that the ledger tells of; what is due soon or past it dispatches itself."""
+    """Sets a timer for each wait that the ledger tells of; what is due soon or past it acts on itself."""
 
-    def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, dispatcher: Dispatcher) -> None:
+    def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, acting: Acting) -> None:
         super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX)
         self._timers = timers
         self._clocks = clocks
-        self._dispatcher = dispatcher
+        self._acting = acting
         self._turns = asyncio.Semaphore(_DISPATCHES_MAX)
         self.timers_id = ""  #: of the stream that timers are set in
 
@@ -164,8 +165,7 @@ class TimerSetter(ConsumerReactor):
 
     def keep(self, delivery: Delivery) -> Delivery | None:
         """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
-        stored = delivery.read()
-        timer = timer_of(stored.event, stored.stream_sequence) if isinstance(stored, StoredEvent) else None
+        timer = timer_in(delivery.read())
         if timer is None:
             return None
         self._clocks.heard(delivery)
@@ -178,9 +178,9 @@ class TimerSetter(ConsumerReactor):
             await self._set(timer)
             return None
         await self._clocks.reach(timer.due_at)
-        return await self._dispatcher.dispatch(timer, delivery)
+        return await self._acting.on(timer, delivery)
 
-    async def _set(self, timer: Timer) -> None:
+    async def _set(self, timer: AnyTimer) -> None:
         try:
             async with self._turns:
                 await self._timers.set(timer, self.ledger.clock.now())
@@ -190,21 +190,21 @@ class TimerSetter(ConsumerReactor):
 
 
 class DueTimers(ConsumerReactor):
-    """Hears the timers that fire, waits for the rest of their time, and dispatches their jobs."""
+    """Hears the timers that fire, waits for the rest of their time, and acts on them."""
 
     def __init__(
         self,
         ledger: Ledger,
         timers: Timers,
         clocks: TwoClocks,
-        dispatcher: Dispatcher,
+        acting: Acting,
         *,
         setter: TimerSetter,
     ) -> None:
         super().__init__(ledger, "due-timers", in_flight_max=_HELD_MAX)
         self._timers = timers
         self._clocks = clocks
-        self._dispatcher = dispatcher
+        self._acting = acting
         self._setter = setter
         self._warn_at = 0.0
 
@@ -217,7 +217,7 @@ class DueTimers(ConsumerReactor):
         return Source(stream=names.timers_stream, consumer=DUE_CONSUMER, filters=(names.timers_due,))
 
     async def react(self, delivery: Delivery) -> Later | None:
-        """Dispatch the job of one fired timer, once its moment has come by both clocks."""
+        """Act on one fired timer, once its moment has come by both clocks."""
         verdict = await self._react(delivery)
         return Later(_OTHER_STREAM_S) if verdict is None and self._is_of_another_stream(delivery) else verdict
 
@@ -243,9 +243,9 @@ class DueTimers(ConsumerReactor):
         if left_s > _NEAR_S:
             return await self._too_early(timer, delivery, left_s)
         await self._clocks.reach(timer.due_at)
-        return await self._dispatcher.dispatch(timer, delivery)
+        return await self._acting.on(timer, delivery)
 
-    async def _too_early(self, timer: Timer, delivery: Delivery, left_s: float) -> Later | None:
+    async def _too_early(self, timer: AnyTimer, delivery: Delivery, left_s: float) -> Later | None:
         """Set it again when the server too says that it is early; else a clock is wrong, perhaps only ours."""
         if (timer.due_at - delivery.stored_at).total_seconds() > _NEAR_S:
             await self._timers.set(timer, self.ledger.clock.now())
@@ -256,11 +256,9 @@ class DueTimers(ConsumerReactor):
             self._warn(timer, left_s)
         return Later(min(left_s, _SKEW_S_MAX))
 
-    def _warn(self, timer: Timer, left_s: float) -> None:
+    def _warn(self, timer: AnyTimer, left_s: float) -> None:
         logger.warning(
-            "the timer of job %s fired %.1f s early by this machine's clock: are the clocks in step?",
-            timer.job_id,
-            left_s,
+            "%s fired %.1f s early by this machine's clock: are the clocks in step?", timer, left_s
         )
 
 
@@ -268,6 +266,6 @@ def timer_reactors(ledger: Ledger) -> list[Reactor]:
     """Return both reactors of one process."""
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
     clocks = TwoClocks(ledger.clock)
-    dispatcher = Dispatcher(ledger)
-    setter = TimerSetter(ledger, timers, clocks, dispatcher)
-    return [setter, DueTimers(ledger, timers, clocks, dispatcher, setter=setter)]
+    acting = Acting(Dispatcher(ledger), Ticker(ledger, timers))
+    setter = TimerSetter(ledger, timers, clocks, acting)
+    return [setter, DueTimers(ledger, timers, clocks, acting, setter=setter)]

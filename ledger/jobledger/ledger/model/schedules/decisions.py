@@ -47,7 +47,9 @@ class Declare(msgspec.Struct, frozen=True, kw_only=True):
     """Say what the schedule does. What says the same as before is no event."""
 
     definition: Definition
-    replace: bool = False  #: also where an operator declared the name otherwise
+    #: Also where the name is declared otherwise; where code declares, although its version was replaced before. What an
+    #: operator declared stays, whatever code says.
+    replace: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot tick. Raises: InvalidInputError, InvalidTokenError."""
@@ -171,15 +173,18 @@ def _declare(name: str, schedule: Schedule | None, command: Declare, stamp: Stam
         return _declared(name, _planned(name, fresh, stamp.at), stamp)
     known = schedule.definition
     from_code = definition.source == "code"
-    if from_code and (known.source == "operator" or definition.code_version in schedule.superseded):
+    if from_code and known.source == "operator":
         return None
-    if is_as(schedule, definition):
+    if from_code and definition.code_version in schedule.superseded and not command.replace:
+        return None
+    if is_as(schedule, definition) and (not from_code or known.code_version == definition.code_version):
         return None
     if not from_code and not command.replace:
         raise ScheduleExistsError(name)
     superseded = schedule.superseded
     if from_code:
-        superseded = (*superseded, known.code_version)[-_SUPERSEDED_MAX:]
+        others = (*superseded, known.code_version)
+        superseded = tuple(each for each in others if each != definition.code_version)[-_SUPERSEDED_MAX:]
     after = replace(schedule, definition=definition, superseded=superseded)
     if not schedule.paused and not _ticks_as(known, definition, schedule, stamp.at):
         after = _planned(name, after, stamp.at)

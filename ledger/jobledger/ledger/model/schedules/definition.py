@@ -41,7 +41,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     window_s: Whole = WINDOW_S_DEFAULT  #: seconds; with the catch-up `all`: older ticks are not caught up
     jitter_s: Whole = 0  #: seconds; a tick is due at most so long after its planned moment
     ends_at: Moment | None = None  #: the last moment at which it may tick; None: it never ends
-    hooks: bool = False  #: whether its task is asked and told of each tick, instead of just run
+    hooks: bool = (
+        False  #: whether a tick makes a job that calls the hooks of its code, and then makes the tick's job
+    )
     source: Source = "operator"  #: who declared it
     code_version: str = (
         ""  #: of the application whose code declared it; "" where an operator did it, or reset it

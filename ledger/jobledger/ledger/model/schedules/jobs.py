@@ -10,10 +10,10 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Ticked, Triggered
 from jobledger.ledger.model.subjects import JobRef
 
@@ -36,30 +36,47 @@ def manual_job_id(schedule: str, stream_sequence: int) -> str:
     return _job_id(f"{schedule}-manual-{stream_sequence}")
 
 
+def hooks_task(schedule: str) -> str:
+    """Return the task of the jobs that call a schedule's hooks."""
+    return f"hooks_of_{schedule}"
+
+
+def hooks_job_id(job_id: str) -> str:
+    """Return the id of the job that calls the hooks of the job of this id."""
+    return _job_id(f"{job_id}-hooks")
+
+
 def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
-    """Return the jobs that an event asks for, the oldest tick first; empty where it asks for none."""
+    """Return the jobs that an event asks for, the oldest tick first; empty where it asks for none.
+
+    Of a schedule with hooks they are those that call the hooks, and then make the ticks' jobs.
+    """
     match event:
         case Ticked(tick=datetime() as tick, skipped=""):
-            return [_of_tick(event.schedule, event.definition, each) for each in event.ticks or (tick,)]
+            return [_of_tick(event, each) for each in event.ticks or (tick,)]
         case Backfilled(ticks=ticks):
-            return [_of_tick(event.schedule, event.definition, each) for each in ticks]
+            return [_of_tick(event, each) for each in ticks]
         case Triggered():
-            job_id = manual_job_id(event.schedule, stream_sequence)
-            return [_job(event.definition, job_id, f"{event.schedule}-manual-{stream_sequence}")]
+            return [_job(event, event.at, f"{event.schedule}-manual-{stream_sequence}")]
         case _:
             return []
 
 
-def _of_tick(schedule: str, definition: Definition, tick: datetime) -> Enqueue:
-    return _job(definition, tick_job_id(schedule, tick), tick_name(schedule, tick))
+def _of_tick(event: ScheduleEvent, tick: datetime) -> Enqueue:
+    return _job(event, tick, tick_name(event.schedule, tick))
 
 
-def _job(definition: Definition, job_id: str, tick: str) -> Enqueue:
-    return Enqueue(
-        ref=JobRef(queue=definition.queue, job_id=job_id),
-        task=definition.task,
-        order=replace(definition.order, tick=tick),
+def _job(event: ScheduleEvent, moment: datetime, tick: str) -> Enqueue:
+    definition, job_id = event.definition, _job_id(tick)
+    if not definition.hooks:
+        ref = JobRef(queue=definition.queue, job_id=job_id)
+        return Enqueue(ref=ref, task=definition.task, order=replace(definition.order, tick=tick))
+    told = {"at": moment.astimezone(UTC), "job_id": job_id, "tick": tick}
+    order = replace(
+        definition.order, input=msgspec.Raw(msgspec.json.encode(told)), input_ref=None, limits=(), tick=""
     )
+    ref = JobRef(queue=definition.queue, job_id=hooks_job_id(job_id))
+    return Enqueue(ref=ref, task=hooks_task(event.schedule), order=order)
 
 
 def _job_id(name: str) -> str:

@@ -1,0 +1,144 @@
+"""Acting on schedules: one command, the event that follows on the schedule's chain, then the jobs it asks for.
+
+The event and its jobs' first events are plain appends, one after the other. A process that dies in between leaves jobs
+missing; whoever acts on that schedule next makes them before anything is appended to its chain. So only the newest
+event of a schedule can lack jobs. Source: ADR 021.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from jobledger.ledger.model.aggregate import View
+from jobledger.ledger.model.chain import load, retry_raced
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, Fenced
+from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.schedules.decisions import ScheduleCommand, Tick, decide
+from jobledger.ledger.model.schedules.events import Schedule, ScheduleEvent
+from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, tick_job_id
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
+
+#: Appends a job's first event; returns its stream sequence, and whether it is new: one that exists stays as it is.
+Begin = Callable[[Enqueue], Awaitable[tuple[int, bool]]]
+
+_AT_ONCE: Final = 128
+_ENDS: Final = (Completed, Cancelled, DeadLettered, Discarded)
+
+
+class Known(msgspec.Struct, frozen=True, gc=False):
+    """A schedule as its newest event says."""
+
+    view: View[Schedule] = View()
+    event: ScheduleEvent | None = None  #: the newest one; None: the chain has none
+    sequence: int = 0  #: its stream sequence
+    whole: bool = False  #: whether the jobs that it asks for were seen to exist
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The state; None where nobody declared it."""
+        return self.view.state
+
+    def jobs(self) -> list[Enqueue]:
+        """Return the jobs that the newest event asks for."""
+        return [] if self.event is None else jobs_of(self.event, self.sequence)
+
+
+class Schedules:
+    """The schedules of a ledger, as one client acts on them."""
+
+    def __init__(self, client: Client, begin: Begin) -> None:
+        self._client = client
+        self._begin = begin
+
+    async def read(self, name: str) -> Known:
+        """Return a schedule as it is stored. Raises: UnreachableError, UnknownEventError."""
+        newest = await end_of_chain(self._client.log, SCHEDULE.chain(self._client.log.names, name))
+        if newest.event is None:
+            return Known(View(last_sequence=newest.last_sequence))
+        return Known(SCHEDULE.view(*newest), SCHEDULE.decode(newest.event), newest.event.stream_sequence)
+
+    async def act(self, name: str, command: ScheduleCommand, *, by: str = "") -> Known:
+        """Do what a command asks of a schedule: its newest event's jobs first, then the event, then that one's jobs.
+
+        Returns the schedule after it; where all was as the command asks, as it was.
+
+        Raises: as `decide`; WrongSequenceError after too many lost races, LedgerFullError, UnreachableError.
+        """
+
+        async def attempt() -> Known:
+            known = await self.healed(await self.read(name))
+            event = decide(name, known.schedule, command, self._client.stamp(by))
+            return known if event is None else await self.append(known, event)
+
+        return await retry_raced(attempt)
+
+    async def tick(self, name: str, known: Known) -> Known:
+        """Record the tick that is due, and make its jobs.
+
+        Raises: as `act`; WrongSequenceError where `known` is not the newest.
+        """
+        schedule = known.schedule
+        assert schedule is not None, "somebody declared it"
+        known = await self.healed(known)  # before anything else: a job that is missing has not ended
+        ended = True
+        if schedule.definition.overlap == "skip" and schedule.ran is not None:
+            ref = JobRef(queue=schedule.definition.queue, job_id=tick_job_id(name, schedule.ran))
+            ended = await self._has_ended(ref, hooks=schedule.definition.hooks)
+        event = decide(name, schedule, Tick(ended=ended), self._client.stamp())
+        assert event is not None, "a tick is an event"
+        return await self.append(known, event)
+
+    async def append(self, known: Known, event: ScheduleEvent) -> Known:
+        """Append an event that was decided on what is known, then make its jobs.
+
+        Raises: WrongSequenceError when the chain has moved, LedgerFullError, UnreachableError.
+        """
+        (entry,) = SCHEDULE.link(self._client.log.names, [event], known.view)
+        sequence = await self._client.log.append((entry,))
+        await self._make(jobs_of(event, sequence))
+        return Known(SCHEDULE.advance(entry, event, sequence, known.schedule), event, sequence, whole=True)
+
+    async def healed(self, known: Known) -> Known:
+        """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
+
+        Raises: LedgerFullError, UnreachableError.
+        """
+        jobs = [] if known.whole else known.jobs()
+        if jobs:
+            first = {self._first_subject(job): job for job in jobs}
+            present = await self._client.log.present(list(first))
+            await self._make([job for subject, job in first.items() if subject not in present])
+        return replace(known, whole=True)
+
+    def _first_subject(self, job: Enqueue) -> str:
+        order = job.order
+        return self._client.log.names.of_type(job.ref, "held" if order.limits else f"queued.{order.priority}")
+
+    async def _make(self, jobs: Sequence[Enqueue]) -> None:
+        """Begin the jobs; one that exists stays as it is. Raises: LedgerFullError, UnreachableError."""
+        for start in range(0, len(jobs), _AT_ONCE):
+            await asyncio.gather(*map(self._begin, jobs[start : start + _AT_ONCE]))
+
+    async def _has_ended(self, ref: JobRef, *, hooks: bool) -> bool:
+        """Return whether a job, or where it is yet to be made the one that calls its hooks, has ended or is not there.
+
+        Raises: UnreachableError.
+        """
+        log = self._client.log
+        newest = await log.last(log.names.chain(ref))
+        if newest is None and hooks:
+            return await self._has_ended(replace(ref, job_id=hooks_job_id(ref.job_id)), hooks=False)
+        event = newest.event if isinstance(newest, StoredEvent) else None
+        if newest is not None and (event is None or isinstance(event, Fenced)):
+            job = (await load(log, ref)).job  # the receipt of a late worker says nothing about the job
+            return job is None or job.is_final
+        return event is None or isinstance(event, _ENDS)

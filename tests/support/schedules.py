@@ -1,0 +1,59 @@
+"""What tests of schedules share: declaring one, and what its chain and its jobs say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import Held, Order, Queued
+from jobledger.ledger.model.schedules.decisions import Declare
+from jobledger.ledger.model.schedules.definition import Definition
+from jobledger.ledger.model.schedules.events import ScheduleEvent, Ticked
+from jobledger.ledger.model.schedules.jobs import tick_job_id
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.schedules.ticks import Spec
+from jobledger.ledger.schedules.acting import Known
+
+
+async def declare(
+    ledger: Ledger, name: str = "nightly", *, every_s: int = 1, at: datetime | None = None, **fields: Any
+) -> Known:
+    """Declare a schedule as an operator; every second unless told otherwise."""
+    spec = fields.pop("spec", None) or Spec(every_s=0 if at else every_s, at=at)
+    order = fields.pop("order", Order(input=msgspec.Raw(b"{}")))
+    definition = Definition(spec=spec, task="add", queue="cron", order=order, **fields)
+    return await ledger.schedules.act(name, Declare(definition=definition, replace=True))
+
+
+async def facts(ledger: Ledger, name: str = "nightly") -> list[ScheduleEvent]:
+    """Return the events of a schedule, oldest first."""
+    found: list[ScheduleEvent] = []
+    async for batch in ledger.log.read_messages(subject=SCHEDULE.chain(ledger.names, name)):
+        found += map(SCHEDULE.decode, batch)
+    return found
+
+
+async def ticked_jobs(ledger: Ledger) -> list[str]:
+    """Return the ids of the jobs that the ticks in the ledger ask for."""
+    found: list[str] = []
+    async for batch in ledger.log.read_messages(subject=SCHEDULE.everything(ledger.names)):
+        for event in map(SCHEDULE.decode, batch):
+            if isinstance(event, Ticked) and not event.skipped:
+                found += [tick_job_id(event.schedule, each) for each in event.ticks or (event.tick,) if each]
+    return found
+
+
+async def begun_jobs(ledger: Ledger) -> Counter[str]:
+    """Return how often each job of a tick began: its first events in the ledger."""
+    found: Counter[str] = Counter()
+    async for batch in ledger.log.read_messages(subject=f"{ledger.names.ledger_root}.job.>"):
+        for message in batch:
+            event = message.event if isinstance(message, StoredEvent) else None
+            if isinstance(event, Queued | Held) and not event.prev and event.tick:
+                found[event.job] += 1
+    return found

@@ -1,0 +1,34 @@
+"""What a reactor does about a wait that the ledger does not show: a replica may lag behind, or the ledger be another."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.nats.streams import subject_at
+from jobledger.ledger.timers import AnyTimer
+from jobledger.workers.reactors.reactor import Later
+
+logger = logging.getLogger("jobledger.workers.reactors.timers")
+
+_LAG_S: Final = 0.25
+_LAG_S_MAX: Final = 30.0
+LAGGING_DELIVERIES_MAX: Final = 8
+
+
+async def lagging(ledger: Ledger, timer: AnyTimer, delivery: Delivery) -> Later | None:
+    """Wait for the view that has the timer's wait in it, unless the stream's leader has not got it either.
+
+    Raises: UnreachableError, LedgerError.
+    """
+    delay_s = min(_LAG_S * delivery.delivered, _LAG_S_MAX)
+    if delivery.delivered <= LAGGING_DELIVERIES_MAX:
+        return Later(delay_s)
+    names = ledger.names
+    subject = await subject_at(ledger.inbox, names.ledger_stream, timer.asked_by)
+    if subject is None or not subject.startswith(f"{names.ledger_root}.{timer.chain}."):
+        logger.error("%s dropped: the ledger has no such wait", timer)
+        return None
+    return Later(delay_s)

@@ -1,0 +1,1 @@
+"""What workers do about schedules: tick, declare those of their code, and call their hooks."""

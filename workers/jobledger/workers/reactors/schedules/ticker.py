@@ -1,0 +1,75 @@
+"""The ticker: makes the jobs of schedules whose timers are due. Source: ADR 021."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.schedules.acting import Known
+from jobledger.ledger.timers import ScheduleTimer, Timers
+from jobledger.workers.reactors.lagging import lagging
+from jobledger.workers.reactors.reactor import Later
+
+_AT_ONCE: Final = 256
+#: Schedules whose newest event is kept, and how large it may be.
+_KNOWN_MAX: Final = 1_000
+_KNOWN_BYTES_MAX: Final = 8 << 10
+
+
+class Ticker:
+    """Acts on the timers of schedules; one per process.
+
+    It keeps the newest events that it has seen. One that is too old costs a refused append, never a wrong tick: every
+    append is conditional on it.
+    """
+
+    def __init__(self, ledger: Ledger, timers: Timers) -> None:
+        self._ledger = ledger
+        self._timers = timers
+        self._schedules = ledger.schedules
+        self._known: dict[str, Known] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def tick(self, timer: ScheduleTimer, delivery: Delivery) -> Later | None:
+        """Make what is missing of the schedule's newest event, then tick if that event is the one that asked for it.
+
+        Raises: LedgerFullError, UnreachableError, CorruptLedgerError.
+        """
+        async with self._turns:
+            known = self._known.get(timer.schedule)
+            if known is None or known.sequence < timer.asked_by:
+                known = await self._schedules.read(timer.schedule)
+            try:
+                return await self._tick(timer, delivery, known)
+            except WrongSequenceError:  # it has gone on meanwhile, and another timer asks for what follows
+                self._known.pop(timer.schedule, None)
+                self._keep(timer.schedule, await self._heal(timer.schedule))
+                return None
+
+    async def _heal(self, name: str) -> Known:
+        return await self._schedules.healed(await self._schedules.read(name))
+
+    async def _tick(self, timer: ScheduleTimer, delivery: Delivery, known: Known) -> Later | None:
+        name, schedule = timer.schedule, known.schedule
+        if known.sequence < timer.asked_by:
+            return await lagging(self._ledger, timer, delivery)
+        if schedule is None or known.sequence > timer.asked_by or schedule.next_at is None:
+            self._keep(name, await self._schedules.healed(known))
+            return None
+        if schedule.next_at > timer.due_at:  # it was woken for the jobs of its newest event alone
+            self._keep(name, await self._schedules.healed(known))
+            later = ScheduleTimer(schedule=name, asked_by=timer.asked_by, due_at=schedule.next_at)
+            await self._timers.set(later, self._ledger.clock.now())
+            return None
+        self._keep(name, await self._schedules.tick(name, known))
+        return None
+
+    def _keep(self, name: str, known: Known) -> None:
+        self._known.pop(name, None)  # the newest stand last
+        if len(known.view.last_data) <= _KNOWN_BYTES_MAX:
+            self._known[name] = known
+        if len(self._known) > _KNOWN_MAX:
+            del self._known[next(iter(self._known))]
