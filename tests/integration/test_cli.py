@@ -110,7 +110,7 @@ def test_a_job_that_a_job_made_names_it(cli: Cli) -> None:
 
     made = cli.with_ledger(make)
     assert cli.there("jobs", "show", made, "--json").lines[0]["made_by"] == "report-7"
-    assert "made by   job report-7" in cli.there("jobs", "show", made).out
+    assert "made by      job report-7" in cli.there("jobs", "show", made).out
 
 
 def test_enqueue_prints_id_created_and_sequence(cli: Cli) -> None:

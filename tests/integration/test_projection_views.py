@@ -18,7 +18,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.projections import finish
 
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.projections import Projector, Store
+from jobledger.projections import Projector, SaidFilter, Store
 from jobledger.projections.tables.registry import all_views
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +69,10 @@ async def test_views_leave_out_what_is_for_the_projector_alone(store: Store) -> 
     [
         ("SELECT * FROM v_attempts WHERE job_id = 'j'", "attempts_by_job_id"),
         ("SELECT * FROM v_jobs WHERE completed_at >= '2025-01-31'", "jobs_by_completed_at"),
+        (
+            f"SELECT * FROM v_jobs WHERE {' AND '.join(SaidFilter(tenant='a').terms()[0]).replace('?', repr('a'))}",
+            "jobs_by_tenant_created_at",
+        ),
         (
             "SELECT * FROM v_jobs WHERE task = 't' AND status = 'completed' AND created_at >= '2025-01-31'",
             "jobs_by_task_status_created_at",

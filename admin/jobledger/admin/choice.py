@@ -11,7 +11,7 @@ from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import JobFilter, Store
+from jobledger.projections import JobFilter, SaidFilter, Store
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +22,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     task: str | None = None
     since: datetime | None = None
     older_than: timedelta | None = None
+    said: SaidFilter = SaidFilter()  #: what their enqueuers said of them
     everything: bool = False
 
     @property
@@ -54,6 +55,7 @@ class JobChoice(Choice, frozen=True, kw_only=True):
             task=self.task,
             since=time_text(self.since) if self.since is not None else None,
             until=time_text(now - self.older_than) if self.older_than is not None else None,
+            said=self.said,
         )
 
 

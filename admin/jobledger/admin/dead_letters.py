@@ -35,6 +35,7 @@ class DeadLetterChoice(Choice, frozen=True, kw_only=True):
             fingerprint=self.fingerprint,
             since=time_text(self.since) if self.since is not None else None,
             until=time_text(now - self.older_than) if self.older_than is not None else None,
+            said=self.said,
         )
 
 

@@ -52,6 +52,10 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     status: str
     priority: str
+    tenant: str
+    correlation: str
+    metadata: dict[str, str]
+    limits: tuple[str, ...]
     input: Any  #: decoded; one that is gone or differs is an `Absent`
     result: Any
     error: ErrorInfo | None
@@ -90,6 +94,10 @@ async def job_details(
         task=job.task,
         status=job.state.value,
         priority=job.order.priority,
+        tenant=job.order.tenant,
+        correlation=job.order.correlation,
+        metadata=job.order.metadata,
+        limits=job.order.limits,
         input=await _value(ledger.inputs, job.order.input, job.order.input_ref, archived),
         result=await _value(ledger.results, job.result, job.result_ref, archived),
         error=job.error,

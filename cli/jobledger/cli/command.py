@@ -16,11 +16,13 @@ from jobledger.cli import options
 from jobledger.cli.errors import UsageError
 from jobledger.cli.help import Command
 from jobledger.cli.output import Output
+from jobledger.cli.pairs import pairs
 from jobledger.cli.session import Target, opened, projection_path, projections_folder, run
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.errors import LedgerNotFoundError
 from jobledger.ledger.nats.access import Access
+from jobledger.projections import SaidFilter
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
 
@@ -31,11 +33,17 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "environment": (options.Environment, ""),
     "ledger_bytes_max": (options.LedgerBytesMax, None),
     "as_json": (options.Json, False),
+    "tenant": (options.Tenant, None),
+    "correlation": (options.Correlation, None),
+    "metadata": (options.Metadata, None),
+    "limited_by": (options.LimitedBy, None),
     **{name: (kind, None) for name, kind in options.ACCESS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
 ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
+#: Of a command that chooses jobs by what their enqueuers said of them: those of `ROWS` too.
+CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", *ROWS)
 CREATES: Final = (
     "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
 )
@@ -53,8 +61,13 @@ class Cli:
         create: bool = False,
         projection: Path | None = None,
         as_json: bool = False,
+        tenant: str | None = None,
+        correlation: str | None = None,
+        metadata: list[str] | None = None,
+        limited_by: str | None = None,
         **access: str | None,
     ) -> None:
+        """Check what was told. Raises: UsageError, ConfigurationError."""
         self.target = Target(
             url=url,
             environment=environment,
@@ -64,6 +77,12 @@ class Cli:
         )
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
+        self.said = SaidFilter(  #: of the jobs that are meant, by their enqueuers
+            tenant=tenant,
+            correlation=correlation,
+            metadata=tuple(pairs(metadata or [], "--metadata").items()),
+            limited_by=limited_by,
+        )
 
     @contextlib.asynccontextmanager
     async def ledger(self, *, known: str | None = None) -> AsyncGenerator[Ledger, None]:

@@ -148,6 +148,23 @@ Archives = Annotated[
         help="Folder of the archive that holds the ledger's beginning; or its exports, the oldest first.",
     ),
 ]
+Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.")]
+Correlation = Annotated[
+    str | None,
+    typer.Option("--correlation", metavar="WORD", help="Only jobs of this first cause: a batch, a run."),
+]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metadata", metavar="KEY=VALUE", help="Only jobs with this pair of metadata; repeat it for more."
+    ),
+]
+LimitedBy = Annotated[
+    str | None,
+    typer.Option(
+        "--limited-by", metavar="LIMIT", help="Only jobs with this limit: name:key, or a name for any key."
+    ),
+]
 State = Annotated[
     JobState | None,
     typer.Option("--state", metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}."),

@@ -27,7 +27,7 @@ from jobledger.projections.errors import (
     ReadModelDefinitionError,
     ReadModelFailedError,
 )
-from jobledger.projections.filters import DeadLetterFilter, JobFilter
+from jobledger.projections.filters import DeadLetterFilter, JobFilter, SaidFilter
 from jobledger.projections.layout import SCHEMA_VERSION
 from jobledger.projections.parquet import write_tables
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
@@ -94,6 +94,7 @@ __all__ = [
     "ReadModelDefinitionError",
     "ReadModelFailedError",
     "ReadModelLayout",
+    "SaidFilter",
     "SlowAttempt",
     "SnapshotConfig",
     "Snapshots",

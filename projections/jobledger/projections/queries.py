@@ -20,7 +20,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionTimeoutError
-from jobledger.projections.filters import DeadLetterFilter, JobFilter
+from jobledger.projections.filters import NOTHING_SAID, DeadLetterFilter, JobFilter, SaidFilter
 from jobledger.projections.projector import Position, read_position
 from jobledger.projections.statistics.answers import (
     BUCKETS_SQL,
@@ -83,6 +83,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: str
     tick: str
     correlation: str
+    metadata: dict[str, str]
+    limits: tuple[str, ...]
     trace_id: str
     last_sequence: int
 
@@ -213,13 +215,15 @@ class Store:
         task: str | None = None,
         since: str | None = None,
         trace_id: str | None = None,
+        said: SaidFilter = NOTHING_SAID,
         order: Order = "newest",
     ) -> list[JobRow]:
         """Return at most `limit` jobs by creation, those that fit every filter; `since` is ISO-8601 text in UTC."""
         _check_limit(limit)
         filters = {"queue = ?": queue, "task = ?": task, "created_at >= ?": since, "trace_id = ?": trace_id}
-        terms = [term for term, value in filters.items() if value is not None]
-        values: list[object] = [value for value in filters.values() if value is not None]
+        said_terms, said_values = said.terms()
+        terms = [*(term for term, value in filters.items() if value is not None), *said_terms]
+        values: list[object] = [*(value for value in filters.values() if value is not None), *said_values]
         direction = "DESC" if order == "newest" else "ASC"
         tail = f"ORDER BY created_at {direction}, rowid {direction} LIMIT ?"
         states: list[str | None] = [str(state)] if state is not None else [None]
@@ -275,7 +279,7 @@ class Store:
         *,
         order: Order = "newest",
         chosen: DeadLetterFilter | None = None,
-        **conditions: str | None,
+        **conditions: Any,
     ) -> list[DeadLetterRow]:
         """Return at most `limit` dead letters by the time they became one, those that fit every condition.
 
@@ -454,6 +458,8 @@ def _job_row(row: Sequence[Any]) -> JobRow:
     values = dict(zip(JobRow.__struct_fields__, row, strict=True))
     values["input"], values["result"] = _raw(values["input"]), _raw(values["result"])
     values["cancel_requested"] = bool(values["cancel_requested"])
+    values["metadata"] = msgspec.json.decode(values["metadata"], type=dict[str, str])
+    values["limits"] = tuple(values["limits"].split())
     return JobRow(**values)
 
 

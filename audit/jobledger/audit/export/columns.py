@@ -26,6 +26,8 @@ class Columns(NamedTuple):
     worker: str | None = None
     at: datetime | None = None
     error_type: str | None = None
+    tenant: str | None = None
+    correlation: str | None = None
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -41,6 +43,8 @@ class _Event(msgspec.Struct, gc=False):
     worker: str | None = None
     at: _Time | None = None
     error: _Error | None = None
+    tenant: str | None = None
+    correlation: str | None = None
 
 
 _NOTHING: Final = Columns()
@@ -62,4 +66,6 @@ def columns_of(data: bytes) -> Columns:
         worker=event.worker,
         at=event.at,
         error_type=None if event.error is None else event.error.type,
+        tenant=event.tenant,
+        correlation=event.correlation,
     )

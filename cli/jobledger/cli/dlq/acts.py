@@ -12,12 +12,13 @@ import typer
 from jobledger.admin.bulk import discard_act, requeue_act
 from jobledger.admin.dead_letters import find_dead_letters
 from jobledger.cli import bulk, options
-from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.dlq import choice
 from jobledger.cli.dlq.choice import check_acting, choose
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import DLQ
-from jobledger.cli.jobs.input_text import pairs, read_object
+from jobledger.cli.jobs.input_text import read_object
+from jobledger.cli.pairs import pairs
 from jobledger.cli.session import load_tasks, operator
 from jobledger.ledger.dead_letters import Requeuing
 
@@ -39,7 +40,7 @@ _Priority = Annotated[
 _All = Annotated[bool, typer.Option("--all", metavar="", help="All dead letters.")]
 
 
-@command(DLQ, "requeue", takes=ROWS)
+@command(DLQ, "requeue", takes=CHOOSES)
 def requeue(
     cli: Cli,
     *,
@@ -62,6 +63,7 @@ def requeue(
 ) -> Awaitable[int]:
     """Give dead letters new attempts, perhaps with another input; the old input stays in the ledger."""
     chosen = choose(
+        said=cli.said,
         ids=[word for word in words or [] if "=" not in word],
         queue=queue,
         task=task,
@@ -95,7 +97,7 @@ def requeue(
     )
 
 
-@command(DLQ, "discard", takes=ROWS)
+@command(DLQ, "discard", takes=CHOOSES)
 async def discard(
     cli: Cli,
     *,
@@ -114,6 +116,7 @@ async def discard(
 ) -> int:
     """Close dead letters for good; all of their events are kept."""
     chosen = choose(
+        said=cli.said,
         ids=ids or [],
         queue=queue,
         task=task,

@@ -13,6 +13,7 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.times import parse_span, time_of
 from jobledger.ledger.model.events import DeadReason
 from jobledger.ledger.model.subjects import check_token
+from jobledger.projections import SaidFilter
 
 Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only dead letters of this task.")]
 Reason = Annotated[
@@ -50,6 +51,7 @@ def choose(
     fingerprint: str | None,
     since: str | None,
     older_than: str | None,
+    said: SaidFilter,
     everything: bool = False,
 ) -> DeadLetterChoice:
     """Check the options, before anything is asked of a server.
@@ -71,6 +73,7 @@ def choose(
         fingerprint=fingerprint,
         since=time_of("--since", since),
         older_than=parse_span("--older-than", older_than) if older_than is not None else None,
+        said=said,
         everything=everything,
     )
 
@@ -84,7 +87,7 @@ def check_acting(choice: DeadLetterChoice) -> DeadLetterChoice:
         raise UsageError("name jobs by their ids or choose them by options, not both")
     if choice.names_nothing:
         raise UsageError(
-            "choose dead letters: by id, by --queue, --task, --fingerprint, --dead-reason, --since or --older-than, "
-            "or --all of them"
+            "choose dead letters: by id, by --queue, --task, --fingerprint, --dead-reason, --since, --older-than, "
+            "--tenant, --correlation, --metadata or --limited-by, or --all of them"
         )
     return choice

@@ -9,14 +9,14 @@ import typer
 
 from jobledger.admin.dead_letters import cause, list_dead_letters
 from jobledger.cli import options
-from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.dlq import choice
 from jobledger.cli.groups import DLQ
 from jobledger.cli.text import age, shortened
 from jobledger.projections import DeadLetterGroup, DeadLetterRow
 
 
-@command(DLQ, "list", takes=ROWS)
+@command(DLQ, "list", takes=CHOOSES)
 async def list_command(
     cli: Cli,
     *,
@@ -33,7 +33,13 @@ async def list_command(
 ) -> None:
     """List dead letters, the newest first, as the ledger has them at this moment."""
     wanted = choice.choose(
-        queue=queue, task=task, reason=reason, fingerprint=fingerprint, since=since, older_than=older_than
+        said=cli.said,
+        queue=queue,
+        task=task,
+        reason=reason,
+        fingerprint=fingerprint,
+        since=since,
+        older_than=older_than,
     )
     async with cli.ledger() as ledger:
         count, rows, groups, now = await list_dead_letters(

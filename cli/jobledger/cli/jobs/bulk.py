@@ -12,7 +12,7 @@ from jobledger.admin import acts
 from jobledger.admin.bulk import Act, cancel_act, discard_act, retry_act
 from jobledger.admin.choice import JobChoice, find_jobs
 from jobledger.cli import bulk, options
-from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.command import CHOOSES, ROWS, Cli, command
 from jobledger.cli.errors import DONE, UsageError
 from jobledger.cli.groups import JOBS, QUEUES
 from jobledger.cli.session import operator
@@ -37,6 +37,7 @@ _DISCARDED: Final = (JobState.DEAD_LETTERED,)
 
 
 def _choice(
+    cli: Cli,
     ids: list[str] | None,
     *,
     queue: str | None,
@@ -62,13 +63,15 @@ def _choice(
         states=() if state is None else (state.value,),
         since=begin,
         older_than=None if older_than is None else parse_span("--older-than", older_than),
+        said=cli.said,
         everything=everything,
     )
     if choice.names_twice:
         raise UsageError("name jobs by their ids or choose them by options, not both")
     if choice.names_nothing:
         raise UsageError(
-            "choose jobs: by id, by --queue, --task, --state, --since or --older-than, or --all of them"
+            "choose jobs: by id, by --queue, --task, --state, --since, --older-than, --tenant, --correlation, "
+            "--metadata or --limited-by, or --all of them"
         )
     return choice
 
@@ -85,7 +88,7 @@ def _asked(choice: JobChoice, act: Act, limit: int | None, *, plan: bool, yes: b
     )
 
 
-@command(JOBS, "cancel", takes=ROWS)
+@command(JOBS, "cancel", takes=CHOOSES)
 async def cancel(
     cli: Cli,
     *,
@@ -103,6 +106,7 @@ async def cancel(
 ) -> int:
     """Cancel jobs: waiting ones at once, running ones when their workers receive the request."""
     choice = _choice(
+        cli,
         ids,
         queue=queue,
         task=task,
@@ -129,7 +133,7 @@ async def cancel(
     return DONE
 
 
-@command(JOBS, "retry", takes=ROWS)
+@command(JOBS, "retry", takes=CHOOSES)
 async def retry(
     cli: Cli,
     *,
@@ -147,6 +151,7 @@ async def retry(
 ) -> int:
     """Queue waiting jobs now instead of at their time, dead letters for one more attempt; options choose retries."""
     choice = _choice(
+        cli,
         ids,
         queue=queue,
         task=task,
@@ -169,7 +174,7 @@ async def retry(
     return DONE
 
 
-@command(JOBS, "discard", takes=ROWS)
+@command(JOBS, "discard", takes=CHOOSES)
 async def discard(
     cli: Cli,
     *,
@@ -186,6 +191,7 @@ async def discard(
 ) -> int:
     """Close dead letters for good; `dlq discard` also chooses them by error."""
     choice = _choice(
+        cli,
         ids,
         queue=queue,
         task=task,
@@ -212,6 +218,7 @@ async def purge(
 ) -> int:
     """Cancel every job that waits in a queue; those that run continue, and every event is kept."""
     choice = _choice(
+        cli,
         None,
         queue=queue,
         task=None,

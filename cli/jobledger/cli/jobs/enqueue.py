@@ -15,9 +15,10 @@ from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import JobNotCompletedError, UsageError
 from jobledger.cli.events.lines import event_json, show_event
 from jobledger.cli.groups import TOP
-from jobledger.cli.jobs.input_text import pairs, read_object
+from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.jobs.view import progress_text
 from jobledger.cli.output import Output
+from jobledger.cli.pairs import pairs
 from jobledger.cli.session import load_tasks
 from jobledger.cli.text import clock_time
 from jobledger.cli.times import seconds, time_of
@@ -72,6 +73,25 @@ _At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="Wait until this time (UTC) before the job may run."),
 ]
+_Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whom the job belongs to.")]
+_Correlation = Annotated[
+    str | None,
+    typer.Option("--correlation", metavar="WORD", help="First cause the job belongs to: a batch, a run."),
+]
+_Metadata = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metadata", metavar="KEY=VALUE", help="A pair of words about the job; repeat it for more."
+    ),
+]
+_Limits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="LIMIT",
+        help="A limit the job waits for, beside the task's: name or name:key; repeat it for more.",
+    ),
+]
 _Wait = Annotated[
     bool,
     typer.Option("--wait", metavar="", help="Show its events until it ends; exit 0 only if it completed."),
@@ -102,6 +122,10 @@ def enqueue(
     timeout: _Timeout = None,
     delay: _Delay = None,
     at: _At = None,
+    tenant: _Tenant = None,
+    correlation: _Correlation = None,
+    metadata: _Metadata = None,
+    limits: _Limits = None,
     wait: _Wait = False,
     wait_timeout: _WaitTimeout = None,
 ) -> Awaitable[None]:
@@ -116,6 +140,10 @@ def enqueue(
         id=job_id,
         delay_s=delay,
         run_at=_moment(delay, at),
+        tenant=tenant,
+        correlation=correlation,
+        metadata=pairs(metadata, "--metadata") if metadata else None,
+        limits=tuple(limits or ()),
     )
     values = _values(found, words or [], input_text)
     found.signature.encode((), values)

@@ -1,14 +1,12 @@
-"""A job's input as it is written on a command line: key=value words, or one JSON object, also from stdin."""
+"""A job's input as one JSON object on a command line or on stdin."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from jobledger.cli.errors import UsageError
 from jobledger.ledger import LedgerConfig
 from jobledger.ledger.model.errors import InvalidInputError, PayloadTooLargeError
 from jobledger.ledger.model.json_text import check_text
@@ -30,22 +28,6 @@ def read_object(input_text: str, *, what: str) -> dict[str, Any]:
             '--input must be a JSON object with the arguments by name, as in {"user_id": 7}'
         )
     return value  # pyright: ignore[reportUnknownVariableType] # an object's keys are text, its values anything
-
-
-def pairs(words: Sequence[str]) -> dict[str, str]:
-    """Return what key=value words say, values as they are written.
-
-    Raises: UsageError.
-    """
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (equals and name):
-            raise UsageError(f"{word[:60]!r} is not an argument of the form key=value")
-        if name in found:
-            raise UsageError(f"argument {name!r} is given twice")
-        found[name] = value
-    return found
 
 
 def _read_stdin() -> bytes:

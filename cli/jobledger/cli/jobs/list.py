@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import JOBS
 from jobledger.cli.past import asked, rows_begin, viewed
@@ -22,7 +22,7 @@ from jobledger.ledger.model.trace import trace_id
 from jobledger.projections import JobRow
 
 
-@command(JOBS, "list", takes=ROWS)
+@command(JOBS, "list", takes=CHOOSES)
 async def list_jobs(
     cli: Cli,
     *,
@@ -55,6 +55,7 @@ async def list_jobs(
         "task": task,
         "trace_id": _trace_id(trace) if trace is not None else None,
         "since": time_text(begin) if begin is not None else None,
+        "said": cli.said,
     }
     past, output = asked(at, sequence), cli.output
     async with viewed(cli, past) as view:

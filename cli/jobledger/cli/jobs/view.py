@@ -52,6 +52,10 @@ def show_job(
                 if job.order.priority == "normal"
                 else f"{job.queue}, priority {job.order.priority}",
             ),
+            ("tenant", job.order.tenant or None),
+            ("limits", " ".join(job.order.limits) or None),
+            ("correlation", job.order.correlation or None),
+            ("metadata", _shown(job.order.metadata) if job.order.metadata else None),
             ("made by", f"job {details.made_by}" if details.made_by is not None else None),
             ("input", _shown(details.input)),
             ("result", _shown(details.result) if details.result is not None else None),

@@ -99,6 +99,8 @@ def job_fixed(job: Job, first_us: int) -> Row:
         job.order.batch,
         job.order.tick,
         job.order.correlation,
+        _encode(job.order.metadata).decode() if job.order.metadata else "{}",
+        " ".join(job.order.limits),
         trace_id(job.trace),
         data_text(job),
         first_us,
