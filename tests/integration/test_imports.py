@@ -22,6 +22,7 @@ PACKAGES = {
     "jobledger.ledger.nats",
     "jobledger.ledger.schedules",
     "jobledger.ledger.subscriptions",
+    "jobledger.ledger.unique",
 }
 #: Of the standard library: slow to load, and nothing that an enqueue needs.
 HEAVY = {"sqlite3", "http.server", "multiprocessing", "zoneinfo"}

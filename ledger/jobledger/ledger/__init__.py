@@ -73,6 +73,7 @@ from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
 from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
 from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscription
 from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.ledger.unique.rule import Unique
 
 __all__ = [
     "AmbiguousIdError",
@@ -149,6 +150,7 @@ __all__ = [
     "TaskDefinitionError",
     "TaskRegistry",
     "Tick",
+    "Unique",
     "UniqueKeyTakenError",
     "UnknownEventError",
     "UnknownTaskError",

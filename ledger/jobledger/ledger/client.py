@@ -239,6 +239,20 @@ class Ledger:
         """Queue a job that waits for a time, or give a dead letter one more attempt. See `JobHandle.retry`."""
         return await (await self._named(job, queue)).retry(reason=reason, by=by)
 
+    async def reschedule(
+        self,
+        job: AnyJob,
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+        queue: str | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> Job:
+        """Give a job that waits for a time another one. See `JobHandle.reschedule`."""
+        handle = await self._named(job, queue)
+        return await handle.reschedule(run_at=run_at, delay_s=delay_s, reason=reason, by=by)
+
     async def requeue(
         self, job: AnyJob, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
     ) -> Job:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypedDict
 
 import msgspec
 
-from jobledger.ledger.model.chain import JobView, commit, load, retry_raced
+from jobledger.ledger.model.chain import JobView, load, retry_raced
 from jobledger.ledger.model.commands import Requeue, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError
@@ -21,6 +21,7 @@ from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.tasks import TaskRegistry
+from jobledger.ledger.unique.holders import append_requeue
 
 _ATTEMPTS_MAX: Final = 1_000
 
@@ -101,8 +102,8 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
     """Give a dead letter new attempts, perhaps with another input, on the view that both were decided on.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
-    PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, WrongSequenceError after
-    too many lost races, UnreachableError.
+    PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, UniqueKeyTakenError when
+    another job got its key meanwhile, WrongSequenceError after too many lost races, UnreachableError.
     """
 
     async def attempt() -> Requeued:
@@ -113,9 +114,9 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
         if text is not None:
             value, reference = await client.inputs.put(text, what=_what(job))
             command = msgspec.structs.replace(command, input=value, input_ref=reference)
-        after = await commit(client.log, chain, decide(job, command, client.stamp(by)))
-        assert after.job is not None, "an append leaves a job"
-        return Requeued(job=after.job, input_text=text)
+        events = decide(job, command, client.stamp(by))
+        after = await append_requeue(client.log, chain, events, lambda: client.stamp(by))
+        return Requeued(job=after, input_text=text)
 
     return await retry_raced(attempt)
 

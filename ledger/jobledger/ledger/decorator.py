@@ -15,6 +15,7 @@ from jobledger.ledger.model.events import Priority
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.tasks import TaskFunction
+from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,9 @@ def task(
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
     limits: tuple[str, ...] = (),
+    unique: Unique | None = None,
+    debounce_s: float | None = None,
+    max_wait_s: float | None = None,
     run_in: RunIn = "auto",
     backoff: Backoff | None = None,
     retry_on: ExceptionTypes = (),
@@ -62,6 +66,9 @@ def task(
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
     limits: tuple[str, ...] = (),
+    unique: Unique | None = None,
+    debounce_s: float | None = None,
+    max_wait_s: float | None = None,
     run_in: RunIn = "auto",
     backoff: Backoff | None = None,
     retry_on: ExceptionTypes = (),
@@ -78,7 +85,14 @@ def task(
     Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
     """
     options = Options(
-        queue=queue, priority=priority, max_attempts=max_attempts, timeout_s=timeout_s, limits=limits
+        queue=queue,
+        priority=priority,
+        max_attempts=max_attempts,
+        timeout_s=timeout_s,
+        limits=limits,
+        unique=unique,
+        debounce_s=debounce_s,
+        max_wait_s=max_wait_s,
     )
     rules = Rules(
         run_in=run_in,

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, ParamSpec, cast
 
 import msgspec
@@ -33,10 +33,14 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import Order, order_at_first
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
+from jobledger.ledger.outcome import moment_of
 from jobledger.ledger.parts import Client
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.ledger.tracing import UNTRACED, Tracing
+from jobledger.ledger.unique.enqueueing import UniqueJobs
+from jobledger.ledger.unique.keys import Wish, wish_for
+from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
 
@@ -68,6 +72,7 @@ class Enqueuer:
         self._config = config
         self._clock = clock
         self._tracing = tracing
+        self._unique = UniqueJobs(self._log, client.stamp, self.begin)
 
     async def one(
         self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
@@ -81,6 +86,9 @@ class Enqueuer:
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=_what(plain))
         command = await (order() if is_small else patience.read(order))
+        if options.unique is not None:
+            wish = self._wish(plain, options, options.unique, command, text)
+            return await self._one_of_its_kind(plain, wish)
         with self._enqueuing(plain, options.queue, job_id):
             sequence, created = await patience.append(
                 lambda: self.begin(command), job_id=job_id, doing="was enqueued"
@@ -98,6 +106,28 @@ class Enqueuer:
         text = plain.signature.encode((), values)
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
+    def _wish(
+        self, task: Task[Any, Any], options: Options, unique: Unique, command: Enqueue, text: bytes
+    ) -> Wish:
+        debounce_s, max_wait_s = options.debounce_s, options.max_wait_s
+        return wish_for(
+            task.signature,
+            unique,
+            command,
+            text,
+            now=self._clock.now(),
+            debounce_s=debounce_s,
+            max_wait_s=max_wait_s,
+        )
+
+    async def _one_of_its_kind(self, task: Task[Any, Any], wish: Wish) -> JobHandle[Any]:
+        job_id = wish.command.ref.job_id
+        with self._enqueuing(task, wish.command.ref.queue, job_id):
+            ref, sequence, created = await self._client.patience.append(
+                lambda: self._unique.enqueue(wish), job_id=job_id, doing="was enqueued"
+            )
+        return JobHandle(self._client, ref, created=created, sequence=sequence, reader=task.signature)
+
     async def many(
         self,
         task: Task[..., Any] | TaskWithOptions[..., Any],
@@ -111,10 +141,12 @@ class Enqueuer:
         if options.id is not None:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
             raise InvalidInputError(message)
+        if options.unique is not None:
+            _refuse_in_bulk(plain, options.unique, ids)
 
         async def begin_again(command: Enqueue) -> tuple[int, bool]:
             sequence, created = await self._begin_again(command)
-            if not created and ids is None:
+            if not created and ids is None and options.unique is None:
                 await self._require_same(plain, command)
             return sequence, created
 
@@ -200,12 +232,8 @@ class Enqueuer:
 
     def _due(self, options: Options) -> datetime | None:
         """Return when the job may run first; None: at once."""
-        if options.delay_s is None:
-            return options.run_at
-        try:
-            return self._clock.now() + timedelta(seconds=options.delay_s)
-        except OverflowError as error:
-            raise InvalidInputError(f"delay_s {options.delay_s:g} ends after the year 9999") from error
+        delay_s = options.delay_s if options.debounce_s is None else options.debounce_s
+        return options.run_at if delay_s is None else moment_of(None, delay_s, self._clock.now())
 
     async def begin(self, command: Enqueue) -> tuple[int, bool]:
         """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.
@@ -245,10 +273,13 @@ class Enqueuer:
         try:
             text = task.signature.encode((), values)
             job_id = self._job_id(task, options) if ids is None else check_token("job id", ids(values))
-            return await self._order(task, options, job_id, text, notify="")
+            command = await self._order(task, options, job_id, text, notify="")
+            if options.unique is not None:
+                command = self._wish(task, options, options.unique, command, text).command
         except InvalidError as error:
             error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
             raise
+        return command
 
 
 class _Bulk:
@@ -341,6 +372,19 @@ async def _numbered(
             await inputs.aclose()
         elif isinstance(inputs, Generator):
             inputs.close()
+
+
+def _refuse_in_bulk(task: Task[Any, Any], unique: Unique, ids: object) -> None:
+    """Raise InvalidInputError for unique jobs that cannot be added many at a time."""
+    if not unique.is_by_id or unique.on_conflict != "return":
+        raise InvalidInputError(
+            f"enqueue_many adds unique jobs only with Unique(for_s=...), whose period gives them their ids, and "
+            f"on_conflict='return': enqueue those of task {task.name} one by one"
+        )
+    if ids is not None:
+        raise InvalidInputError(
+            "give ids or Unique(for_s=...), not both: the period gives the jobs their ids"
+        )
 
 
 def _what(task: Task[Any, Any]) -> str:

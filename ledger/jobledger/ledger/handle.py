@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from jobledger.ledger.model.chain import EMPTY_CHAIN, extend, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.commands import CancelJob, Command
+from jobledger.ledger.model.commands import CancelJob, Command, Requeue, Reschedule
 from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import (
     JobCancelledError,
@@ -21,7 +22,9 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job, JobState, Progress
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.outcome import moment_of
 from jobledger.ledger.parts import Client
+from jobledger.ledger.unique.holders import requeue
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -127,10 +130,34 @@ class JobHandle(Generic[R_co]):
     async def retry(self, *, reason: str = "", by: str = "") -> Job:
         """Queue the job without waiting any longer if it waits for a time; give a dead letter one more attempt.
 
-        Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UnreachableError.
+        Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UniqueKeyTakenError for a dead letter
+            whose key another job got meanwhile, UnreachableError.
         """
-        chain = await self._client.patience.read(lambda: load(self._client.log, self.ref))
+        client = self._client
+        chain = await client.patience.read(lambda: load(client.log, self.ref))
         command = retry_command(chain.job, self.ref.job_id, reason)
+        if not isinstance(command, Requeue):
+            return await execute(client, self.ref, command, by=by)
+        return await client.patience.append(
+            lambda: requeue(client.log, self.ref, command, lambda: client.stamp(by)),
+            job_id=self.id,
+            doing="was requeued",
+        )
+
+    async def reschedule(
+        self,
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> Job:
+        """Give the job another time, a moment or so many seconds from now, if it is scheduled or waits for a retry.
+
+        Raises: JobNotFoundError, IllegalTransitionError for a job that waits for no time, InvalidError, UnreachableError.
+        """
+        now = self._client.stamp(by).at
+        command = Reschedule(run_at=moment_of(run_at, delay_s, now), reason=reason)
         return await execute(self._client, self.ref, command, by=by)
 
     async def transitions(self, *, timeout_s: float | None = None) -> AsyncGenerator[StoredEvent, None]:

@@ -15,6 +15,7 @@ from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.inputs import check_word, checked_limits, checked_metadata, keep_utc
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.outcome import check_delay
+from jobledger.ledger.unique.rule import Unique, check_debounce
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
 _MAX_ATTEMPTS_LIMIT: Final = 1_000
@@ -40,6 +41,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  #: whom the job belongs to; "": whom the job belongs to that makes it, if one does
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
+    unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
+    debounce_s: float | None = (
+        None  #: run so long after the last call of its kind, with the input of that one; None: no
+    )
+    max_wait_s: float | None = None  #: with `debounce_s`: so long after the first call at the latest
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -49,6 +55,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         check_token("queue", self.queue)
         if self.id is not None:
             check_token("job id", self.id)
+        if (self.unique, self.debounce_s, self.max_wait_s) != (None, None, None):
+            force_setattr(self, "unique", self._checked_unique())
         if self.priority not in PRIORITIES:
             message = f"priority must be high, normal or low, got {self.priority!r}"
             raise ConfigurationError(message)
@@ -78,6 +86,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             force_setattr(self, "metadata", checked_metadata(self.metadata))
         if self.limits != ():
             force_setattr(self, "limits", _own_limits(self.limits))
+
+    def _checked_unique(self) -> Unique:
+        """Return what makes the job unique: of a debounced one its arguments, unless some are named."""
+        unique = Unique() if self.unique is None else self.unique
+        if not isinstance(cast("object", unique), Unique):
+            raise ConfigurationError(f"unique must be a Unique(...), got {unique!r}")
+        is_timed = self.delay_s is not None or self.run_at is not None
+        check_debounce(self.debounce_s, self.max_wait_s, unique, is_timed=is_timed)
+        if self.id is not None and unique.is_by_id:
+            raise ConfigurationError(
+                "give id or Unique(for_s=...), not both: the period gives the job its id"
+            )
+        return unique
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):

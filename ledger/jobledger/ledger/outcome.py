@@ -5,11 +5,12 @@ An exception always means that this attempt failed.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 
 DELAY_S_LIMIT: Final = 10 * 366 * 24 * 3600.0
@@ -91,3 +92,22 @@ def check_delay(what: str, delay_s: object) -> None:
             f"{what} must be a number of seconds from 0 to {DELAY_S_LIMIT:g} (ten years), got {delay_s!r}"
         )
         raise ConfigurationError(message)
+
+
+def moment_of(run_at: datetime | None, delay_s: float | None, now: datetime) -> datetime:
+    """Return the moment that a caller names, by itself or as a number of seconds from now.
+
+    Raises: ConfigurationError where none or both are given, or the delay is none; InvalidInputError for one after 9999.
+    """
+    if (run_at is None) == (delay_s is None):
+        raise ConfigurationError("give run_at or delay_s, one of the two")
+    if run_at is not None:
+        if not isinstance(run_at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance] # a caller may be untyped
+            raise ConfigurationError(f"run_at must be a datetime with a time zone, got {run_at!r}")
+        return run_at
+    check_delay("delay_s", delay_s)
+    assert delay_s is not None, "one of the two is given"
+    try:
+        return now + timedelta(seconds=delay_s)
+    except OverflowError as error:
+        raise InvalidInputError(f"delay_s {delay_s:g} ends after the year 9999") from error

@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from jobledger.ledger import client, event_stream, handle
@@ -99,6 +100,21 @@ class JobHandle(Generic[R_co]):
         """Let a waiting job wait no longer, give a dead letter one more attempt. See `handle.JobHandle.retry`."""
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).retry(reason=reason, by=by))
 
+    def reschedule(
+        self,
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> Job:
+        """Give a job that waits for a time another one. See `handle.JobHandle.reschedule`."""
+        return self._caller.call(
+            lambda ledger: ledger.handle_of(self.ref).reschedule(
+                run_at=run_at, delay_s=delay_s, reason=reason, by=by
+            )
+        )
+
     def result(self, *, timeout_s: float | None = None) -> R_co:
         """Wait for the end and return what the task returned, as its return annotation says."""
         found = self._caller.call(
@@ -170,6 +186,23 @@ class Ledger:
     def retry(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Let a waiting job wait no longer, give a dead letter one more attempt. See `client.Ledger.retry`."""
         return self._caller.call(lambda ledger: ledger.retry(job, queue=queue, reason=reason, by=by))
+
+    def reschedule(
+        self,
+        job: AnyJob,
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+        queue: str | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> Job:
+        """Give a job that waits for a time another one. See `client.Ledger.reschedule`."""
+        return self._caller.call(
+            lambda ledger: ledger.reschedule(
+                job, run_at=run_at, delay_s=delay_s, queue=queue, reason=reason, by=by
+            )
+        )
 
     @overload
     def job(

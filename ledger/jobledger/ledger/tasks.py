@@ -25,6 +25,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
+from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -78,6 +79,9 @@ class Task(Generic[P, R_co]):
         tenant: str | None = None,
         correlation: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        unique: Unique | None = None,
+        debounce_s: float | None = None,
+        max_wait_s: float | None = None,
     ) -> TaskWithOptions[P, R_co]:
         """Return the task with some options set for the next job; `limits` are added to those of the task.
 
@@ -94,6 +98,9 @@ class Task(Generic[P, R_co]):
             "tenant": tenant,
             "correlation": correlation,
             "metadata": metadata,
+            "unique": unique,
+            "debounce_s": debounce_s,
+            "max_wait_s": max_wait_s,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if limits != ():

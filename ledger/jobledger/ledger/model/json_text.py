@@ -20,6 +20,7 @@ DEPTH_MAX: Final = 100
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', flags=re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _encoder = msgspec.json.Encoder(enc_hook=to_builtin)
+_sorted_encoder = msgspec.json.Encoder(enc_hook=to_builtin, order="deterministic")
 
 
 def encode_value(value: Any, *, what: str) -> bytes:
@@ -40,6 +41,18 @@ def encode_value(value: Any, *, what: str) -> bytes:
         message = f"the {what} cannot be written as JSON: {_reason(error)}"
         raise InvalidInputError(message) from error
     return text
+
+
+def encode_sorted(value: Any, *, what: str) -> bytes:
+    """Return `value` as JSON text that is the same for equal values: names of objects and members of sets are sorted.
+
+    Raises: InvalidInputError.
+    """
+    try:
+        return _sorted_encoder.encode(value)
+    except Exception as error:  # the value may run user code
+        message = f"the {what} cannot be written as JSON: {_reason(error)}"
+        raise InvalidInputError(message) from error
 
 
 def check_text(text: bytes, *, what: str) -> bytes:

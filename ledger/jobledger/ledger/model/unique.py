@@ -77,6 +77,7 @@ class Take(msgspec.Struct, frozen=True, kw_only=True):
     """Take the key for a job."""
 
     owner: JobRef
+    replaces: bool = False  #: the job that holds it is cancelled in the same append
     until: Until = "ended"
     expires_at: datetime | None = None
     tenant: str = ""
@@ -112,7 +113,7 @@ def decide(ref: KeyRef, key: UniqueKey | None, owner: Job | None, command: Take,
     Raises: UniqueKeyTakenError while that job holds it, by the rule that the caller gives.
     """
     until = None if command.expires_at is not None else command.until
-    if key is not None and is_held(key, owner, stamp.at, until):
+    if key is not None and not command.replaces and is_held(key, owner, stamp.at, until):
         raise UniqueKeyTakenError(ref.task, ref.key, key.queue, key.job)
     return Taken(
         at=stamp.at,

@@ -1,0 +1,158 @@
+"""Adding unique jobs: one append takes the key, the next makes the job, and whoever comes after sees to both.
+
+Nobody gives a key back. Who finds it taken looks at the job that it names: one that has ended holds it no longer, and
+one that does not exist is made here, under that id. So a crash between the two appends leaves nothing that anybody
+would have to wait for. Source: ADR 023.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, commit, commit_all, retry_raced
+from jobledger.ledger.model.commands import CancelJob, Dispatch, Enqueue, Reschedule, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import UniqueKeyTakenError, WrongSequenceError
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.unique import UNIQUE, KeyRef
+from jobledger.ledger.model.unique import decide as decide_key
+from jobledger.ledger.unique.holders import NOBODY, Holder, find_holder
+from jobledger.ledger.unique.keys import Wish
+
+#: Each lost race means that somebody else made progress with the same key: so many may come at the same moment.
+_TRIES_MAX: Final = 64
+#: Pause before a replica is asked again that does not show yet why something was refused.
+_LAG_S: Final = 0.02
+
+
+class Begun(NamedTuple):
+    """The job that an enqueue came to."""
+
+    ref: JobRef
+    sequence: int  #: stream sequence of its first event; 0 where that is not known
+    created: bool  #: whether this call made it
+
+
+class UniqueJobs:
+    """Adds unique jobs for one client."""
+
+    def __init__(
+        self, log: Log, stamp: Callable[[], Stamp], begin: Callable[[Enqueue], Awaitable[tuple[int, bool]]]
+    ) -> None:
+        """`begin`: appends a job's first event; returns its sequence, and whether it is new."""
+        self._log = log
+        self._stamp = stamp
+        self._begin = begin
+
+    async def enqueue(self, wish: Wish) -> Begun:
+        """Make the job, or find the one that has its key.
+
+        Raises: UniqueKeyTakenError where that is to be an error, WrongSequenceError after too many lost races,
+            LedgerFullError, UnreachableError.
+        """
+        if wish.rule.is_by_id:
+            return await self._make(wish, wish.command)
+        holder = NOBODY  # as a rule it is so; who is wrong has lost one append
+
+        async def attempt() -> Begun:
+            nonlocal holder
+            try:
+                return await self._attempt(wish, holder)
+            except WrongSequenceError:
+                holder = await self._look_again(wish.key, holder)
+                raise
+
+        return await retry_raced(attempt, tries_max=_TRIES_MAX)
+
+    async def _look_again(self, ref: KeyRef, before: Holder) -> Holder:
+        """Read what has changed since something was refused; once more after a moment where nothing has."""
+        holder = await find_holder(self._log, ref)
+        if (holder.key.last_sequence, holder.chain.last_sequence) == (
+            before.key.last_sequence,
+            before.chain.last_sequence,
+        ):
+            await asyncio.sleep(_LAG_S)
+            holder = await find_holder(self._log, ref)
+        return holder
+
+    async def _attempt(self, wish: Wish, holder: Holder) -> Begun:
+        key, job, stamp = holder.key.state, holder.chain.job, self._stamp()
+        if key is not None and job is not None:
+            if key.owner == wish.command.ref:
+                return Begun(key.owner, holder.first_sequence, created=False)  # the same call once more
+            if wish.debounce is not None and job.state is JobState.SCHEDULED and not job.attempts:
+                return await self._postpone(wish, holder, job, stamp)
+        try:
+            taken = decide_key(wish.key, key, job, wish.take(wish.command.ref, stamp.at), stamp)
+        except UniqueKeyTakenError as error:
+            return await self._conflict(wish, holder, error)
+        await self._log.append(UNIQUE.link(self._log.names, [taken], holder.key))
+        return await self._make(wish, wish.command)
+
+    async def _make(self, wish: Wish, command: Enqueue) -> Begun:
+        """Make the job that has the key."""
+        sequence, created = await self._begin(command)
+        ref = command.ref
+        if not created and wish.rule.on_conflict == "reject":
+            raise UniqueKeyTakenError(command.task, wish.key.key, ref.queue, ref.job_id)
+        return Begun(ref, sequence, created)
+
+    async def _conflict(self, wish: Wish, holder: Holder, error: UniqueKeyTakenError) -> Begun:
+        """Do what the caller wishes where another job holds the key; make that job first where it is missing."""
+        key, job = holder.key.state, holder.chain.job
+        assert key is not None, "somebody holds it"
+        if job is None and not key.made:
+            command = msgspec.structs.replace(wish.command, ref=key.owner)
+            sequence, created = await self._begin(command)
+            if created:
+                return Begun(key.owner, sequence, created=True)
+            raise WrongSequenceError(self._log.names.chain(key.owner), 0)  # who took it was there first
+        if wish.rule.on_conflict == "reject":
+            raise error
+        if wish.rule.on_conflict == "replace" and job is not None and job.state in WAITING_STATES:
+            return await self._replace(wish, holder, job)
+        return Begun(key.owner, holder.first_sequence, created=False)
+
+    async def _replace(self, wish: Wish, holder: Holder, job: Job) -> Begun:
+        """Cancel the job that waits, take its key and make the new job: all in one append, or nothing."""
+        command, stamp = wish.command, self._stamp()
+        cancel = CancelJob(reason=f"superseded by job {command.ref.job_id}")
+        take = msgspec.structs.replace(wish.take(command.ref, stamp.at), replaces=True)
+        additions: list[Addition] = [
+            (holder.chain, decide(job, cancel, stamp)),
+            (holder.key, [decide_key(wish.key, holder.key.state, job, take, stamp)]),
+            (EMPTY_CHAIN, decide(None, command, self._stamp())),
+        ]
+        try:
+            sequence = await commit_all(self._log, additions)
+        except WrongSequenceError:
+            made = await self._log.read_chain(self._log.names.chain(command.ref))
+            if not made:
+                raise
+            return Begun(command.ref, made[0].stream_sequence, created=False)  # the same call once more
+        return Begun(command.ref, sequence + len(additions) - 1, created=True)
+
+    async def _postpone(self, wish: Wish, holder: Holder, job: Job, stamp: Stamp) -> Begun:
+        """Give the job that waits for its time another one, and the input of this call.
+
+        One that has waited as long as it may is dispatched, so that calls without end do not hold it back for ever.
+        """
+        assert wish.debounce is not None, "the job is debounced"
+        last = None if wish.max_wait is None else job.created_at + wish.max_wait
+        if last is not None and last <= stamp.at:
+            dispatch = Dispatch(cause="due", asked_by=job.wait_sequence)
+            chain = await commit(self._log, holder.chain, decide(job, dispatch, stamp))
+            return await self._attempt(wish, holder._replace(chain=chain))
+        run_at = stamp.at + wish.debounce
+        order = wish.command.order
+        move = Reschedule(
+            run_at=run_at if last is None else min(run_at, last), input=order.input, input_ref=order.input_ref
+        )
+        await commit(self._log, holder.chain, decide(job, move, stamp))
+        return Begun(JobRef(queue=job.queue, job_id=job.id), holder.first_sequence, created=False)
