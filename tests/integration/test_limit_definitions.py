@@ -90,8 +90,8 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
         (("set", "tenant", "--slots", "-1"), 2, "slots must be a whole number from 0 on, got -1"),
         (("set", "tenant", "--rate", "nan"), 2, "rate must be a number above 0"),
         (("set", "tenant", "--mode", "wait"), 2, "mode must be queue, newest, replace or drop, got 'wait'"),
-        (("set", "ten ant", "--slots", "1"), 2, "limit 'ten ant' is not valid"),
-        (("set", "tenant:a b", "--slots", "1"), 2, "limit tenant: 'a b' cannot be its key"),
+        (("set", "ten ant", "--slots", "1"), 2, "name of a limit 'ten ant' is not valid"),
+        (("set", "tenant:a b", "--slots", "1"), 2, "key of limit tenant must be 1 to 128 printable"),
         (
             ("set", "tenant:acme", "--slots", "1"),
             4,

@@ -24,7 +24,7 @@ from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, 
 from tests.support.working import LIMIT_S, ended, until, working
 
 from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, Ledger, connect, task
+from jobledger.ledger import Backoff, Context, Ledger, Limit, connect, task
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
 from jobledger.ledger.model.schedules.decisions import Remove
@@ -91,6 +91,7 @@ class Stage:
             delayed = await ledger.enqueue(later.options(delay_s=1.5, id="delayed"), 1)
             await ledger.enqueue_many(large, [{"text": str(number)} for number in range(20)])
             assert await first.result(timeout_s=LIMIT_S) == LARGE
+            await ledger.enqueue(never.options(limits=(Limit("api", slots=0),)), 1)
             await self._cancel(ledger)
             await ledger.enqueue(later.options(delay_s=3600.0, id="tomorrow"), 1)
             for name in ("dead", "buried"):

@@ -12,6 +12,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.defining import change
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import LimitNotFoundError, NotFoundError, RefusedError
+from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import (
     LIMIT,
     Definition,
@@ -21,7 +22,7 @@ from jobledger.ledger.model.limits.definition import (
     SetLimit,
     Terms,
 )
-from jobledger.ledger.model.limits.names import RESERVED, check_limit, split
+from jobledger.ledger.model.limits.names import RESERVED, split
 from jobledger.ledger.model.log import events_among
 
 
@@ -61,7 +62,7 @@ async def set_limit(
 
     Raises: InvalidTokenError, InvalidInputError; RefusedError for a key of a limit that is not set; UnreachableError.
     """
-    name, key = split(check_limit(limit))
+    name, key = _named(limit)
 
     def wish(before: Definition | None) -> LimitCommand:
         common = None if before is None else before.common
@@ -88,7 +89,7 @@ async def remove_limit(
 
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError, NotFoundError, UnreachableError.
     """
-    name, key = split(check_limit(limit))
+    name, key = _named(limit)
 
     def wish(before: Definition | None) -> LimitCommand:
         if not key:
@@ -103,6 +104,11 @@ async def remove_limit(
         return SetLimit(terms=before.common, overrides=overrides, reason=reason)
 
     return await _change(ledger, limit, wish, by=by, plan=plan)
+
+
+def _named(limit: str) -> tuple[str, str]:
+    """Return a limit's name and key. Raises: InvalidTokenError, InvalidInputError."""
+    return split(checked_limits([limit])[0])
 
 
 async def _change(
@@ -127,7 +133,7 @@ async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> Sh
 
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError where nothing was ever said of it, UnreachableError.
     """
-    name, key = split(check_limit(limit))
+    name, key = _named(limit)
     said: list[LimitSaid] = []
     definition: Definition | None = None
     batches = ledger.log.read_messages(subject=LIMIT.chain(ledger.names, name))

@@ -10,6 +10,7 @@ from jobledger.ledger.event_stream import EventStream
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.hooks import Hooks, Notice
+from jobledger.ledger.limits.declared import Limit, Queue
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
@@ -111,6 +112,7 @@ __all__ = [
     "LedgerError",
     "LedgerFullError",
     "LedgerNotFoundError",
+    "Limit",
     "LimitNotFoundError",
     "LockHeldError",
     "LockLostError",
@@ -126,6 +128,7 @@ __all__ = [
     "PermissionRefusedError",
     "PortInUseError",
     "Progress",
+    "Queue",
     "RefusedError",
     "ResultMismatchError",
     "ResultTimeoutError",

@@ -17,6 +17,7 @@ from jobledger.ledger.enqueueing import BulkResult, Enqueuer, unpack
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
+from jobledger.ledger.limits.defining import CodeLimits
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
@@ -95,6 +96,7 @@ class Ledger:
         self.tracing = Tracing() if config.tracing else None
         self._ticks = _Ticks()
         self._children: Children | None = None
+        self.code_limits = CodeLimits(self.log, self.stamp)
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         lock_hints = NatsLockHints(connection, self.names)
         self.schedules = Schedules(self, self._enqueuer.begin)

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.context import Context
 from jobledger.ledger.hooks import Hooks
+from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
@@ -40,11 +41,11 @@ def task(function: Callable[P, R], /) -> TaskFunction[P, R, P, R]: ...
 def task(
     *,
     name: str | None = None,
-    queue: str = "default",
+    queue: str | Queue = "default",
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
-    limits: tuple[str, ...] = (),
+    limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,
     max_wait_s: float | None = None,
@@ -61,11 +62,11 @@ def task(
     /,
     *,
     name: str | None = None,
-    queue: str = "default",
+    queue: str | Queue = "default",
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
-    limits: tuple[str, ...] = (),
+    limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,
     max_wait_s: float | None = None,
@@ -84,12 +85,16 @@ def task(
 
     Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
     """
+    name_of_queue, declared_queue = queue_of(queue)
+    names, declared = divided(limits)
     options = Options(
-        queue=queue,
+        queue=name_of_queue,
         priority=priority,
         max_attempts=max_attempts,
         timeout_s=timeout_s,
-        limits=limits,
+        limits=names,
+        declared=declared,
+        declared_queue=declared_queue,
         unique=unique,
         debounce_s=debounce_s,
         max_wait_s=max_wait_s,

@@ -19,6 +19,7 @@ import uuid_utils
 from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, Linked, link, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
@@ -193,12 +194,27 @@ class Enqueuer:
             correlation=options.correlation,
             metadata=options.metadata,
         )
+        if self._children is not None:
+            order = self._children.inherit(order)
+        if options.declared or options.declared_queue is not None:
+            order = await self._limited(task, options, order, text)
         return Enqueue(
             ref=JobRef(queue=options.queue, job_id=job_id),
             task=task.name,
             run_at=self._due(options),
-            order=order if self._children is None else self._children.inherit(order),
+            order=order,
         )
+
+    async def _limited(self, task: Task[Any, Any], options: Options, order: Order, text: bytes) -> Order:
+        """Return the order with its limits and their keys, after the code's definitions of them are in the ledger."""
+        arguments = functools.cache(lambda: task.signature.decode(text))
+        job = Keyed(task.name, options.queue, order, arguments)
+        found = with_limits(job, options.declared, options.declared_queue)
+        queue = options.declared_queue
+        await self._client.code_limits.ensure(
+            (*options.declared, *(() if queue is None else queue.limits)), task.name, options.queue
+        )
+        return found
 
     async def _require_same(self, task: Task[Any, Any], command: Enqueue) -> None:
         """Compare a job of an id that was made here with the one that has it already.

@@ -10,9 +10,11 @@ from msgspec.structs import force_setattr
 
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
+from jobledger.ledger.limits.declared import Limit, Queue
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.inputs import check_word, checked_limits, checked_metadata, keep_utc
+from jobledger.ledger.model.limits.names import RESERVED
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.unique.rule import Unique, check_debounce
@@ -20,8 +22,6 @@ from jobledger.ledger.unique.rule import Unique, check_debounce
 MAX_ATTEMPTS_DEFAULT: Final = 5
 _MAX_ATTEMPTS_LIMIT: Final = 1_000
 _TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
-#: Names of limits that follow from a job's queue, task or schedule; nobody gives them by hand.
-RESERVED_LIMITS: Final = ("queue", "task", "schedule")
 
 RunIn = Literal["auto", "process"]
 ExceptionTypes = tuple[type[BaseException], ...]
@@ -38,6 +38,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float | None = None  #: not before so many seconds after enqueueing
     run_at: datetime | None = None  #: not before this moment; one that is past means at once
     limits: tuple[str, ...] = ()  #: limits the job waits for, `name` or `name:key`; at most 8, kept sorted
+    declared: tuple[Limit, ...] = ()  #: more limits, each with the key that the job has for it
+    declared_queue: Queue | None = None  #: where `queue` was given as one, with limits of its own
     tenant: str = ""  #: whom the job belongs to; "": whom the job belongs to that makes it, if one does
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
@@ -140,9 +142,9 @@ def _own_limits(given: object) -> tuple[str, ...]:
     """Return checked names of limits. Raises: InvalidInputError, InvalidTokenError."""
     limits = checked_limits(given)
     for each in limits:
-        if each.partition(":")[0] in RESERVED_LIMITS:
+        if each.partition(":")[0] in RESERVED:
             raise InvalidInputError(
-                f"limit {each!r} has a name that the ledger itself uses ({', '.join(RESERVED_LIMITS)}): choose another"
+                f"limit {each!r} has a name that the ledger itself uses ({', '.join(RESERVED)}): choose another"
             )
     return limits
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from jobledger.ledger.limits.defining import CodeLimits
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import PayloadRef
@@ -67,6 +68,11 @@ class Client(Protocol):
     @property
     def results(self) -> Values:
         """Where large results lie."""
+        ...
+
+    @property
+    def code_limits(self) -> CodeLimits:
+        """What the application's code defines of limits."""
         ...
 
     @property

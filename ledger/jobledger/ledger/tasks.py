@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 import msgspec
 
 from jobledger.ledger.hooks import Hooks
+from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError, UnknownTaskError
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
@@ -68,14 +68,14 @@ class Task(Generic[P, R_co]):
     def options(
         self,
         *,
-        queue: str | None = None,
+        queue: str | Queue | None = None,
         priority: Priority | None = None,
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         id: str | None = None,  # noqa: A002 - the public name of the option
         delay_s: float | None = None,
         run_at: datetime | None = None,
-        limits: Iterable[str] = (),
+        limits: Iterable[str | Limit] = (),
         tenant: str | None = None,
         correlation: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -88,7 +88,6 @@ class Task(Generic[P, R_co]):
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
         given = {
-            "queue": queue,
             "priority": priority,
             "max_attempts": max_attempts,
             "timeout_s": timeout_s,
@@ -103,9 +102,18 @@ class Task(Generic[P, R_co]):
             "max_wait_s": max_wait_s,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if queue is not None:
+            changes["queue"], changes["declared_queue"] = self._queue(queue)
         if limits != ():
-            changes["limits"] = (*self.defaults.limits, *checked_limits(limits))
+            names, declared = divided(limits)
+            changes["limits"] = (*self.defaults.limits, *names)
+            changes["declared"] = (*self.defaults.declared, *declared)
         return TaskWithOptions(self, msgspec.structs.replace(self.defaults, **changes))
+
+    def _queue(self, queue: str | Queue) -> tuple[str, Queue | None]:
+        """Return a queue's name and what is declared with it; the task's own may be named by its name alone."""
+        own = self.defaults.declared_queue
+        return queue_of(own if own is not None and queue == own.name else queue)
 
     @property
     def unpacked(self) -> tuple[Task[P, R_co], Options]:

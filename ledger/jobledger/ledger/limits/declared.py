@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import Keep, Mode, Terms, problem_of
-from jobledger.ledger.model.limits.names import LIMITS_MAX, RESERVED, check_limit
 from jobledger.ledger.model.subjects import check_token
 
 _FIELDS: Final = Terms.__struct_fields__
 #: Names whose key is the job's own queue or task.
-_OWN: Final = RESERVED - {"schedule"}
+_OWN: Final = ("queue", "task")
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -99,25 +100,25 @@ class Queue(_QueueName, frozen=True, kw_only=True):
         Raises: InvalidTokenError, InvalidInputError, ConfigurationError.
         """
         check_token("queue", self.name)
-        check_declared(f"queue {self.name}", self.limits)
+        divided(self.limits)
         if self.fair is not None and (not isinstance(cast("object", self.fair), str) or not self.fair):
             raise ConfigurationError(
                 f"queue {self.name}: fair must be the name of an argument, metadata.<name> or tenant, got {self.fair!r}"
             )
 
 
-def check_declared(what: str, limits: object) -> None:
-    """Refuse what is no tuple of limits; `what` has them.
+def divided(limits: object) -> tuple[tuple[str, ...], tuple[Limit, ...]]:
+    """Return the names among some limits, checked, and those that were declared.
 
-    Raises: InvalidTokenError, InvalidInputError, ConfigurationError.
+    Raises: InvalidTokenError, InvalidInputError.
     """
-    if not isinstance(limits, tuple):
-        raise ConfigurationError(f'{what}: limits must be a tuple such as ("global",), got {limits!r:.80}')
-    given = cast("tuple[object, ...]", limits)
-    for limit in given:
-        if not isinstance(limit, Limit):
-            check_limit(limit)
-    if len(given) > LIMITS_MAX:
-        raise ConfigurationError(
-            f"{what}: a job may have {LIMITS_MAX} limits, got {len(given)}: leave some out"
-        )
+    if not isinstance(limits, Iterable) or isinstance(limits, str | Mapping):
+        return checked_limits(limits), ()  # pyright: ignore[reportUnknownArgumentType]
+    given = tuple(cast("Iterable[object]", limits))
+    declared = tuple(each for each in given if isinstance(each, Limit))
+    return checked_limits([each for each in given if not isinstance(each, Limit)]), declared
+
+
+def queue_of(queue: str | Queue) -> tuple[str, Queue | None]:
+    """Return a queue's name, and what was declared with it."""
+    return (queue.name, queue) if isinstance(queue, Queue) else (queue, None)

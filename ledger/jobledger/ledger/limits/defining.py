@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -103,7 +103,16 @@ class CodeLimits:
         ] = {}  #: by limit or limit:key, what was written, or is as a person set it
         self._failed: dict[str, float] = {}  #: when it could not be written, by the loop's clock
 
-    def is_said(self, limit: Limit, task: str, queue: str) -> bool:
+    async def ensure(self, limits: Sequence[Limit | str], task: str, queue: str) -> None:
+        """See to it that what a job's task and queue define is in the ledger, as far as that can be done at once.
+
+        Raises: ConfigurationError where this process defined a limit otherwise before.
+        """
+        for limit in limits:
+            if isinstance(limit, Limit) and not self._is_said(limit, task, queue):
+                await self._say(limit, task, queue)
+
+    def _is_said(self, limit: Limit, task: str, queue: str) -> bool:
         """Return whether nothing is to be written for a limit now.
 
         Raises: ConfigurationError where this process defined it otherwise before.
@@ -122,7 +131,7 @@ class CodeLimits:
             )
         return True
 
-    async def say(self, limit: Limit, task: str, queue: str) -> None:
+    async def _say(self, limit: Limit, task: str, queue: str) -> None:
         """Write a definition unless the ledger has the same, or a person's; a failure is told in the log.
 
         Jobs of a limit that could not be written stay held until a later enqueue, or a person, sets it.
@@ -131,7 +140,7 @@ class CodeLimits:
         name = joined(limit.name, key)
         try:
             async with asyncio.timeout(_WAIT_S), self._turn:
-                if not self.is_said(limit, task, queue):
+                if not self._is_said(limit, task, queue):
                     await change(
                         self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
                     )

@@ -11,14 +11,15 @@ from jobledger.ledger.limits.declared import Limit, Queue
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.foreign_types import to_builtin
-from jobledger.ledger.model.limits.names import check_key, check_limits, joined
+from jobledger.ledger.model.inputs import check_word, checked_limits
+from jobledger.ledger.model.limits.names import joined
 
 _METADATA: Final = "metadata."
 _TENANT: Final = "tenant"
 
 
-class Values(msgspec.Struct, frozen=True):
-    """What keys are made of."""
+class Keyed(msgspec.Struct, frozen=True):
+    """A job that is enqueued: what its keys are made of."""
 
     task: str
     queue: str
@@ -55,32 +56,28 @@ class Values(msgspec.Struct, frozen=True):
             raise InvalidInputError(
                 f"{of} of task {self.task} takes its key from {source}, and the job {what}: give {wanted}"
             )
-        return check_key(f"of task {self.task} ({of} from {source})", value)
+        return check_word(f"{source} of task {self.task}, the key of {of},", value)
 
 
-def with_limits(values: Values, limits: Sequence[Limit | str], queue: Queue | None) -> Order:
+def with_limits(job: Keyed, limits: Sequence[Limit | str], queue: Queue | None) -> Order:
     """Return the job's order with the limits of its task, its queue and its options, and its key of fairness.
 
     Raises: InvalidTokenError, InvalidInputError.
     """
     fair = ""
-    found = [_name(values, limit) for limit in (*limits, *(() if queue is None else queue.limits))]
+    found = [_name(job, limit) for limit in (*limits, *(() if queue is None else queue.limits))]
     if queue is not None and queue.fair is not None:
-        fair = values.key(f"queue {queue.name}", queue.fair)
+        fair = job.key(f"queue {queue.name}", queue.fair)
         found.append(joined("queue", queue.name))
-    return msgspec.structs.replace(
-        values.order, limits=check_limits([*values.order.limits, *found]), fair=fair
-    )
+    return msgspec.structs.replace(job.order, limits=checked_limits([*job.order.limits, *found]), fair=fair)
 
 
-def _name(values: Values, limit: Limit | str) -> str:
+def _name(job: Keyed, limit: Limit | str) -> str:
     if isinstance(limit, str):
         return limit
     if limit.is_own:
-        return joined(limit.name, own_key(limit, values.task, values.queue))
-    return (
-        limit.name if limit.key is None else joined(limit.name, values.key(f"limit {limit.name}", limit.key))
-    )
+        return joined(limit.name, own_key(limit, job.task, job.queue))
+    return limit.name if limit.key is None else joined(limit.name, job.key(f"limit {limit.name}", limit.key))
 
 
 def own_key(limit: Limit, task: str, queue: str) -> str:

@@ -17,7 +17,7 @@ from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import WHOLE_MAX, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, RefusedError
-from jobledger.ledger.model.limits.names import is_key
+from jobledger.ledger.model.inputs import check_word
 
 #: What a job does whose limit is full: wait; take the place of an older job that waits; also ask the one that runs to
 #: end; or be cancelled.
@@ -184,9 +184,13 @@ def problem_of(terms: Terms, overrides: Mapping[str, Override]) -> str:
     if len(overrides) > OVERRIDES_MAX:
         return f"{len(overrides):,} keys have numbers of their own: at most {OVERRIDES_MAX:,} may"
     for key, override in overrides.items():
-        problem = _problem_of(override) if is_key(key) else "it cannot be a key"
+        try:
+            check_word("a key", key)
+        except InvalidInputError as error:
+            return str(error)
+        problem = _problem_of(override)
         if problem:
-            return f"key {key!r:.80}: {problem}"
+            return f"key {key}: {problem}"
     return _problem_of(terms)
 
 
