@@ -387,7 +387,11 @@ def free_port() -> int:
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     "page",
-    [README, ROOT / "docs" / "start.md", ROOT / "docs" / "looking-back.md", ROOT / "CONTRIBUTING.md"],
+    [
+        README,
+        *(ROOT / "docs" / f"{each}.md" for each in ("start", "looking-back", "queues")),
+        ROOT / "CONTRIBUTING.md",
+    ],
     ids=_name,
 )
 def test_console_blocks_print_what_they_show(
@@ -400,7 +404,7 @@ def test_console_blocks_print_what_they_show(
         (tmp_path / name).write_text(block.text, encoding="utf-8")
     steps = _steps(page)
     assert steps
-    terminal = Terminal(tmp_path, free_port, here=page.name in {"start.md", "looking-back.md"})
+    terminal = Terminal(tmp_path, free_port, here=page.name in {"start.md", "looking-back.md", "queues.md"})
     try:
         for step in steps:
             terminal.run(step)

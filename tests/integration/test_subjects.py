@@ -126,6 +126,7 @@ class Stage:
             for name in ("often", "rarely"):  # else what they wait for would hold an archive run back
                 await ledger.schedules.act(name, Remove())
             assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
+            await self._resume_by_hand(ledger)
             await until(lambda: self._has_used("Worker", "$JS.ACK.LEDGER.reconcile_"))
 
     async def _limit(self) -> None:
@@ -134,6 +135,15 @@ class Stage:
             await define(ledger, "api", slots=1)
             await ended(await limited(ledger, never, "api", given={"number": 1}, max_attempts=1))
             await undefine(ledger, "api")
+
+    async def _resume_by_hand(self, ledger: Ledger) -> None:
+        """Resume a consumer other than its queue, which the reconciler then pauses again."""
+        async with connect(self._url, name="nobody") as operator:
+            await operator.pause_queue("work")
+            consumer = f"CONSUMER.PAUSE.{ledger.names.ledger_stream}.work_work_normal"
+            await api(operator.inbox, consumer, {})
+            await until(lambda: Use("publish", "hint.queue.work") in self._recorder.used["Worker"])
+            await operator.resume_queue("work")
 
     async def recover(self) -> None:
         """Find streams gone that reactors can make again, and hear of a dispatch that was given up."""
@@ -194,6 +204,8 @@ class Stage:
         act("timers", "rebuild")
         act("timers", "status")
         act("jobs", "cancel", "taken")
+        act("queues", "pause", "work")
+        act("queues", "resume", "work")
         act("dlq", "requeue", "dead")
         act("jobs", "why", "dead")
         act("jobs", "cancel", "dead")

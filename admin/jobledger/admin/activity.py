@@ -6,9 +6,10 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.admin.queues import together
+from jobledger.admin.queues import paused_now, together
 from jobledger.admin.rows import Rows
 from jobledger.admin.workers import list_workers
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import QueueRow, Store
 
@@ -35,6 +36,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     stream_sequence: int  #: of the newest event that was seen
     events_per_s: float | None  #: since the look before; None at the first
     queues: list[QueueActivity]
+    paused: dict[str, QueueState]  #: the queues that are paused
     workers: list[WorkerInfo]
 
 
@@ -56,7 +58,7 @@ class Watch:
         position = await rows.catch_up()
         now = clock.monotonic()
         with Store.open(await rows.path()) as store, store.one_moment():
-            found = together(store.queues())
+            found, paused = together(store.queues()), paused_now(store, clock.now())
             counts = _counts(store)
         passed_s, before = now - self._seen_at, self._counts
         rate = (position.stream_sequence - self._sequence) / passed_s if before is not None else None
@@ -70,6 +72,7 @@ class Watch:
                 )
                 for row in found
             ],
+            paused=paused,
             workers=await list_workers(rows.ledger),
         )
         self._seen_at, self._sequence, self._counts = now, position.stream_sequence, counts

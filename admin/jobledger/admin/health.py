@@ -25,12 +25,15 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerNotFoundError,
 )
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import open_connection
+from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.pauses import agrees, queue_of_work, queue_states
 from jobledger.ledger.nats.streams import require_ledger, specifications
 from jobledger.projections import EventGapError, ProjectionError, Store
 from jobledger.projections.agreement import refuse_lost_beginning
@@ -46,6 +49,7 @@ FormerLedger = Callable[[Path | None], str | None]
 LAG_WARN_EVENTS: Final = 100_000
 #: A sealer seals each minute unless told otherwise.
 SEAL_WARN_S: Final = 3_600.0
+_PAUSES_SHOWN_MAX: Final = 12
 _BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
 
 _LOOK_INTO: Final = (
@@ -149,6 +153,7 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
     }
     async with connect(asked.url, **given) as ledger:
         found.append(await _check_workers(ledger))
+        found += await _check_pauses(ledger)
         found.append(await _check_beginning(ledger))
         found += await _check_audit(ledger)
         try:
@@ -176,6 +181,31 @@ async def _check_workers(ledger: Ledger) -> Check:
     return Check(
         check="workers", status=status, found=f"{len(live)} live, {jobs} jobs running", advice=advice
     )
+
+
+async def _check_pauses(ledger: Ledger) -> list[Check]:
+    """Look which queues are paused, a line each, and whether their consumers are. Raises: UnreachableError."""
+    now, states = ledger.clock.now(), await queue_states(ledger.log)
+    paused = {queue: state for queue, state in sorted(states.items()) if state.is_paused(now)}
+    found = [_pause(queue, state) for queue, state in list(paused.items())[:_PAUSES_SHOWN_MAX]]
+    if len(paused) > len(found):
+        found.append(Check(check="pauses", status="warn", found=f"and {len(paused) - len(found):,} more"))
+    listed = await list_consumers(ledger.inbox, ledger.names.ledger_stream) if states else []
+    wrong = [
+        info.name
+        for info in listed
+        if not agrees(info, states.get(queue_of_work(info.name), QueueState()), now)
+    ]
+    if wrong:
+        said = f"consumer {wrong[0]} is {'not ' if states[queue_of_work(wrong[0])].is_paused(now) else ''}paused, other than its queue"
+        advice = "a running worker brings it in line within a minute; if it does not, its log says why"
+        found.append(Check(check="pauses", status="warn", found=said, advice=advice))
+    return found
+
+
+def _pause(queue: str, state: QueueState) -> Check:
+    advice = f"`jobledger queues resume {queue}` ends that"
+    return Check(check=f"queue {queue}", status="warn", found=state.words(), advice=advice)
 
 
 async def _check_beginning(ledger: Ledger) -> Check:

@@ -1,13 +1,84 @@
-"""What the queues hold: rows by queue and priority, or with the priorities of each queue added up."""
+"""What the queues hold: rows by queue and priority, or added up for each queue; which are paused; and draining one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
 
-from jobledger.projections import QueueRow
+import anyio
+
+from jobledger.admin.rows import Rows
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.projections import QueueRow, Store
+from jobledger.projections.tables.queues import read_pauses
 
 _RANKS: Final = {"high": 0, "normal": 1, "low": 2}
+_LOOK_AGAIN_FIRST_S: Final = 0.05
+_LOOK_AGAIN_MAX_S: Final = 1.0
+_RUNNING: Final = "SELECT worker, count(*) FROM jobs WHERE status = 'running' AND queue = ? GROUP BY worker"
+
+
+class Running(NamedTuple):
+    """What of a queue still runs."""
+
+    jobs: int  #: on workers whose leases live
+    workers: int  #: how many these are
+    lost: int  #: jobs whose workers are gone: they are taken over when the queue is resumed
+
+    def words(self) -> str:
+        """Return it for a person: `3 jobs run on 2 workers`."""
+        jobs = "1 job runs" if self.jobs == 1 else f"{self.jobs:,} jobs run"
+        return f"{jobs} on {'1 worker' if self.workers == 1 else f'{self.workers:,} workers'}"
+
+
+def paused_now(store: Store, now: datetime) -> dict[str, QueueState]:
+    """Return the queues that are paused at a moment, and what is known of it."""
+    return {queue: state for queue, state in read_pauses(store.select).items() if state.is_paused(now)}
+
+
+def listed(store: Store, queue: str | None, now: datetime) -> tuple[list[QueueRow], Mapping[str, QueueState]]:
+    """Return the rows of the queues that ever had a job or are paused, or of one; and those that are paused."""
+    with store.one_moment():
+        rows, paused = store.queues(queue), paused_now(store, now)
+    known = {row.queue for row in rows}
+    none = dict.fromkeys((state.value for state in JobState), 0)
+    empty = [
+        QueueRow(queue=each, priority="normal", counts=none, oldest_waiting=None, oldest_running=None)
+        for each in paused
+        if each not in known and queue in (None, each)
+    ]
+    return [*rows, *empty], paused
+
+
+async def drained(rows: Rows, queue: str, *, limit_s: float, on_change: Callable[[Running], None]) -> Running:
+    """Wait until no job of a paused queue runs, or the limit is reached; return what still runs.
+
+    `on_change` gets what runs, at first and with each change. Jobs whose workers are gone are not waited for.
+
+    Raises: ProjectionError, UnreachableError.
+    """
+    clock = rows.ledger.clock
+    pause_s, told, deadline = _LOOK_AGAIN_FIRST_S, None, clock.monotonic() + limit_s
+    while (running := await _running(rows, queue)).jobs:
+        if running != told:
+            on_change(running)
+        told, left_s = running, deadline - clock.monotonic()
+        if left_s <= 0:
+            break
+        await anyio.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LOOK_AGAIN_MAX_S)
+    return running
+
+
+async def _running(rows: Rows, queue: str) -> Running:
+    await rows.catch_up()
+    alive = {info.worker for info in await rows.ledger.leases.all() if not info.stopped}
+    with Store.open(await rows.path()) as store:
+        found = store.select(_RUNNING, (queue,))
+    living = [count for worker, count in found if worker in alive]
+    return Running(sum(living), len(living), sum(count for worker, count in found if worker not in alive))
 
 
 def by_priority(rows: Iterable[QueueRow]) -> list[QueueRow]:

@@ -15,10 +15,12 @@ from jobledger.audit.trail_words import count
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
 
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -44,7 +46,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     announced: TaskEntry | None = (
         None  #: the last word on its task, if no living worker of the queue has that
     )
-    paused: Paused | None = None  #: that consumer, if somebody paused it
+    paused: Paused | None = None  #: that consumer, if it is paused although its queue is not
+    queue: QueueState = QueueState()  #: whether its queue is paused
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +70,9 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         holder = await ledger.leases.find(job.running_attempt.worker)
     workers: tuple[WorkerInfo, ...] = ()
     announced, backlog, delivered, paused = None, None, 0, None
+    queue = QueueState()
+    if job.state in (JobState.QUEUED, JobState.HELD):
+        queue = await queue_state(ledger.log, job.queue)
     if job.state is JobState.QUEUED:
         alive = [info for info in await ledger.leases.all() if not info.stopped]
         workers = tuple(info for info in alive if job.queue in info.queues)
@@ -86,6 +92,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         backlog=backlog,
         delivered=delivered,
         paused=paused,
+        queue=queue,
     )
 
 
@@ -153,6 +160,8 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
             f"it stood in queue {job.queue} ({job.order.priority}); which workers lived then is not known",
             "",
         )
+    if facts.queue.is_paused(facts.now):
+        return _queue_paused(job, facts)
     start = f"jobledger worker --app ... --queue {job.queue}"
     if not facts.workers:
         return f"no worker serves queue {job.queue}{_last_word(facts)}", start
@@ -179,6 +188,11 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
         "it was delivered to a worker that has not started it: it is about to, or the delivery comes again "
         "within the ack wait"
     ), "jobledger workers list"
+
+
+def _queue_paused(job: Job, facts: Facts) -> tuple[str, str]:
+    said = f"queue {job.queue} is {facts.queue.words()}; no worker is given a job of it before that ends"
+    return said, f"jobledger queues resume {job.queue}"
 
 
 def _have_task(job: Job, workers: tuple[WorkerInfo, ...]) -> bool:

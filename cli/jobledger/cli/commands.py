@@ -43,7 +43,16 @@ COMMANDS: Final = Group(
                 "why": "jobs.acts",
             },
         ),
-        "queues": Group(groups.QUEUES, {"list": "jobs.queues", "purge": "jobs.bulk"}),
+        "queues": Group(
+            groups.QUEUES,
+            {
+                "list": "jobs.queues",
+                "pause": "queues",
+                "resume": "queues",
+                "drain": "queues",
+                "purge": "jobs.bulk",
+            },
+        ),
         "limits": Group(
             groups.LIMITS,
             {

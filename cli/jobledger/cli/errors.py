@@ -86,6 +86,10 @@ class JobNotCompletedError(LedgerError):
     """`enqueue --wait` saw the job end otherwise than completed."""
 
 
+class QueueNotDrainedError(LedgerError):
+    """`queues drain` saw jobs that still ran at the end of its time; the queue stays paused."""
+
+
 class ProjectionDiffersError(LedgerError):
     """`projection verify` found a row that a rebuilt projection does not have."""
 

@@ -15,7 +15,7 @@ def _group(words: str) -> typer.Typer:
 
 TOP: Final = typer.Typer()  #: of the commands without a group
 JOBS: Final = _group("List, show, explain, cancel, retry and run jobs.")
-QUEUES: Final = _group("List the queues and what they hold.")
+QUEUES: Final = _group("List the queues and what they hold; pause, resume, drain and empty them.")
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")

@@ -68,6 +68,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.job import Attempt, Job, JobState, Progress
 from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
@@ -129,6 +130,7 @@ __all__ = [
     "PortInUseError",
     "Progress",
     "Queue",
+    "QueueState",
     "RefusedError",
     "ResultMismatchError",
     "ResultTimeoutError",

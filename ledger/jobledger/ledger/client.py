@@ -27,7 +27,8 @@ from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, J
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.model.queues.pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
+from jobledger.ledger.model.subjects import JobRef, Names, check_token
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import Connection, open_connection
 from jobledger.ledger.nats.hints import Hints
@@ -35,6 +36,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
+from jobledger.ledger.nats.pauses import bring_in_line, queue_state
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.streams import (
@@ -284,6 +286,49 @@ class Ledger:
             raise JobNotFoundError(ref.job_id)
         decide(job, command, self.stamp())
         return job
+
+    async def pause_queue(
+        self,
+        queue: str,
+        *,
+        until: datetime | None = None,
+        reason: str = "",
+        interrupt: bool = False,
+        by: str = "",
+    ) -> QueueState:
+        """Give no worker a job of a queue any more, until it is resumed or a time comes; return the queue as it is then.
+
+        Jobs still come in, and timers go on. Attempts that run go on to their end; with `interrupt` they are given back.
+        A queue that is paused already is then paused as this says.
+
+        Raises: InvalidTokenError, InvalidInputError for a time that is past or has no zone, LedgerFullError;
+            ServerUnreachableError, after which doing the same again is safe.
+        """
+        return await self._change_queue(
+            queue, PauseQueue(until=until, reason=reason, interrupt=interrupt), by
+        )
+
+    async def resume_queue(self, queue: str, *, reason: str = "", by: str = "") -> QueueState:
+        """Give workers the jobs of a paused queue again; return the queue as it is then.
+
+        Raises: InvalidTokenError, RefusedError for a queue that is not paused, LedgerFullError, ServerUnreachableError.
+        """
+        return await self._change_queue(queue, ResumeQueue(reason=reason), by)
+
+    async def queue_state(self, queue: str) -> QueueState:
+        """Return whether a queue is paused, by whom, until when and why. Raises: InvalidTokenError, UnreachableError."""
+        check_token("queue", queue)
+        return await self.patience.read(lambda: queue_state(self.log, queue))
+
+    async def _change_queue(self, queue: str, command: QueueCommand, by: str) -> QueueState:
+        # Imported here: who only enqueues needs nothing of it.
+        from jobledger.ledger.queues.pausing import change_queue  # noqa: PLC0415
+
+        return await change_queue(self, queue, command, by=by)
+
+    async def tell_consumers(self, queue: str) -> QueueState:
+        """Have the server do what the ledger says of a queue; see `pauses.bring_in_line`."""
+        return await bring_in_line(self.inbox, self.log, queue)
 
     def lock(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT

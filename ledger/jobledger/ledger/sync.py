@@ -26,6 +26,7 @@ from jobledger.ledger.loop_thread import LoopThread, wait_for
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError
 from jobledger.ledger.model.job import Job, JobState, Progress
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
@@ -238,6 +239,28 @@ class Ledger:
     def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good. See `client.Ledger.discard`."""
         return self._caller.call(lambda ledger: ledger.discard(job, queue=queue, reason=reason, by=by))
+
+    def pause_queue(
+        self,
+        queue: str,
+        *,
+        until: datetime | None = None,
+        reason: str = "",
+        interrupt: bool = False,
+        by: str = "",
+    ) -> QueueState:
+        """Give no worker a job of a queue any more. See `client.Ledger.pause_queue`."""
+        return self._caller.call(
+            lambda ledger: ledger.pause_queue(queue, until=until, reason=reason, interrupt=interrupt, by=by)
+        )
+
+    def resume_queue(self, queue: str, *, reason: str = "", by: str = "") -> QueueState:
+        """Give workers the jobs of a paused queue again. See `client.Ledger.resume_queue`."""
+        return self._caller.call(lambda ledger: ledger.resume_queue(queue, reason=reason, by=by))
+
+    def queue_state(self, queue: str) -> QueueState:
+        """Return whether a queue is paused, by whom, until when and why. See `client.Ledger.queue_state`."""
+        return self._caller.call(lambda ledger: ledger.queue_state(queue))
 
     def events(self, **options: Unpack[EventOptions]) -> EventStream:
         """Return stored events to iterate, also as a durable subscription. See `client.Ledger.events`."""

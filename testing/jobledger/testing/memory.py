@@ -19,6 +19,7 @@ from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import only_jobs
 from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import Names, filter_pattern
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.hints import Hints
@@ -26,6 +27,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
+from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.patience import Patience
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
 from jobledger.ledger.tasks import Task, TaskWithOptions
@@ -79,10 +81,14 @@ class MemoryLedger(Ledger):
             self, self.tasks, config=self.config, clock=self.clock, tracing=self.tracing, children=children
         )
 
+    async def tell_consumers(self, queue: str) -> QueueState:
+        """Return the queue as it is: there are no consumers, and `run_pending` leaves the jobs of a paused one."""
+        return await queue_state(self.log, queue)
+
     async def run_pending(self, *, jobs_max: int = JOBS_MAX) -> list[Job]:
         """Run every job that is queued or due, and those that they enqueue, one after the other; return them as they ended.
 
-        A job that is retried at once is there twice. Jobs that wait for a later time stay: move `clock` first, or
+        A job that is retried at once is there twice. Jobs of a paused queue stay, and those that wait for a later time: move `clock` first, or
         use `advance`. Tasks for the process pool run in a thread.
 
         Raises: UnknownTaskError for a job whose task was neither given nor enqueued here; ConfigurationError when there

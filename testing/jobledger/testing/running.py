@@ -16,6 +16,7 @@ from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.log import only_jobs
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.timers import wait_timer
 from jobledger.workers.bench import Bench
@@ -64,6 +65,11 @@ class Pending:
                 await self._ledger.execute(ref, admit)
         await self._read()
         queued = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
+        now, log = self._ledger.clock.now(), self._ledger.log
+        paused = {
+            queue for queue in {job.queue for job in queued} if (await queue_state(log, queue)).is_paused(now)
+        }
+        queued = [job for job in queued if job.queue not in paused]
         if not queued:
             return None
         first = min(queued, key=lambda job: (PRIORITIES.index(job.order.priority), job.dispatch_sequence))

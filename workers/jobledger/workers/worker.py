@@ -19,6 +19,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcing import announce_tasks
@@ -28,6 +29,7 @@ from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
+from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import busy_s, nak
 from jobledger.workers.attempt.threads import Threads
@@ -99,17 +101,8 @@ class Worker:
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._hooks = HookRunner(tasks)
-        self._attempts = Attempts(
-            ledger,
-            tasks,
-            self._lease,
-            self._intake,
-            execution=self._execution,
-            hooks=self._hooks,
-            abandoned=self._abandoned,
-            cancel_grace_s=self._config.cancel_grace_s,
-            on_abandoned=self._on_abandoned,
-        )
+        self._pauses = PauseWatch(ledger, self.queues, on_change=self._on_queue)
+        self._attempts = self._make_attempts()
         self._cancels = CancelWatch(
             ledger, self.queues, running=self._attempts.claims_held, on_cancel=self._attempts.cancel
         )
@@ -135,6 +128,20 @@ class Worker:
             reactors=self._config.reactors,
             announce=announce,
             outage=self._ledger.connection.outage,
+        )
+
+    def _make_attempts(self) -> Attempts:
+        return Attempts(
+            self._ledger,
+            self._tasks,
+            self._lease,
+            self._intake,
+            execution=self._execution,
+            hooks=self._hooks,
+            abandoned=self._abandoned,
+            cancel_grace_s=self._config.cancel_grace_s,
+            on_abandoned=self._on_abandoned,
+            pauses=self._pauses,
         )
 
     @property
@@ -185,6 +192,7 @@ class Worker:
         await self._lease.open()
         self._open_pool()
         await self._cancels.open()
+        await self._pauses.open()
         await self._intake.open()
         self.taking.set()
         logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
@@ -192,6 +200,7 @@ class Worker:
             self._serve("the lease", self._lease.run),
             self._serve("keep-alive", self._intake.keep_alive),
             self._serve("the watch for cancels", self._cancels.run),
+            self._serve("the watch for pauses", self._pauses.run),
             self._serve("the watchdog", self._watchdog.run),
             self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
@@ -212,6 +221,16 @@ class Worker:
             await self._farewell()
             if self._pool is not None:
                 await self._pool.close()
+
+    def _on_queue(self, queue: str, state: QueueState) -> None:
+        """Obey a pause or the end of one."""
+        if not state.is_paused(self._ledger.clock.now()):
+            self._intake.resume(queue)
+            return
+        logger.info("queue %s is %s", queue, state.words())
+        self._intake.pause(queue)
+        if state.interrupt:
+            self._attempts.give_back(queue, f"queue {queue} was paused")
 
     def _on_dead_letter(self, job: Job) -> None:
         """Tell the hooks of a job that a reactor in this process gave up."""

@@ -1,7 +1,8 @@
-"""`jobledger queues list`: what each queue holds, now or at a past moment."""
+"""`jobledger queues list`: what each queue holds and whether it is paused, now or at a past moment."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -9,19 +10,29 @@ import msgspec
 import typer
 
 from jobledger.admin.queues import by_priority as each_priority
-from jobledger.admin.queues import together
+from jobledger.admin.queues import listed, together
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import QUEUES
 from jobledger.cli.output import Cell
 from jobledger.cli.past import asked, rows_begin, viewed
 from jobledger.cli.text import age, shortened
+from jobledger.ledger import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import QueueRow
 
-#: Columns that add several states up, so that a line fits into 80 characters; --json has each state.
-_LATER: Final = ("scheduled", "held", "retry_wait", "paused")
-_ENDED: Final = ("completed", "cancelled", "discarded")
+#: Columns, and the states whose jobs each counts; --json has each state.
+_COUNTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "active>": ("running",),
+    "waiting>": ("queued",),
+    "held>": ("held",),
+    "delayed>": ("scheduled", "paused"),
+    "retrying>": ("retry_wait",),
+    "failed>": ("dead_lettered",),
+    "ended>": ("completed", "cancelled", "discarded"),
+}
+_WAITS: Final = "oldest waits>"
+_WIDE: Final = 120  #: columns that have room for all of them
 
 
 @command(QUEUES, "list", takes=ROWS)
@@ -35,42 +46,70 @@ async def list_queues(
     at: options.At = None,
     sequence: options.Sequence = None,
 ) -> None:
-    """List every queue that ever had a job: its jobs by state, and how long the oldest has waited for a worker."""
+    """List every queue that ever had a job or was paused: its jobs by state, and who paused it."""
     if queue is not None:
         check_token("queue", queue)
     output = cli.output
     async with viewed(cli, asked(at, sequence)) as view:
-        rows = view.store.queues(queue)
+        rows, paused = listed(view.store, queue, view.now)
     lines = each_priority(rows) if by_priority else together(rows)
     if output.as_json:
         for row in lines:
-            output.object({**_object(row, by_priority=by_priority), **rows_begin(view)})
+            output.object({**_object(row, paused, by_priority=by_priority), **rows_begin(view)})
     elif not lines:
         output.say("no queues")
     else:
-        head = ("queue", "queued>", "running>", "later>", "ended>", "dead>", "oldest waits>")
-        columns = (head[0], "priority!", *head[1:]) if by_priority else head
-        output.table(columns, [_cells(row, view.now, by_priority=by_priority) for row in lines])
+        heads = _heads(is_wide=output.console.width >= _WIDE, is_long=by_priority or bool(paused))
+        named = ("queue", "priority!") if by_priority else ("queue",)
+        cells = [_cells(row, heads, view.now, paused, by_priority=by_priority) for row in lines]
+        output.table((*named, *heads, *(["paused"] if paused else [])), cells)
 
 
-def _object(row: QueueRow, *, by_priority: bool) -> dict[str, Any]:
+def _heads(*, is_wide: bool, is_long: bool) -> list[str]:
+    """Return what is counted: in 80 columns not what ended, and beside other columns not how long the oldest waits."""
+    counts = [head for head in _COUNTS if is_wide or head != "ended>"]
+    return [*counts, _WAITS] if is_wide or not is_long else counts
+
+
+def _object(row: QueueRow, paused: Mapping[str, QueueState], *, by_priority: bool) -> dict[str, Any]:
     body = msgspec.structs.asdict(row)
-    return body if by_priority else {name: value for name, value in body.items() if name != "priority"}
+    if not by_priority:
+        del body["priority"]
+    return {**body, "pause": pause_object(paused.get(row.queue))}
 
 
-def _cells(row: QueueRow, now: datetime, *, by_priority: bool) -> list[Cell]:
-    def count(*states: str) -> int:
-        return sum(row.counts.get(state, 0) for state in states)
+def pause_object(state: QueueState | None) -> dict[str, Any] | None:
+    """Return what --json says of a queue that is paused; None of one that is not."""
+    if state is None:
+        return None
+    return {name: getattr(state, name) for name in ("by", "since", "until", "reason", "interrupt")}
 
+
+def _cells(
+    row: QueueRow,
+    heads: list[str],
+    now: datetime,
+    paused: Mapping[str, QueueState],
+    *,
+    by_priority: bool,
+) -> list[Cell]:
     since = datetime.fromisoformat(row.oldest_waiting) if row.oldest_waiting else None
     waits = "" if since is None else age(since, max(now, since)).removesuffix(" ago")
     return [
         shortened(row.queue, 64),
         *([row.priority] if by_priority else []),
-        count("queued"),
-        count("running"),
-        count(*_LATER),
-        count(*_ENDED),
-        count("dead_lettered"),
-        waits,
+        *(waits if head == _WAITS else _count(row, _COUNTS[head]) for head in heads),
+        *([_pause(paused.get(row.queue), now)] if paused else []),
     ]
+
+
+def _count(row: QueueRow, states: tuple[str, ...]) -> int:
+    return sum(row.counts.get(state, 0) for state in states)
+
+
+def _pause(state: QueueState | None, now: datetime) -> str:
+    """Return who paused a queue, and how long that lasts; "" of one that is not paused."""
+    if state is None:
+        return ""
+    ends = "" if state.until is None else f", ends {age(state.until, now)}"
+    return shortened(f"by {state.by}{ends}", 64)

@@ -14,6 +14,7 @@ from jobledger.admin.activity import Activity, QueueActivity, Watch
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TOP
+from jobledger.cli.jobs.queues import pause_object
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.session import projection_path, stoppable, until_closed
 from jobledger.cli.text import age, colored, shortened
@@ -22,6 +23,7 @@ from jobledger.ledger.nats.leases import WorkerInfo
 
 _LATER: Final = ("scheduled", "held", "retry_wait", "paused")
 _WORKERS_MAX: Final = 100
+_PAUSED_MAX: Final = 20
 _HEADS: Final = (
     "queue!",
     "queued>",
@@ -80,6 +82,8 @@ def _show(output: Output, activity: Activity) -> None:
         narrow = output.is_narrow
         heads = [head for head in _HEADS if not (narrow and head in _WIDE_ONLY)]
         output.table(heads, [_queue(each, activity.at, narrow=narrow) for each in activity.queues])
+    for queue, state in list(activity.paused.items())[:_PAUSED_MAX]:
+        output.say(f"queue {shortened(queue, 64)} is {shortened(state.words(), 200)}", style="yellow")
     if activity.workers:
         columns = ("worker!", "queues", "running>", "up!", "seen!")
         shown = activity.workers[:_WORKERS_MAX]
@@ -137,6 +141,7 @@ def _object(activity: Activity) -> dict[str, Any]:
                 "queue": each.row.queue,
                 **each.row.counts,
                 "oldest_waiting": each.row.oldest_waiting,
+                "pause": pause_object(activity.paused.get(each.row.queue)),
                 "per_s": None if each.rates is None else msgspec.structs.asdict(each.rates),
             }
             for each in activity.queues

@@ -264,6 +264,10 @@ class Names(msgspec.Struct, frozen=True):
         """Return the core subject of "somebody wants this running job to end"; of any job of the queue by default."""
         return f"{self._subject('hint')}.cancel.{queue}.{job_id}"
 
+    def queue_hint(self, queue: str) -> str:
+        """Return the core subject of "somebody paused or resumed this queue"."""
+        return f"{self._subject('hint')}.queue.{queue}"
+
     def progress_hint(self, ref: JobRef) -> str:
         """Return the core subject of what a running job says of its progress."""
         return f"{self._subject('hint')}.progress.{ref.queue}.{ref.job_id}"

@@ -238,6 +238,17 @@ async def delete_consumer(inbox: Inbox, stream: str, consumer: str) -> None:
     await _call(inbox, f"CONSUMER.DELETE.{stream}.{consumer}", {}, _Done, f"the end of consumer {consumer}")
 
 
+async def pause_consumer(inbox: Inbox, stream: str, consumer: str, until: str) -> None:
+    """Let a consumer hand out nothing until a time of the server's clock; "" ends its pause.
+
+    Raises: MissingError.
+    """
+    request = {"pause_until": until} if until else {}
+    await _call(
+        inbox, f"CONSUMER.PAUSE.{stream}.{consumer}", request, _Done, f"a pause of consumer {consumer}"
+    )
+
+
 def drop_consumer(connection: Connection, stream: str, consumer: str) -> None:
     """Delete a consumer without waiting for an answer.
 

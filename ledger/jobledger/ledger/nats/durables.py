@@ -5,6 +5,7 @@ A durable consumer keeps its position on the server; how a process takes message
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from jobledger.ledger.nats import api
@@ -16,6 +17,9 @@ _NANOSECONDS: Final = 1_000_000_000
 _REACTOR_ACK_PENDING_MAX: Final = 10_000
 #: How often a consumer hands out one dispatch; then the server drops it and says so in ADVISORIES.
 DELIVERIES_MAX: Final = 20
+
+#: Makes a consumer, given what `make_consumer` is.
+Maker = Callable[[Inbox, str, str, dict[str, Any]], Awaitable[ConsumerInfo]]
 
 
 def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: int) -> dict[str, Any]:
@@ -47,18 +51,22 @@ def reactor_consumer(filters: tuple[str, ...], *, ack_wait_s: float) -> dict[str
     }
 
 
-async def ensure_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
+async def ensure_consumer(
+    inbox: Inbox, stream: str, name: str, config: dict[str, Any], *, make: Maker | None = None
+) -> ConsumerInfo:
     """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
 
     Returns it as it was found or made: in all else its settings may be another's, so who relies on one looks there.
 
-    Its `max_deliver` is brought in line, and it is given filters that it lacks of several: an earlier version made
+    `make` makes one that is missing. Its `max_deliver` is brought in line, and it is given filters that it lacks of several: an earlier version made
     consumers without them, to refuse them would ask for deleting their positions. What a lower limit drops unsaid the
     reconciler finds; what a further filter would have let through before, nobody appended.
 
     Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
     """
-    info = await find_consumer(inbox, stream, name) or await make_consumer(inbox, stream, name, config)
+    info = await find_consumer(inbox, stream, name)
+    if info is None:
+        info = await (make or make_consumer)(inbox, stream, name, config)
     settings = _widened(info.config, config)
     wanted = ("filter_subject", "filter_subjects", "ack_policy", "deliver_policy")
     required = tuple(setting for setting in wanted if setting in config)

@@ -54,6 +54,18 @@ class Hints:
         """Tell the workers of a job's queue that a cancel request for it is in the ledger."""
         self._send(self._names.cancel_hint(ref.queue, ref.job_id), b"")
 
+    async def listen_queue(self, queue: str, on_change: Callable[[], None]) -> None:
+        """Call `on_change` for every hint that the queue was paused or resumed."""
+
+        def on_hint(_subject: bytes, _reply: bytes, _data: bytes, _headers: bytes) -> None:
+            on_change()
+
+        await self._connection.listen(self._names.queue_hint(queue), on_hint)
+
+    def tell_queue(self, queue: str) -> None:
+        """Tell the workers of a queue that it was paused or resumed."""
+        self._send(self._names.queue_hint(queue), b"")
+
     @contextlib.asynccontextmanager
     async def watch_progress(
         self, ref: JobRef, on_progress: Callable[[bytes], None]

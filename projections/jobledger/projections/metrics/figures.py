@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.metrics.exposition import OTHER
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.projections.position import Position
 from jobledger.projections.queries import Store
 from jobledger.projections.statistics.answers import (
@@ -26,6 +27,7 @@ from jobledger.projections.statistics.answers import (
     totals_row,
 )
 from jobledger.projections.statistics.tally import STATISTICS
+from jobledger.projections.tables.queues import read_pauses
 from jobledger.projections.tables.unreadable import SetAside, count_set_aside
 
 _COLUMNS: Final = ", ".join(STATISTICS)
@@ -57,6 +59,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[str, ...]  #: queues under their own names
     folded: dict[str, int]  #: by label, how many values have no name of their own
     queues: list[QueueRow]
+    pauses: dict[str, QueueState]  #: of all queues that were ever paused
     totals: list[TotalsRow]
     failures: list[FailureRow]
 
@@ -88,6 +91,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
                 )
             },
             queues=[queue_row(row) for row in rows],
+            pauses=read_pauses(store.select),
             totals=[totals_row((*key, *values)) for key, values in totals.items()],
             failures=[*failures, *_other_failures(totals, failures)],
         )

@@ -52,6 +52,7 @@ def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     yield values(names.UNREADABLE, (((said,), count) for said, count in accepted.items()))
     yield values(names.FOLDED, (((label,), count) for label, count in figures.folded.items()))
     yield from _queue_metrics(figures.queues, now)
+    yield _paused(figures, now)
     yield from _task_metrics(figures.totals)
     for column, measure in names.FAILURES.items():
         rows = figures.failures
@@ -67,6 +68,15 @@ def _queue_metrics(rows: Sequence[QueueRow], now: datetime) -> Iterator[Metric]:
     )
     for measure, since in ages:
         yield values(measure, [((row.queue, row.priority), _age_s(since(row), now)) for row in rows])
+
+
+def _paused(figures: Figures, now: datetime) -> Metric:
+    """Return which queues are paused: 0 also for those that are not, and 1 for the others together if one of them is."""
+    found = dict.fromkeys((row.queue for row in figures.queues), 0)
+    for queue, state in figures.pauses.items():
+        label = queue if queue in figures.shown else OTHER
+        found[label] = max(found.get(label, 0), int(state.is_paused(now)))
+    return values(names.QUEUE_PAUSED, (((queue,), paused) for queue, paused in found.items()))
 
 
 def _age_s(since: str | None, now: datetime) -> float:

@@ -107,6 +107,9 @@ TIMERS_STREAM: Final = Measure(
 WORKERS: Final = Measure("jobledger_workers", "gauge", "Worker processes whose lease lives.")
 
 JOBS: Final = Measure("jobledger_queue_jobs", "gauge", "Jobs by the state they are in.", (*_LANE, "state"))
+QUEUE_PAUSED: Final = Measure(
+    "jobledger_queue_paused", "gauge", "1 while somebody has paused the queue, else 0.", ("queue",)
+)
 OLDEST_WAITING: Final = Measure(
     "jobledger_queue_oldest_waiting_seconds",
     "gauge",
@@ -232,6 +235,7 @@ EXPORTER_METRICS: Final = (
     TIMERS_STREAM,
     WORKERS,
     JOBS,
+    QUEUE_PAUSED,
     OLDEST_WAITING,
     OLDEST_RUNNING,
     QUEUE_WORKERS,

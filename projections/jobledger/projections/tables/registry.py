@@ -19,11 +19,12 @@ from jobledger.projections.position import POSITION_TABLE
 from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, View
 from jobledger.projections.tables.jobs import JOB_TABLES
 from jobledger.projections.tables.limits import LIMIT_TABLES
+from jobledger.projections.tables.queues import QUEUE_TABLES
 from jobledger.projections.tables.unreadable import UNREADABLE_TABLES
 
 #: By aggregate, the second word of a ledger subject.
 TABLES: Final[dict[str, AggregateTables]] = {
-    each.aggregate: each for each in (JOB_TABLES, UNREADABLE_TABLES, LIMIT_TABLES)
+    each.aggregate: each for each in (JOB_TABLES, UNREADABLE_TABLES, LIMIT_TABLES, QUEUE_TABLES)
 }
 
 

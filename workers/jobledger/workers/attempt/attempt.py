@@ -38,6 +38,7 @@ from jobledger.workers.attempt.claims import Claimer, read_dispatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
+from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.recording import Recorder
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak
@@ -68,14 +69,19 @@ class Attempts:
         abandoned: Abandoned,
         cancel_grace_s: float,
         on_abandoned: Callable[[Attempt, asyncio.Task[None]], None],
+        pauses: PauseWatch | None = None,
     ) -> None:
-        """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome."""
+        """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome.
+
+        `pauses`: knows the queues whose jobs are given back; None where a person runs them past their queues.
+        """
         self._ledger = ledger
         self._tasks = tasks
         self._lease = lease
         self._intake = intake
         self._execution = execution
         self._hooks = hooks
+        self._pauses = pauses
         self._recorder = Recorder(ledger, hooks)
         self.running: dict[JobRef, Attempt] = {}
         self._claimer = Claimer(
@@ -126,6 +132,9 @@ class Attempts:
         async with self._execution.place(task, wait=delivery.delivered > _PROCESS_DELIVERIES) as has_place:
             if not has_place:  # a job that waits for a process is not claimed yet
                 return nak(_PROCESS_DELAY_S)
+            pauses = self._pauses
+            if pauses is not None and queued.queue in pauses.states and pauses.holds_back(queued.queue):
+                return nak(settlements.paused_s(delivery.delivered))
             claimed = await self._claimer.claim(delivery, queued)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
@@ -304,6 +313,12 @@ class Attempts:
         self._cancel_grace_s = min(self._cancel_grace_s, grace_s)
         for attempt in list(self.running.values()):
             attempt.stop(reason)
+
+    def give_back(self, queue: str, reason: str) -> None:
+        """Stop every attempt of a queue's jobs, which are given back."""
+        for attempt in list(self.running.values()):
+            if attempt.ref.queue == queue:
+                attempt.stop(reason)
 
     def lose(self, identity: str) -> None:
         """Stop what was claimed under an identity whose lease is lost.

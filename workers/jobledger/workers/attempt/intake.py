@@ -10,6 +10,7 @@ kept alive by +WPI every third of the ack wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -23,8 +24,10 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, nak, woken
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
+from jobledger.ledger.nats.pauses import work_maker
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
 from jobledger.workers.attempt.settlement import Settlement
 from jobledger.workers.config import WorkerConfig
@@ -157,7 +160,9 @@ class Intake:
                 ack_wait_s=self._config.ack_wait_s,
                 ack_pending_max=self._config.ack_pending_max,
             ),
+            make=work_maker(self._ledger.log, lane.queue),
         )
+        lane.empty = found.paused  # what would be asked for now stays unanswered until the end of the pause
         # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
         self._held.ack_wait_s = min(each.ack_wait_s for each in self._lanes)
@@ -222,6 +227,22 @@ class Intake:
                 error,
             )
             lane.look_at = self._connection.loop.time() + _LOOK_AGAIN_S
+
+    def pause(self, queue: str) -> None:
+        """Ask for nothing of a queue that is paused, but leave a request standing for its end."""
+        for lane in self._lanes:
+            if lane.queue == queue:
+                if lane.consumer.probed:
+                    lane.consumer.forget()
+                lane.empty = True
+        self.wake()
+
+    def resume(self, queue: str) -> None:
+        """Ask for a job of a queue that was paused: with a further request the server looks at once, else in a second."""
+        for lane in self._lanes:
+            if lane.queue == queue and lane.consumer.standing and lane.consumer.free and self._free() > 0:
+                with contextlib.suppress(ConnectionLostError):
+                    lane.consumer.request(1)
 
     def _has_due(self) -> bool:
         now = self._connection.loop.time()

@@ -70,6 +70,11 @@ def busy_s(delivered: int) -> float:
     return 0.0 if delivered == 1 else soon_s(0.05, delivered - 1)
 
 
+def paused_s(delivered: int) -> float:
+    """Until the queue is resumed: its consumer hands out nothing before, unless it was not told yet."""
+    return 0.0 if delivered == 1 else soon_s(0.05, delivered - 1)
+
+
 def held_elsewhere_s(lease_left_s: float, delivered: int) -> float:
     """Until the holder's lease may have expired: often at first, so that a dead worker's jobs move on, then less."""
     return lease_left_s * max(1, delivered - _STEADY_DELIVERIES)

@@ -5,6 +5,8 @@ older than the grace and never beyond what the lane has handed out. It gets subj
 has an end, or was dispatched anew, is done with; one that is still to be carried by somebody is looked at again; one
 that is surely not, or for far too long, is settled as the dead-letter reactor would.
 
+The same look compares which consumers are paused with what the ledger says of their queues.
+
 Dispatching a job anew that was not stranded is harmless, since its older dispatch is dropped; it is meant to be rare.
 Source: ADR 010.
 """
@@ -33,6 +35,7 @@ from jobledger.ledger.nats.consumer import ACK, Batches, Source, keep_serving, n
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.pull import Delivery
+from jobledger.workers.reactors.pauses import Pauses
 from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
@@ -117,6 +120,7 @@ class Reconciler:
         self._grace_s = grace_s
         self._suspect_s = suspect_s
         self._stranded = StrandedJobs(ledger, on_dead_letter)
+        self._pauses = Pauses(ledger)
         self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
         self._warned = False
 
@@ -138,7 +142,9 @@ class Reconciler:
     async def _look(self) -> None:
         """Look after every lane once."""
         try:
-            for lane in await self.lanes():
+            listed = await list_consumers(self._ledger.inbox, self._ledger.names.ledger_stream)
+            await self._pauses.look_at(listed)
+            for lane in self._lanes_of(listed):
                 await self._look_after(lane)
         except (JetStreamDisabledError, UnreachableError):
             raise
@@ -158,7 +164,9 @@ class Reconciler:
 
     async def lanes(self) -> list[Lane]:
         """Return every lane with both its positions: one request for 256 consumers."""
-        listed = await list_consumers(self._ledger.inbox, self._ledger.names.ledger_stream)
+        return self._lanes_of(await list_consumers(self._ledger.inbox, self._ledger.names.ledger_stream))
+
+    def _lanes_of(self, listed: Sequence[ConsumerInfo]) -> list[Lane]:
         found = {info.name: info for info in listed}
         lanes = [_lane(info, found) for name, info in sorted(found.items()) if name.startswith("work_")]
         return lanes if len(found) < _CONSUMERS_MAX else self._those_with_one(lanes)

@@ -1,0 +1,118 @@
+"""`jobledger queues pause`, `resume` and `drain`: whether workers are given the jobs of a queue."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from jobledger.admin.queues import Running, drained
+from jobledger.cli import bulk
+from jobledger.cli.command import LEDGER, ROWS, Cli, command
+from jobledger.cli.errors import QueueNotDrainedError
+from jobledger.cli.groups import QUEUES
+from jobledger.cli.jobs.queues import pause_object
+from jobledger.cli.output import Output
+from jobledger.cli.session import operator
+from jobledger.cli.text import plain
+from jobledger.cli.times import seconds, time_of
+from jobledger.ledger import Ledger, QueueState
+
+_Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+_Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="End the pause at this time, or after a span such as 30m."),
+]
+_Interrupt = Annotated[
+    bool,
+    typer.Option("--interrupt", metavar="", help="Give running attempts back, too; they do not count."),
+]
+_WaitTimeout = Annotated[
+    float,
+    typer.Option(
+        "--wait-timeout",
+        metavar="SPAN",
+        parser=seconds(0.1),
+        help="Stop waiting after this long; the queue stays paused.",
+    ),
+]
+
+
+@command(QUEUES, "pause", takes=LEDGER)
+async def pause(
+    cli: Cli, *, queue: _Queue, until: _Until = None, reason: bulk.Why = "", interrupt: _Interrupt = False
+) -> None:
+    """Give no worker a job of a queue any more; jobs still come in, and those that run continue."""
+    end = time_of("--until", until, ahead=True)
+    async with cli.ledger() as ledger:
+        state = await ledger.pause_queue(queue, until=end, reason=reason, interrupt=interrupt, by=operator())
+        await _tell_unserved(cli.output, ledger, queue)
+    _tell(cli.output, queue, state)
+
+
+@command(QUEUES, "resume", takes=LEDGER)
+async def resume(cli: Cli, *, queue: _Queue, reason: bulk.Why = "") -> None:
+    """Give workers the jobs of a paused queue again."""
+    async with cli.ledger() as ledger:
+        state = await ledger.resume_queue(queue, reason=reason, by=operator())
+    _tell(cli.output, queue, state)
+
+
+@command(QUEUES, "drain", takes=ROWS)
+async def drain(
+    cli: Cli,
+    *,
+    queue: _Queue,
+    until: _Until = None,
+    reason: bulk.Why = "",
+    interrupt: _Interrupt = False,
+    wait_timeout: _WaitTimeout = 600.0,
+) -> None:
+    """Pause a queue, and wait until no job of it runs; it stays paused."""
+    end = time_of("--until", until, ahead=True)
+    async with cli.ledger() as ledger:
+        state = await ledger.pause_queue(queue, until=end, reason=reason, interrupt=interrupt, by=operator())
+        await _tell_unserved(cli.output, ledger, queue)
+
+        def tell(running: Running) -> None:
+            cli.output.note(f"queue {queue} is paused; {running.words()}")
+
+        running = await drained(cli.rows(ledger), queue, limit_s=wait_timeout, on_change=tell)
+    if running.jobs:
+        raise QueueNotDrainedError(
+            f"after {wait_timeout:g} s {running.words()}; queue {queue} stays paused: wait again with "
+            f"`jobledger queues drain {queue}`, or give the jobs back with --interrupt"
+        )
+    if cli.output.as_json:
+        cli.output.object({**_object(queue, state), "running": 0, "lost": running.lost})
+        return
+    lost = (
+        f"; {running.lost:,} of workers that are gone are taken over after `queues resume`"
+        if running.lost
+        else ""
+    )
+    cli.output.say(
+        f"queue {queue} is drained: no job of it runs{lost}. `jobledger queues resume {queue}` ends the pause"
+    )
+
+
+async def _tell_unserved(output: Output, ledger: Ledger, queue: str) -> None:
+    """Say that nobody serves a queue, whose name may be wrong."""
+    if not any(queue in info.queues for info in await ledger.leases.all() if not info.stopped):
+        output.note(
+            f"no worker serves queue {queue} at this moment; `jobledger workers list` shows those that are served"
+        )
+
+
+def _tell(output: Output, queue: str, state: QueueState) -> None:
+    if output.as_json:
+        output.object(_object(queue, state))
+    elif state.paused:
+        output.say(f"queue {queue} is {plain(state.words())}")
+        output.say(f"`jobledger queues resume {queue}` ends that")
+    else:
+        output.say(f"queue {queue} is resumed")
+
+
+def _object(queue: str, state: QueueState) -> dict[str, Any]:
+    return {"queue": queue, "pause": pause_object(state if state.paused else None)}

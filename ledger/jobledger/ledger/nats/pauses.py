@@ -1,0 +1,104 @@
+"""The pause of a queue: what the ledger says of it, brought to the consumers that hand out the queue's work.
+
+The newest event of the queue is the truth. The server does what it says, also for a worker that knows nothing of
+pauses: a consumer that is paused hands out nothing, and ends its pause by its own clock. Whoever records a pause or its
+end tells the consumers; whoever makes one that is missing makes it paused; the reconciler compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.log import Log, end_of_chain, events_among
+from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.model.times import server_time, time_text
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.durables import Maker, make_consumer
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.infos import ConsumerInfo
+
+#: What the server is told of a pause without an end: it knows none, and forgets one that is over.
+_NO_END: Final = "2200-01-01T00:00:00Z"
+_TRIES_MAX: Final = 8
+_WORK: Final = "work_"
+_CLOCKS_APART: Final = timedelta(minutes=1)
+
+
+async def queue_state(log: Log, queue: str) -> QueueState:
+    """Return a queue as its newest event says. Raises: UnreachableError, UnknownEventError."""
+    view = QUEUE.view(*await end_of_chain(log, QUEUE.chain(log.names, queue)))
+    return view.state or QueueState()
+
+
+async def queue_states(log: Log) -> dict[str, QueueState]:
+    """Return every queue that was ever paused, as its newest event says; a read of all events of queues.
+
+    Raises: UnreachableError, UnknownEventError.
+    """
+    found: dict[str, QueueState] = {}
+    async with contextlib.aclosing(log.read_messages(subject=QUEUE.everything(log.names))) as batches:
+        async for batch in batches:
+            for message in events_among(batch):
+                event = QUEUE.decode(message)
+                found[event.queue] = QUEUE.evolve(None, event, message.stream_sequence)
+    return found
+
+
+async def bring_in_line(inbox: Inbox, log: Log, queue: str) -> QueueState:
+    """Tell the consumers of a queue what its newest event says, again while another one comes; return what it says.
+
+    Whoever tells them last has read the newest event after that, so what two say at once never stays wrong.
+
+    Raises: UnreachableError, LedgerError, PermissionRefusedError.
+    """
+    state = await queue_state(log, queue)
+    for _ in range(_TRIES_MAX):
+        for priority in PRIORITIES:
+            with contextlib.suppress(api.MissingError):  # who makes it makes it paused
+                await api.pause_consumer(
+                    inbox, log.names.ledger_stream, log.names.consumer(queue, priority), _until(state)
+                )
+        told, state = state, await queue_state(log, queue)
+        if state == told:
+            break
+    return state
+
+
+def _until(state: QueueState) -> str:
+    """Return the end of a pause as the server is told it; "" for none."""
+    if not state.paused:
+        return ""
+    return _NO_END if state.until is None else time_text(state.until)
+
+
+def agrees(info: ConsumerInfo, state: QueueState, now: datetime) -> bool:
+    """Whether a consumer of work is paused as its queue is; one of a queue without events is nobody's business."""
+    if not state.sequence:
+        return True
+    if state.until is not None and abs(now - state.until) < _CLOCKS_APART:
+        return True  # the server ends a pause by its own clock
+    told = str(info.config.get("pause_until", "")) if info.paused else ""
+    wanted = _until(state) if state.is_paused(now) else ""
+    return bool(told) == bool(wanted) and (not told or server_time(told) == server_time(wanted))
+
+
+def queue_of_work(consumer: str) -> str:
+    """Return the queue whose work a consumer of this name hands out; "" for any other consumer."""
+    return consumer.removeprefix(_WORK).rpartition("_")[0] if consumer.startswith(_WORK) else ""
+
+
+def work_maker(log: Log, queue: str) -> Maker:
+    """Return what makes the consumers of a queue's work: as `make_consumer`, and paused if the queue is."""
+
+    async def make(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
+        state = await queue_state(log, queue)
+        until = _until(state)
+        made = await make_consumer(inbox, stream, name, {**config, "pause_until": until} if until else config)
+        if await queue_state(log, queue) != state:  # it was changed before there was this consumer to tell
+            await bring_in_line(inbox, log, queue)
+        return made
+
+    return make

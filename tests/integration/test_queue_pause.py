@@ -1,0 +1,384 @@
+"""Pausing a queue: the server hands out nothing, whoever makes a consumer or loses one, and workers hear at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.command_line import CommandLine
+from tests.support.jetstream import api
+from tests.support.working import LIMIT_S, Connect, attempts, ended, until, working
+
+from jobledger.admin.queues import Running, drained
+from jobledger.admin.rows import Rows
+from jobledger.audit.archive.plan import bound
+from jobledger.audit.verify import verify
+from jobledger.audit.why import explain, find_facts
+from jobledger.ledger import (
+    InvalidInputError,
+    InvalidTokenError,
+    JobHandle,
+    JobState,
+    Ledger,
+    RefusedError,
+    task,
+)
+from jobledger.ledger.model.commands import Claim
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.queues.pause import QUEUE, PauseQueue, decide
+from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer
+from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.projections import Projector, Store
+from jobledger.projections.tables.queues import read_pauses
+from jobledger.testing import MemoryLedger
+from jobledger.workers import Worker
+from jobledger.workers.reactors.reconciler import Reconciler
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+#: How long a paused queue is watched to see that nothing of it is started.
+WATCHED_S = 0.3
+#: A pause and its end are seen within 50 ms (benchmarks/queues.py); these tests share two CPUs with others.
+SEEN_S = 0.8
+
+
+@task(queue="mail")
+async def send(number: int) -> int:
+    return number
+
+
+@task(queue="mail")
+async def linger(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def consumers(ledger: Ledger) -> list[ConsumerInfo]:
+    names = ledger.names
+    found = [
+        await find_consumer(ledger.inbox, names.ledger_stream, names.consumer("mail", each))
+        for each in PRIORITIES
+    ]
+    return [info for info in found if info is not None]
+
+
+async def are_paused(ledger: Ledger) -> list[bool]:
+    return [info.paused for info in await consumers(ledger)]
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await holds():
+            await asyncio.sleep(0.01)
+
+
+async def running(job: JobHandle[Any]) -> bool:
+    return await job.state() is JobState.RUNNING
+
+
+@asynccontextmanager
+async def taking(ledger: Ledger, **config: Any) -> AsyncGenerator[Worker, None]:
+    async with working(ledger, send, linger, **config) as worker:
+        await worker.taking.wait()
+        yield worker
+
+
+async def waits(ledger: Ledger, count: int = 3) -> list[JobHandle[int]]:
+    """Enqueue some jobs of a paused queue, and see that none is started."""
+    jobs = [await ledger.enqueue(send, number) for number in range(count)]
+    await asyncio.sleep(WATCHED_S)
+    assert [await job.state() for job in jobs] == [JobState.QUEUED] * count
+    return jobs
+
+
+async def test_nothing_of_a_paused_queue_is_started_and_all_of_it_when_it_is_resumed(ledger: Ledger) -> None:
+    async with taking(ledger):
+        before = await ledger.queue_state("mail")
+        state = await ledger.pause_queue("mail", reason="the provider is down", by="ann")
+        assert (before.paused, state.paused, state.by, state.reason) == (
+            False,
+            True,
+            "ann",
+            "the provider is down",
+        )
+        assert state == await ledger.queue_state("mail")
+        assert await are_paused(ledger) == [True] * 3
+        jobs = await waits(ledger)
+        resumed = await ledger.resume_queue("mail", by="bob")
+        began = time.monotonic()
+        assert (resumed.paused, resumed.by) == (False, "bob")
+        for job in jobs:
+            await ended(job)
+        assert time.monotonic() - began < SEEN_S  # without the hint the server looks after a second
+        assert await are_paused(ledger) == [False] * 3
+    assert (await verify(ledger.log)).sound
+
+
+async def test_a_deleted_consumer_comes_back_paused(ledger: Ledger) -> None:
+    async with taking(ledger):
+        await ledger.pause_queue("mail")
+        stream = ledger.names.ledger_stream
+        created = {info.name: info.created for info in await consumers(ledger)}
+        for priority in PRIORITIES:
+            await api(ledger.inbox, f"CONSUMER.DELETE.{stream}.{ledger.names.consumer('mail', priority)}", {})
+
+        async def are_back() -> bool:
+            found = await consumers(ledger)
+            return len(found) == 3 and all(info.created != created[info.name] for info in found)
+
+        jobs = [await ledger.enqueue(send, number) for number in range(3)]
+        await eventually(are_back)
+        assert await are_paused(ledger) == [True] * 3
+        jobs += await waits(ledger)
+        await ledger.resume_queue("mail")
+        for job in jobs:
+            await ended(job)
+
+
+async def test_a_queue_paused_before_its_first_worker_has_paused_consumers(ledger: Ledger) -> None:
+    until_then = datetime.now(UTC) + timedelta(hours=1)
+    await ledger.pause_queue("mail", until=until_then)
+    assert await consumers(ledger) == []
+    async with taking(ledger):
+        assert await are_paused(ledger) == [True] * 3
+        (job,) = await waits(ledger, 1)
+        await ledger.resume_queue("mail")
+        await ended(job)
+
+
+async def test_another_worker_and_a_changed_setting_keep_the_pause(
+    ledger: Ledger, connected: Connect
+) -> None:
+    async with taking(ledger), connected() as other:
+        await ledger.pause_queue("mail")
+        names = ledger.names
+        async with taking(other):
+            config = {
+                **consumer_config(names.dispatches("mail", "normal"), ack_wait_s=30, ack_pending_max=1_000),
+                "max_deliver": 7,
+            }
+            name = names.consumer("mail", "normal")
+            await ensure_consumer(ledger.inbox, names.ledger_stream, name, config)
+            changed = await find_consumer(ledger.inbox, names.ledger_stream, name)
+            assert changed is not None
+            assert changed.config["max_deliver"] == 7
+            assert await are_paused(ledger) == [True] * 3
+            jobs = await waits(ledger)
+            await ledger.resume_queue("mail")
+            for job in jobs:
+                await ended(job)
+
+
+async def test_a_pause_with_a_time_ends_by_itself(ledger: Ledger) -> None:
+    async with taking(ledger):
+        end = datetime.now(UTC) + timedelta(seconds=1)
+        state = await ledger.pause_queue("mail", until=end)
+        job = await ledger.enqueue(send, 1)
+        await ended(job)
+        assert datetime.now(UTC) >= end
+        assert not state.is_paused(datetime.now(UTC))
+        assert (await ledger.queue_state("mail")).paused  # by its newest event, whose time is over
+
+
+async def test_running_attempts_go_on_unless_they_are_to_be_interrupted(ledger: Ledger) -> None:
+    async with taking(ledger):
+        short, long = await ledger.enqueue(linger, 0.5), await ledger.enqueue(linger, LIMIT_S)
+        for job in (short, long):
+            await eventually(lambda job=job: running(job))  # type: ignore[misc]
+        await ledger.pause_queue("mail")
+        await ended(short)
+        assert await running(long)
+        await ledger.pause_queue("mail", interrupt=True, reason="now")
+        began = time.monotonic()
+        await eventually(lambda: _is(long, JobState.QUEUED))
+        assert time.monotonic() - began < SEEN_S
+        assert await attempts(long) == ["interrupted"]
+        assert (await long.snapshot()).attempts_left == (await short.snapshot()).order.max_attempts
+        await ledger.cancel(long)
+
+
+async def _is(job: JobHandle[Any], state: JobState) -> bool:
+    return await job.state() is state
+
+
+async def test_what_was_delivered_and_not_started_is_given_back(ledger: Ledger) -> None:
+    """A consumer that was not told, as when its pauser died: the worker starts nothing of what it is given."""
+    async with taking(ledger) as worker:
+        await _record(ledger, PauseQueue(reason="died in between"))
+        ledger.hints.tell_queue("mail")
+        await until(lambda: "mail" in worker._pauses.states)
+        job = await ledger.enqueue(send, 1)
+        await until(lambda: worker.counts().deliveries > 0)
+        await asyncio.sleep(WATCHED_S)
+        assert await job.state() is JobState.QUEUED
+        await ledger.resume_queue("mail")
+        await ended(job)
+
+
+async def _record(ledger: Ledger, command: PauseQueue) -> None:
+    """Append the event of a pause, and tell nobody."""
+    chain = QUEUE.chain(ledger.names, "mail")
+    view = QUEUE.view(await ledger.log.last(chain))
+    event = decide("mail", view.state, command, ledger.stamp("ann"))
+    await ledger.log.append(QUEUE.link(ledger.names, [event], view))
+
+
+async def test_the_reconciler_brings_consumers_in_line_with_the_ledger(ledger: Ledger) -> None:
+    pause = f"CONSUMER.PAUSE.{ledger.names.ledger_stream}.{ledger.names.consumer('mail', 'high')}"
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    reconciler = Reconciler(ledger, grace_s=0.1)
+    async with taking(ledger, reactors=False):
+        await api(ledger.inbox, pause, {"pause_until": later})
+        await reconciler._look()
+        assert await are_paused(ledger) == [
+            True,
+            False,
+            False,
+        ]  # by hand, of a queue without events: let alone
+        await _record(ledger, PauseQueue())
+        await reconciler._look()
+        assert await are_paused(ledger) == [True] * 3
+        await ledger.resume_queue("mail")
+        assert await are_paused(ledger) == [False] * 3
+        await api(ledger.inbox, pause, {"pause_until": later})
+        await reconciler._look()
+        assert await are_paused(ledger) == [False] * 3
+        job = await ledger.enqueue(send, 1)
+        await ended(job)
+
+
+async def test_what_cannot_be_done_changes_nothing(ledger: Ledger) -> None:
+    with pytest.raises(RefusedError, match="queue mail is not paused: there is nothing to resume"):
+        await ledger.resume_queue("mail")
+    with pytest.raises(InvalidInputError, match="is past: give a later time, or none"):
+        await ledger.pause_queue("mail", until=datetime.now(UTC) - timedelta(seconds=1))
+    for wrong in (ledger.pause_queue("a.b"), ledger.resume_queue("a b"), ledger.queue_state("")):
+        with pytest.raises(InvalidTokenError, match="queue"):
+            await wrong
+    assert (await ledger.log.head()).last_sequence == 0
+
+
+async def test_jobs_why_says_who_paused_the_queue_and_how_to_go_on(ledger: Ledger) -> None:
+    job = await ledger.enqueue(send, 1)
+    await ledger.pause_queue("mail", reason="maintenance", by="ann")
+    snapshot = await job.snapshot()
+    said = explain(snapshot, await find_facts(ledger, snapshot))
+    assert said.sentence.startswith("queue mail is paused by ann since ")
+    assert said.sentence.endswith(": maintenance; no worker is given a job of it before that ends")
+    assert said.hint == "jobledger queues resume mail"
+
+
+async def test_the_tables_say_which_queues_are_paused(ledger: Ledger, tmp_path: Path) -> None:
+    end = datetime.now(UTC) + timedelta(hours=1)
+    await ledger.pause_queue("mail", until=end, reason="r", by="ann", interrupt=True)
+    await ledger.pause_queue("other", by="bob")
+    await ledger.resume_queue("other", by="eve")
+    with Projector(ledger.log, tmp_path / "p.db") as projector:
+        await projector.catch_up()
+    with Store.open(tmp_path / "p.db") as store:
+        found = read_pauses(store.select)
+    assert {queue: (state.paused, state.by, state.until, state.reason, state.interrupt, state.sequence) for queue, state in found.items()} == {
+        "mail": (True, "ann", end, "r", True, 1),
+        "other": (False, "eve", None, "", False, 3),
+    }  # fmt: skip
+
+
+async def test_draining_waits_for_what_runs_but_not_for_workers_that_are_gone(
+    ledger: Ledger, connected: Connect, tmp_path: Path
+) -> None:
+    rows, told, ends = Rows(ledger, tmp_path / "p.db"), list[Running](), list[asyncio.Task[Any]]()
+    async with taking(ledger):
+        jobs = [await ledger.enqueue(linger, LIMIT_S) for _ in range(2)]
+        for job in jobs:
+            await eventually(lambda job=job: running(job))  # type: ignore[misc]
+        await ledger.pause_queue("mail")
+
+        def tell(running: Running) -> None:
+            if not told:  # while two run: one of them ends now
+                ends.append(asyncio.create_task(ledger.cancel(jobs[0].ref)))
+            told.append(running)
+
+        still = await drained(rows, "mail", limit_s=1.0, on_change=tell)
+        assert (told, still) == ([Running(2, 1, 0), Running(1, 1, 0)], Running(1, 1, 0))
+        assert still.words() == "1 job runs on 1 worker"
+        await ledger.pause_queue("mail", interrupt=True)
+        lost = await ledger.enqueue(send, 1)
+        await ledger.execute(lost.ref, Claim(worker="gone-1-ab", lease_s=15.0))
+        assert await drained(rows, "mail", limit_s=LIMIT_S, on_change=told.append) == Running(0, 0, 1)
+        await ledger.cancel(jobs[1])
+
+
+async def test_an_archive_run_leaves_a_pause_as_long_as_it_lasts(ledger: Ledger) -> None:
+    end = datetime.now(UTC) + timedelta(seconds=0.2)
+    await ledger.pause_queue("mail", until=end)
+    await ledger.pause_queue("other")
+    assert await bound(ledger.log, end - timedelta(seconds=0.01), ledger.leases) == (0, "queue mail, which is paused since stream sequence 1")  # fmt: skip
+    await ledger.resume_queue("other")
+    assert await bound(ledger.log, end + timedelta(hours=1), ledger.leases) == (3, "")
+
+
+async def test_a_ledger_in_memory_leaves_the_jobs_of_a_paused_queue() -> None:
+    async with MemoryLedger(send) as ledger:
+        await ledger.pause_queue("mail", until=ledger.clock.now() + timedelta(hours=1))
+        job = await ledger.enqueue(send, 7)
+        assert await ledger.run_pending() == []
+        await ledger.resume_queue("mail")
+        assert [each.id for each in await ledger.run_pending()] == [job.id]
+        await ledger.pause_queue("mail", until=ledger.clock.now() + timedelta(hours=1))
+        await ledger.enqueue(send, 8)
+        assert await ledger.run_pending() == []
+        assert len(await ledger.advance(timedelta(hours=2))) == 1
+
+
+@pytest.fixture
+def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
+    made = CommandLine(nats_server.url, capsys)
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.enqueue(send, 1)
+
+    made.with_ledger(fill)
+    return made
+
+
+def test_commands_say_what_they_did_and_who_paused_what(cli: CommandLine, tmp_path: Path) -> None:
+    rows = [*cli.where, "--projection", str(tmp_path / "p.db")]
+    refused = cli.run("queues", "resume", "mail", *cli.where)
+    assert (refused.code, "queue mail is not paused: there is nothing to resume" in refused.err) == (4, True)
+    assert cli.run("queues", "pause", "mail", "--until", "2001-01-01", *cli.where).code == 2
+    assert cli.run("queues", "pause", "a.b", *cli.where).code == 2
+    paused = cli.run("queues", "pause", "mail", "--until", "1h", "--reason", "r", "--json", *cli.where)
+    said = json.loads(paused.out)
+    assert (said["queue"], said["pause"]["reason"], said["pause"]["interrupt"]) == ("mail", "r", False)
+    assert "no worker serves queue mail at this moment" in paused.err
+    (row,) = [json.loads(line) for line in cli.run("queues", "list", "--json", *rows).out.splitlines()]
+    assert (row["queue"], row["counts"]["queued"]) == ("mail", 1)
+    assert row["pause"]["until"] == said["pause"]["until"]
+    shown = cli.run("queues", "list", *rows).out
+    assert (
+        f"by {said['pause']['by']}, ends in 1 h" in shown
+        or f"by {said['pause']['by']}, ends in 60 min" in shown
+    )
+    looked = cli.run("top", "--once", "--interval", "0.2", *rows)
+    assert f"queue mail is paused by {said['pause']['by']} since " in looked.out
+    examined = cli.run("doctor", *rows).out
+    assert "paused by" in " ".join(examined.split())
+    assert "`jobledger queues resume mail` ends that" in " ".join(examined.split())
+    drained = cli.run("queues", "drain", "mail", "--json", *rows)
+    assert (drained.code, json.loads(drained.out)["running"]) == (0, 0)
+    assert cli.run("queues", "pause", "fresh", *cli.where).code == 0  # a queue that never had a job
+    listed = [json.loads(line) for line in cli.run("queues", "list", "--json", *rows).out.splitlines()]
+    assert [each["queue"] for each in listed if each["pause"]] == ["fresh", "mail"]
+    tail = cli.run("events", "tail", "--type", "queue.paused", *cli.where).out
+    assert [line.split()[2] for line in tail.splitlines()] == ["paused"] * 3
+    assert "chain of 2 events: unbroken" in cli.run("audit", "trail", "queue/mail", *cli.where).out
+    assert cli.run("audit", "verify", *cli.where).code == 0

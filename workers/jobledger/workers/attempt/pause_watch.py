@@ -1,0 +1,95 @@
+"""Hearing that a queue is paused or resumed: at once when a hint comes, else at the next look."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.pauses import queue_state
+
+logger = logging.getLogger("jobledger.workers.attempt.pause_watch")
+
+_LOOK_EVERY_S: Final = 10.0
+#: After a hint, since a replica may lag behind.
+_TRIES_MAX: Final = 5
+_TRY_AGAIN_S: Final = 0.02
+
+
+class PauseWatch:
+    """Calls `on_change` with each queue that was paused or resumed, and what its newest event says.
+
+    Nothing depends on it: a paused consumer hands out nothing, whether or not its workers know why.
+    """
+
+    def __init__(
+        self, ledger: Ledger, queues: tuple[str, ...], *, on_change: Callable[[str, QueueState], None]
+    ) -> None:
+        self._ledger = ledger
+        self._queues = queues
+        self._on_change = on_change
+        self._hinted: set[str] = set()
+        self._wake = asyncio.Event()
+        self._newest = 0  # stream sequence of the newest event of any queue
+        self.states: dict[str, QueueState] = {}  #: of the queues that have events, as far as is known
+
+    async def open(self) -> None:
+        """Listen for hints."""
+        for queue in self._queues:
+            await self._ledger.hints.listen_queue(queue, functools.partial(self._look_soon, queue))
+
+    def _look_soon(self, queue: str) -> None:
+        self._hinted.add(queue)
+        self._wake.set()
+
+    def holds_back(self, queue: str) -> bool:
+        """Whether a job of the queue that was delivered all the same is to be given back; looks whether that is still so."""
+        state = self.states.get(queue)
+        if state is None or not state.is_paused(self._ledger.clock.now()):
+            return False
+        self._look_soon(queue)
+        return True
+
+    async def run(self) -> None:
+        """Look at a queue as soon as a hint comes, and every few seconds whether one was lost; until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            hinted, self._hinted = self._hinted, set()
+            try:
+                await (self._look(hinted) if hinted else self._look_at_all())
+            except (LedgerError, ConnectionLostError) as error:  # the next look comes in a few seconds
+                logger.debug("queues could not be looked at: %s", error)
+
+    async def _look(self, queues: set[str]) -> None:
+        """Look at queues until each has another event than before, a few times at the most."""
+        for _ in range(_TRIES_MAX):
+            queues = {queue for queue in sorted(queues) if not await self._learn(queue)}
+            if not queues:
+                return
+            await asyncio.sleep(_TRY_AGAIN_S)
+
+    async def _look_at_all(self) -> None:
+        newest = await self._ledger.log.last(QUEUE.everything(self._ledger.names))
+        if newest is not None and newest.stream_sequence != self._newest:
+            for queue in self._queues:
+                await self._learn(queue)
+            self._newest = newest.stream_sequence
+
+    async def _learn(self, queue: str) -> bool:
+        """Return whether a queue's newest event is another than before; tell what it says."""
+        state, before = await queue_state(self._ledger.log, queue), self.states.get(queue, QueueState())
+        if state.sequence <= before.sequence:
+            return False
+        self.states[queue] = state
+        self._on_change(queue, state)
+        return True

@@ -1,0 +1,62 @@
+"""Whether the consumers of work are paused as the ledger says of their queues, and making them so where they are not.
+
+Whoever pauses a queue tells its consumers; one who dies in between, or somebody else who pauses or resumes a consumer,
+leaves them otherwise. A queue without events of its own is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
+from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.ledger.nats.pauses import agrees, queue_of_work, queue_state
+
+logger = logging.getLogger("jobledger.workers.reactors.pauses")
+
+
+class Pauses:
+    """Compares consumers with queues; keeps what it read until a queue has a newer event."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._states: dict[str, QueueState] = {}
+        self._newest = 0  # stream sequence of the newest event of any queue that was read
+
+    async def look_at(self, consumers: Iterable[ConsumerInfo]) -> None:
+        """Bring the consumers of work in line with their queues; what is wrong with one keeps nobody from the others.
+
+        Raises: UnreachableError, JetStreamDisabledError.
+        """
+        work = [(info, queue) for info in consumers if (queue := queue_of_work(info.name))]
+        await self._read({queue for _, queue in work})
+        now = self._ledger.clock.now()
+        states = self._states
+        wrong = {queue for info, queue in work if queue in states and not agrees(info, states[queue], now)}
+        for queue in sorted(wrong):
+            try:
+                await self._ledger.tell_consumers(queue)
+            except (JetStreamDisabledError, UnreachableError):
+                raise
+            except LedgerError as error:
+                logger.warning("the consumers of queue %s cannot be paused or resumed: %s", queue, error)
+            else:
+                logger.warning(
+                    "the consumers of queue %s were not paused or resumed as it is: now they are", queue
+                )
+                self._ledger.hints.tell_queue(queue)
+
+    async def _read(self, queues: set[str]) -> None:
+        """Read what is not known of these queues: nothing as long as no queue has an event."""
+        log = self._ledger.log
+        newest = await log.last(QUEUE.everything(log.names))
+        if newest is None:
+            return
+        known = self._states if newest.stream_sequence == self._newest else {}
+        self._states = known | {
+            queue: await queue_state(log, queue) for queue in sorted(queues - known.keys())
+        }
+        self._newest = newest.stream_sequence
