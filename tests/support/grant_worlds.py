@@ -102,7 +102,7 @@ class Reactor:
                 return
             most -= 1
             if isinstance(event, Granted):
-                self.known = sequence
+                self.known = max(self.known, sequence)
             if sequence in self.mine:
                 self.granter.through = sequence
             else:

@@ -429,6 +429,11 @@ class Granter:
         for before in reversed(self._before):
             self._take_one_back(before)
         self._before.clear()
+        first = self.guard.first
+        if (
+            first is not None and first.head != self.guard.first_head
+        ):  # its first job is cancelled for its mode
+            self.guard.first = None
         self.picker.rebuild(self.lines.lines.values())
 
     def _take_one_back(self, before: _Before) -> None:

@@ -160,8 +160,9 @@ def refill(granter: Granter, event: JobEvent | Granted, sequence: int) -> None:
 
 
 def _wait(granter: Granter, job: JobKey, line: LineKey, held: int) -> None:
-    doomed = granter.modes.doomed.get(job)
-    if doomed is None or doomed.held != held:
+    """Let a job wait, unless what was written knows better: of a grant that lies behind `through`, or of its end."""
+    known = granter.holders.jobs.get(job) or granter.modes.doomed.get(job)
+    if known is None or known.held != held:
         granter.wait(job, line, held, is_new=False)
 
 
