@@ -94,6 +94,7 @@ class Stage:
             await ledger.enqueue(never.options(limits=(Limit("api", slots=0),)), 1)
             await self._cancel(ledger)
             await ledger.enqueue(later.options(delay_s=3600.0, id="tomorrow"), 1)
+            await ledger.cancel((await ledger.enqueue(never.options(limits=("undefined",)), 1)).ref)
             for name in ("dead", "buried"):
                 failing = await ledger.enqueue(never.options(id=name), 1)
                 with pytest.raises(JobFailedError):
@@ -133,6 +134,7 @@ class Stage:
         """Let the worker give a job a slot of a limit; the definition is taken away again, for it would hold archives back."""
         async with connect(self._url, name="nobody") as ledger:
             await define(ledger, "api", slots=1)
+            await ended(await limited(ledger, large, "api", given={"text": "short"}))
             await ended(await limited(ledger, never, "api", given={"number": 1}, max_attempts=1))
             await undefine(ledger, "api")
 
