@@ -103,9 +103,10 @@ class SlowCount:
         found = [name] if name in (*OUTCOMES, "started", "dead_lettered", "discarded", "fenced") else []
         if before is None and name != "carried":
             found.append("enqueued")
-        if name == "queued" and event.cause in ("requeued", "redispatched"):
+        is_ready = name in ("queued", "held")
+        if is_ready and event.cause in ("requeued", "redispatched", "admitted", "ungranted"):
             found.append(event.cause)
-        if name == "queued" and before is not None and before.state == "retry_wait":
+        if is_ready and before is not None and before.state == "retry_wait":
             found += ["retried"] * (before.attempts[-1].state == "failed")
         lost_before = [] if before is None else [each for each in before.attempts if each.state == "lost"]
         lost = [each for each in after.attempts if each.state == "lost"]
@@ -235,9 +236,9 @@ def test_statistics_equal_a_slow_count_of_any_history(
 
 
 async def test_statistics_equal_a_slow_count_of_a_long_history_with_every_event(tmp_path: Path) -> None:
-    log, chance, clock = MemoryLog(clock=JumpyClock(1)), random.Random(3), SteppedClock()
-    for _ in range(6_000):
-        await act(log, chance.randrange(200), chance.choice(STEPS), clock)
+    log, chance, clock = MemoryLog(clock=JumpyClock(1)), random.Random(4), SteppedClock()
+    for _ in range(9_000):
+        await act(log, chance.randrange(500), chance.choice(STEPS), clock)
     seen = {event_type(stored.event) async for batch in log.read() for stored in batch}
     assert seen == set(EVENT_TYPES), "else this would prove less than it says"
     await finish(log, tmp_path / "p")

@@ -25,6 +25,7 @@ from jobledger.ledger.model.commands import (
     Fence,
     Interrupt,
     Pause,
+    PutBack,
     ReportProgress,
     Requeue,
     Rescue,
@@ -65,6 +66,8 @@ WEIGHTS = {
     "enqueue_held": 10,
     "carry": 2,
     "rescue": 1,
+    "admit": 10,
+    "put_back": 3,
 }
 STEPS = tuple(WEIGHTS)
 
@@ -96,9 +99,15 @@ def enqueue(number: int, **order: Any) -> Enqueue:
 def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command:
     """Return what `step` means for a job; `decide` refuses where it does not fit."""
     if job is None:
-        limits = ("smtp",) if step == "enqueue_held" else ()
+        said: dict[str, Any] = {
+            "limits": ("smtp", "tenant:t1"),
+            "tenant": "t1",
+            "metadata": {"n": str(number)},
+        }
         return enqueue(
-            number, run_at=at + timedelta(hours=1) if step == "enqueue_later" else None, limits=limits
+            number,
+            run_at=at + timedelta(hours=1) if step == "enqueue_later" else None,
+            **(said if step == "enqueue_held" else {}),
         )
     epoch, later = job.claim_epoch, at + timedelta(seconds=5)
     first = job.attempts[0] if job.attempts else None
@@ -124,6 +133,8 @@ def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command
         "pause": Pause(epoch=epoch, event="approved"),
         "rescue": Rescue(lost_epoch=epoch),
         "carry": Carry(through=job.last_sequence - number % 2),
+        "admit": Dispatch(cause="admitted", grant=job.last_sequence),
+        "put_back": PutBack(asked_by=job.wait_sequence),
     }
     return commands[step]
 

@@ -26,6 +26,7 @@ from jobledger.projections.statistics.answers import (
     queue_row,
     totals_row,
 )
+from jobledger.projections.statistics.held import HeldRow, folded, read_held
 from jobledger.projections.statistics.tally import STATISTICS
 from jobledger.projections.tables.queues import read_pauses
 from jobledger.projections.tables.unreadable import SetAside, count_set_aside
@@ -60,6 +61,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     folded: dict[str, int]  #: by label, how many values have no name of their own
     queues: list[QueueRow]
     pauses: dict[str, QueueState]  #: of all queues that were ever paused
+    held: list[HeldRow]  #: by limit
     totals: list[TotalsRow]
     failures: list[FailureRow]
 
@@ -76,6 +78,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
         failures = [_failure(row) for row in store.select(_FAILURES, (values_max,))]
         failures = [row for row in failures if (row.queue, row.task) in tasks]
         queues = _shown_queues(store, [queue for queue in sums if queue != _WHOLE], values_max)
+        held = read_held(store.select)
         (counts,) = store.select(_HOW_MANY)
         listed = msgspec.json.encode(queues).decode()
         rows = store.select(QUEUES_SHOWN_SQL, (listed,)) + store.select(QUEUES_OTHER_SQL, (OTHER, listed))
@@ -87,11 +90,15 @@ def read_figures(store: Store, values_max: int) -> Figures:
             folded={
                 label: max(0, found - len(own))
                 for label, found, own in zip(
-                    ("queue", "task", "error_type"), counts, (queues, tasks, failures), strict=True
+                    ("queue", "task", "error_type", "limit"),
+                    (*counts, len(held)),
+                    (queues, tasks, failures, held[:values_max]),
+                    strict=True,
                 )
             },
             queues=[queue_row(row) for row in rows],
             pauses=read_pauses(store.select),
+            held=folded(held, values_max, OTHER),
             totals=[totals_row((*key, *values)) for key, values in totals.items()],
             failures=[*failures, *_other_failures(totals, failures)],
         )

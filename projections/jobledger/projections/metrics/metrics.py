@@ -22,6 +22,7 @@ from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
+from jobledger.projections.statistics.held import HeldRow
 from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
 
 LABEL_VALUES_MAX: Final = 200
@@ -53,6 +54,7 @@ def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     yield values(names.FOLDED, (((label,), count) for label, count in figures.folded.items()))
     yield from _queue_metrics(figures.queues, now)
     yield _paused(figures, now)
+    yield from _held_metrics(figures.held, now)
     yield from _task_metrics(figures.totals)
     for column, measure in names.FAILURES.items():
         rows = figures.failures
@@ -77,6 +79,12 @@ def _paused(figures: Figures, now: datetime) -> Metric:
         label = queue if queue in figures.shown else OTHER
         found[label] = max(found.get(label, 0), int(state.is_paused(now)))
     return values(names.QUEUE_PAUSED, (((queue,), paused) for queue, paused in found.items()))
+
+
+def _held_metrics(rows: Sequence[HeldRow], now: datetime) -> Iterator[Metric]:
+    yield values(names.HELD, [((row.limit,), row.jobs) for row in rows])
+    yield values(names.OLDEST_HELD, [((row.limit,), _age_s(row.oldest, now)) for row in rows])
+    yield values(names.LIMIT_DEFINED, [((row.limit,), int(row.defined)) for row in rows])
 
 
 def _age_s(since: str | None, now: datetime) -> float:

@@ -141,6 +141,25 @@ REDELIVERED: Final = Measure(
     "jobledger_queue_redelivered", "gauge", "Of these, dispatches that were delivered more than once.", _LANE
 )
 
+HELD: Final = Measure(
+    "jobledger_limit_held_jobs",
+    "gauge",
+    "Jobs that wait for a limit; one that waits for several counts for each.",
+    ("limit",),
+)
+OLDEST_HELD: Final = Measure(
+    "jobledger_limit_oldest_held_seconds",
+    "gauge",
+    "How long the oldest of them has waited; 0 without.",
+    ("limit",),
+)
+LIMIT_DEFINED: Final = Measure(
+    "jobledger_limit_defined",
+    "gauge",
+    "0 when nobody has set the limit, so that jobs that name it wait. Else 1.",
+    ("limit",),
+)
+
 #: Column of `totals` -> its counter.
 COUNTERS: Final = {
     "enqueued": Measure("jobledger_jobs_enqueued_total", "counter", "Jobs that came in.", _TASK),
@@ -178,6 +197,15 @@ COUNTERS: Final = {
         "jobledger_jobs_redispatched_total",
         "counter",
         "Dispatches of jobs that nobody had taken, or lost.",
+        _TASK,
+    ),
+    "admitted": Measure(
+        "jobledger_jobs_admitted_total", "counter", "Jobs that their limits let go on.", _TASK
+    ),
+    "ungranted": Measure(
+        "jobledger_jobs_ungranted_total",
+        "counter",
+        "Of these, jobs that nobody took, and that wait for their limits again.",
         _TASK,
     ),
 }
@@ -242,6 +270,9 @@ EXPORTER_METRICS: Final = (
     UNDELIVERED,
     UNSETTLED,
     REDELIVERED,
+    HELD,
+    OLDEST_HELD,
+    LIMIT_DEFINED,
     *COUNTERS.values(),
     *HISTOGRAMS.values(),
     *FAILURES.values(),

@@ -83,6 +83,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
     fenced: int  #: outcomes refused because their claim was stale
     redispatched: int
+    admitted: int  #: by limits
+    ungranted: int  #: of these, put back behind their limits, because nobody took them
     wait: Histogram  #: from becoming queued to the start of an attempt
     run: Histogram  #: from the start of an attempt to its outcome
     total: Histogram  #: from the job's first event to a final state

@@ -45,7 +45,10 @@ COUNTERS: Final = (
     "discarded",
     "fenced",  # outcomes that were refused because their claim was stale
     "redispatched",  # dispatches of a job that nobody had taken, or whose worker died
+    "admitted",  # jobs that their limits let go on
+    "ungranted",  # of these, jobs that nobody took, and that wait for their limits again
 )
+_CAUSES: Final = frozenset({"requeued", "redispatched", "admitted", "ungranted"})  #: counted by their names
 _COUNTED: Final = frozenset(tag for tag, cls in JOB.types.items() if LIFECYCLE[cls].counted)
 assert set(COUNTERS) >= _COUNTED, "every event that is counted has its column: add it to COUNTERS"
 #: `wait`: from becoming queued to its start. `run`: from the start to the outcome, lost attempts left out.
@@ -220,7 +223,7 @@ class Tally:
             self._lost(self._cell(after, now_us), before)
         if not isinstance(event, Queued | Held):
             return
-        if event.cause in {"requeued", "redispatched"}:
+        if event.cause in _CAUSES:
             self._cell(after, now_us).counts[_AT[event.cause]] += 1
         elif before is not None and _has_failed(before.job):
             self._cell(after, now_us).counts[_AT["retried"]] += 1

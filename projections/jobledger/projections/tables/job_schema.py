@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.projections.statistics.answers import OF_INTEREST
+from jobledger.projections.statistics.held import IS_HELD
 from jobledger.projections.table import Column, Index, Table, View, integer, real, text, timestamp
 
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
@@ -76,6 +77,7 @@ JOBS: Final = Table(
         Index(("correlation", "created_at"), where="correlation <> ''"),
         Index(("completed_at",), where="completed_at IS NOT NULL"),
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
+        Index(("limits", "since_us", "status"), where=IS_HELD),
     ),
     sequence="last_sequence",
 )

@@ -224,7 +224,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=8,
+    version=9,
     tables=(schema.JOBS, schema.ATTEMPTS, schema.DEAD_LETTERS, ACTS, *STATISTICS_TABLES),
     views=(schema.V_JOBS, schema.V_ATTEMPTS),
     rows=JobRows,

@@ -1,0 +1,70 @@
+"""Jobs that wait for their limits, counted by the names of these, without their keys: a name may have very many keys.
+
+A job that waits for several limits counts for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.limits.names import RESERVED, split
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.statistics.tally import moment
+
+#: Which jobs have a place in the index by which they are counted.
+IS_HELD: Final = "status = 'held'"
+#: By that index: left to itself SQLite takes the one by status, and reads every row.
+SETS: Final = (
+    "SELECT limits, count(*), min(since_us) FROM jobs INDEXED BY jobs_by_limits_since_us_status "  # noqa: S608
+    f"WHERE {IS_HELD} GROUP BY limits"
+)
+_DEFINED: Final = "SELECT DISTINCT name FROM limits"
+
+
+class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit, and the jobs that are held and name it."""
+
+    limit: str  #: its name, or `(other)`
+    jobs: int
+    oldest: (
+        str | None
+    )  #: since when the one that has waited longest is held; ISO-8601 text in UTC; None without any
+    defined: bool  #: False: nobody has set it, so these jobs wait until somebody does
+
+
+def read_held(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[HeldRow]:
+    """Return every limit that is defined, or that a job waits for, by name; `select` runs a statement on a projection's file."""
+    counts: dict[str, int] = {}
+    oldest: dict[str, int] = {}
+    for limits, count, since_us in select(SETS):
+        for name in {split(limit)[0] for limit in limits.split()}:
+            counts[name] = counts.get(name, 0) + count
+            oldest[name] = min(oldest.get(name, since_us), since_us)
+    defined = {name for (name,) in select(_DEFINED)}
+    return [
+        HeldRow(
+            limit=name,
+            jobs=counts.get(name, 0),
+            oldest=time_text(moment(oldest[name])) if name in oldest else None,
+            defined=name in defined or name in RESERVED,
+        )
+        for name in sorted(defined | counts.keys())
+    ]
+
+
+def folded(rows: Sequence[HeldRow], values_max: int, other: str) -> list[HeldRow]:
+    """Return at most so many rows as they are, the first ones by name, and the rest as one row of the name `other`."""
+    shown, rest = list(rows[:values_max]), rows[values_max:]
+    if rest:
+        since = [row.oldest for row in rest if row.oldest is not None]
+        summed = HeldRow(
+            limit=other,
+            jobs=sum(row.jobs for row in rest),
+            oldest=min(since, default=None),
+            defined=all(row.defined for row in rest),
+        )
+        shown.append(summed)
+    return shown
