@@ -389,7 +389,7 @@ def free_port() -> int:
     "page",
     [
         README,
-        *(ROOT / "docs" / f"{each}.md" for each in ("start", "looking-back", "queues")),
+        *(ROOT / "docs" / f"{each}.md" for each in ("start", "looking-back", "queues", "schedules")),
         ROOT / "CONTRIBUTING.md",
     ],
     ids=_name,
@@ -404,7 +404,7 @@ def test_console_blocks_print_what_they_show(
         (tmp_path / name).write_text(block.text, encoding="utf-8")
     steps = _steps(page)
     assert steps
-    terminal = Terminal(tmp_path, free_port, here=page.name in {"start.md", "looking-back.md", "queues.md"})
+    terminal = Terminal(tmp_path, free_port, here=page.parent.name == "docs")
     try:
         for step in steps:
             terminal.run(step)

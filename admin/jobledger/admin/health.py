@@ -15,6 +15,7 @@ from jobledger.admin.amounts import duration
 from jobledger.admin.checks import Check
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
+from jobledger.admin.schedules import find_late
 from jobledger.audit.watch import Audited, audited
 from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
@@ -50,6 +51,7 @@ LAG_WARN_EVENTS: Final = 100_000
 #: A sealer seals each minute unless told otherwise.
 SEAL_WARN_S: Final = 3_600.0
 _PAUSES_SHOWN_MAX: Final = 12
+_SCHEDULES_SHOWN_MAX: Final = 5
 _BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
 
 _LOOK_INTO: Final = (
@@ -168,6 +170,8 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
             said = "not known: no projection here has read the ledger"
             advice = "`jobledger jobs list` makes one; `jobledger audit verify` needs none"
             found.append(Check(check="unreadable", status="warn", found=said, advice=advice))
+        else:
+            found.append(await _check_schedules(ledger, path))
         former = asked.former_ledger(path)
         if former is not None:
             found.append(Check(check="former ledger", status="warn", found=former))
@@ -235,6 +239,25 @@ def _check_unreadable(path: Path) -> Check:
     what = "message that is no event" if aside.unacknowledged == 1 else "messages that are no events"
     found = f"{aside.unacknowledged:,} {what} up to stream sequence {through:,}, not yet acknowledged"
     return Check(check="unreadable", status="warn", found=found, advice=_LOOK_INTO)
+
+
+async def _check_schedules(ledger: Ledger, path: Path) -> Check:
+    """Look whether a tick is late. Raises: ProjectionError, UnreachableError."""
+    late = await find_late(ledger, path)
+    if late.since is None:
+        return Check(check="schedules", status="ok", found=f"{late.known:,} tick, none is late")
+    named = ", ".join(late.names[:_SCHEDULES_SHOWN_MAX])
+    more = (
+        f" and {len(late.names) - _SCHEDULES_SHOWN_MAX:,} more"
+        if len(late.names) > _SCHEDULES_SHOWN_MAX
+        else ""
+    )
+    waits = duration((ledger.clock.now() - late.since).total_seconds())
+    found = f"{named}{more}: late by up to {waits}"
+    advice = (
+        "schedules tick while a worker runs: start one; `jobledger timers status` says whether timers are set"
+    )
+    return Check(check="schedules", status="warn", found=found, advice=advice)
 
 
 async def _check_audit(ledger: Ledger) -> list[Check]:

@@ -55,7 +55,8 @@ async def perform_all(cli: Cli, asked: Asked) -> int:
         found = await asked.find(rows)
         # Ids were named one by one; a condition may choose more than was meant.
         if found and not (plan or asked.yes or asked.by_id):
-            await _ask(cli.output, asked, len(found))
+            plural = "s" if len(found) != 1 else ""
+            await ask(cli.output, f"{act.verb} {len(found):,} {asked.noun}{plural}{asked.detail}?")
         if asked.by_id == 1:
             outcomes = [await perform_one(ledger, act, found[0], plan=plan)]
         else:
@@ -64,12 +65,11 @@ async def perform_all(cli: Cli, asked: Asked) -> int:
     return DONE if plan or all(outcome.result == "done" for outcome in outcomes) else FAILED
 
 
-async def _ask(output: Output, asked: Asked, count: int) -> None:
+async def ask(output: Output, question: str) -> None:
     """Ask a person; a program has to say --yes.
 
     Raises: UsageError without a terminal, typer.Exit when the answer is no.
     """
-    question = f"{asked.act.verb} {count:,} {asked.noun}{'s' if count != 1 else ''}{asked.detail}?"
     if output.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             f"{question.rstrip('?')}: look at them with --plan, then repeat the command with --yes"

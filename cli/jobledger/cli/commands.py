@@ -62,6 +62,22 @@ COMMANDS: Final = Group(
                 "remove": "limits.change",
             },
         ),
+        "schedules": Group(
+            groups.SCHEDULES,
+            {
+                "add": "schedules.add",
+                "list": "schedules.list",
+                "show": "schedules.list",
+                "next": "schedules.next",
+                "pause": "schedules.acts",
+                "resume": "schedules.acts",
+                "trigger": "schedules.acts",
+                "backfill": "schedules.acts",
+                "reset": "schedules.acts",
+                "remove": "schedules.acts",
+                "prune": "schedules.prune",
+            },
+        ),
         "dlq": Group(
             groups.DLQ,
             {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},

@@ -22,6 +22,7 @@ EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscri
 SUBSCRIPTIONS: Final = _group("See and remove durable subscriptions to events.")
 AUDIT: Final = _group("Prove the ledger sound, show the trails of its jobs, seal, export and archive it.")
 PROJECTION: Final = _group("Follow, inspect and rebuild the projection of the ledger.")
+SCHEDULES: Final = _group("Declare schedules, see when they tick, pause, trigger and remove them.")
 TIMERS: Final = _group("See and rebuild the timers of jobs that wait for a moment.")
 WORKERS: Final = _group("List the workers.")
 

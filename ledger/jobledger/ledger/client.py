@@ -49,7 +49,7 @@ from jobledger.ledger.nats.streams import (
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
-from jobledger.ledger.schedules.acting import Schedules
+from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
@@ -101,7 +101,7 @@ class Ledger:
         self.code_limits = CodeLimits(self.log, self.stamp)
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         lock_hints = NatsLockHints(connection, self.names)
-        self.schedules = Schedules(self, self._enqueuer.begin)
+        self.schedules = ScheduleVerbs(self, self._enqueuer)
         self.locks = Locks(self.log, leases, lock_hints, clock, self.stamp, outage=connection.outage)
 
     @property

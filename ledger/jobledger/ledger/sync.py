@@ -29,6 +29,7 @@ from jobledger.ledger.model.job import Job, JobState, Progress
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob
+from jobledger.ledger.schedules.blocking import BlockingSchedules
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
@@ -133,6 +134,7 @@ class Ledger:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
+        self.schedules = BlockingSchedules(caller)
 
     def close(self) -> None:
         """Close the connection, within 5 s also where the server does not answer; harmless the second time.

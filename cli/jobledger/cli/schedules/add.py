@@ -1,0 +1,127 @@
+"""`jobledger schedules add`: declare a schedule, as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from jobledger.admin.schedules import like_unloaded
+from jobledger.cli import options as shared
+from jobledger.cli.command import CREATES, Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.groups import SCHEDULES
+from jobledger.cli.jobs.input_text import read_object
+from jobledger.cli.schedules import options
+from jobledger.cli.schedules.words import next_words, when_words
+from jobledger.cli.session import load_tasks, operator
+from jobledger.cli.times import time_of
+from jobledger.ledger import Task
+from jobledger.ledger.model.schedules.decisions import Declare
+from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Definition
+from jobledger.ledger.model.schedules.ticks import Spec
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.schedules.verbs import When
+
+
+@command(SCHEDULES, "add", takes=("url", "environment", CREATES, "as_json"))
+def add(
+    cli: Cli,
+    *,
+    name: options.Name,
+    task: options.Task,
+    cron: options.Cron = "",
+    timezone: options.Timezone = "UTC",
+    every: options.Every = None,
+    at: options.At = None,
+    input_text: options.Input = "{}",
+    app: shared.App = None,
+    queue: options.Queue = None,
+    priority: options.Priority = None,
+    max_attempts: options.MaxAttempts = None,
+    timeout: options.Timeout = None,
+    overlap: options.Overlap = "skip",
+    catchup: options.Catchup = "latest",
+    window: options.Window = WINDOW_S_DEFAULT,
+    jitter: options.Jitter = 0,
+    ends_at: options.EndsAt = None,
+    replace: options.Replace = False,
+) -> Awaitable[None]:
+    """Declare a schedule; one that does the same already stays as it is. With --app the input is checked."""
+    check_token("schedule name", name)
+    when: When = {
+        "cron": cron,
+        "every_s": _whole("--every", every or 0),
+        "at": time_of("--at", at, ahead=True),
+        "timezone": timezone,
+        "overlap": overlap,
+        "catchup": catchup,
+        "window_s": _whole("--window", window),
+        "jitter_s": _whole("--jitter", jitter),
+        "ends_at": time_of("--ends-at", ends_at, ahead=True),
+    }
+    _check(task, when)
+    values = read_object(input_text, what=f"input of task {task}")
+    chosen = {"queue": queue, "priority": priority, "max_attempts": max_attempts, "timeout_s": timeout}
+    # All that can be refused without a server is refused here, so a bad request never depends on one.
+    found = load_tasks(app).get(task) if app else None
+    if found is not None:
+        found.signature.encode((), values)
+    return _add(cli, name, found or task, chosen, values, when, replace=replace)
+
+
+async def _add(  # noqa: PLR0917 - all that was asked
+    cli: Cli,
+    name: str,
+    task: Task[..., Any] | str,
+    chosen: dict[str, Any],
+    values: dict[str, Any],
+    when: When,
+    *,
+    replace: bool,
+) -> None:
+    async with cli.ledger() as ledger:
+        if isinstance(task, str):
+            like = await like_unloaded(ledger, task, chosen, values)
+            schedule = await ledger.schedules.declare(name, like, replace=replace, by=operator(), **when)
+        else:
+            schedule = await ledger.schedules.add(
+                name, task.options(**chosen), input=values, replace=replace, by=operator(), **when
+            )
+        now = ledger.clock.now()
+    if cli.output.as_json:
+        definition = schedule.definition
+        body = {
+            "name": name,
+            "task": definition.task,
+            "queue": definition.queue,
+            "next_run_at": schedule.next_at,
+        }
+        cli.output.object(body)
+    else:
+        spec = schedule.definition.spec
+        when_it_is = when_words(spec.cron, spec.every_s, spec.at, spec.timezone)
+        cli.output.say(
+            f"schedule {name}: {schedule.definition.task} {when_it_is}; {next_words(schedule.next_at, now)}"
+        )
+
+
+def _whole(option: str, given_s: float) -> int:
+    """Return whole seconds. Raises: UsageError."""
+    if given_s != int(given_s):
+        raise UsageError(f"{option} {given_s:g}: give whole seconds")
+    return int(given_s)
+
+
+def _check(task: str, when: When) -> None:
+    """Refuse what could never tick. Raises: UsageError, InvalidInputError, InvalidTokenError."""
+    given = [option for option, has in _SPECS.items() if when.get(has)]
+    if len(given) != 1:
+        raise UsageError(
+            f"give one of {', '.join(_SPECS)}" + (f", not {' and '.join(given)}" if given else "")
+        )
+    fields: dict[str, Any] = dict(when)
+    spec = Spec(**{field: fields.pop(field) for field in Spec.__struct_fields__})
+    Declare(definition=Definition(spec=spec, task=task, queue="default", **fields))
+
+
+_SPECS = {"--cron": "cron", "--every": "every_s", "--at": "at"}

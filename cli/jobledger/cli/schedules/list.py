@@ -1,0 +1,144 @@
+"""`jobledger schedules list` and `show`: what schedules do, when they are due, and what their ticks came to."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule, told
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import SCHEDULES
+from jobledger.cli.output import Cell, Output
+from jobledger.cli.schedules import options
+from jobledger.cli.schedules.words import time_in, when_words
+from jobledger.cli.text import age, moment, shortened
+from jobledger.ledger.model.schedules.definition import Definition
+from jobledger.projections.tables.schedules import ScheduleRow
+
+_REMOVED = Annotated[bool, typer.Option("--removed", metavar="", help="Also those that were removed.")]
+_STYLES: Final = {"paused": "yellow", "ended": "dim", "removed": "dim", "late": "bold red"}
+
+
+@command(SCHEDULES, "list", takes=ROWS)
+async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
+    """List the schedules: when they tick, when they are due next, how often they ran, and what keeps them from it."""
+    async with cli.ledger() as ledger:
+        found = await list_schedules(cli.rows(ledger), removed=removed)
+        now = ledger.clock.now()
+    if cli.output.as_json:
+        for each in found:
+            cli.output.object(_object(each))
+    elif not found:
+        cli.output.say(
+            'no schedules; add one with `jobledger schedules add NAME --task TASK --cron "30 2 * * *"`'
+        )
+    else:
+        columns = ("schedule", "when", "next run!", "last run!", "runs>", "status")
+        cli.output.table(columns, [_cells(each, now) for each in found])
+
+
+def _object(each: Listed) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(each.row), "in_code": each.in_code, "is_late": each.is_late}
+
+
+def _cells(each: Listed, now: datetime) -> tuple[Cell, ...]:
+    row = each.row
+    return (
+        shortened(row.name, 64),
+        shortened(_when(row), 60),
+        _age(row.next_run_at, now),
+        _age(row.last_run_at, now),
+        row.run_count,
+        _status(each),
+    )
+
+
+def _when(row: ScheduleRow) -> str:
+    return when_words(row.cron, row.every_s, time_in(row.at), row.timezone)
+
+
+def _age(text: str | None, now: datetime) -> str:
+    at = time_in(text)
+    return "-" if at is None else age(at, now)
+
+
+def _status(each: Listed) -> Text:
+    row = each.row
+    word = "late" if each.is_late else row.status
+    words = f"paused by {row.paused_by}" if row.status == "paused" and row.paused_by else word
+    if each.in_code == "no":
+        words += ", in no running worker's code"
+    return Text(shortened(words, 60), style=_STYLES.get(word, ""))
+
+
+@command(SCHEDULES, "show", takes=ROWS)
+async def show(cli: Cli, *, name: options.Name) -> None:
+    """Show one schedule: all that it was told, its ticks, and the newest failure among its jobs."""
+    async with cli.ledger() as ledger:
+        shown = await show_schedule(cli.rows(ledger), name)
+    if cli.output.as_json:
+        cli.output.object(told(shown))
+    else:
+        _show(cli.output, shown)
+
+
+def _show(output: Output, shown: Shown) -> None:
+    row, failure, now = shown.listed.row, shown.failure, shown.now
+    definition = msgspec.json.decode(row.definition, type=Definition)
+    order = definition.order
+    output.facts(
+        [
+            ("schedule", row.name),
+            ("status", _status(shown.listed)),
+            ("paused", _said(row.paused_at, row.paused_by, row.pause_reason, now)),
+            ("when", _when(row)),
+            ("next run", _moment(row.next_run_at, now)),
+            ("last run", _moment(row.last_run_at, now)),
+            ("last job", row.last_job),
+            ("runs", f"{row.run_count:,} of {row.tick_count:,} ticks"),
+            (
+                "last failure",
+                None if failure is None else f"{failure.error_type}: {failure.error} ({failure.job})",
+            ),
+            ("task", row.task),
+            ("queue", f"{row.queue} ({order.priority})"),
+            ("input", _input(definition)),
+            ("attempts", f"{order.max_attempts}" + _timeout(order.timeout_s)),
+            ("limits", ", ".join(order.limits) or None),
+            ("tenant", order.tenant or None),
+            ("overlap", row.overlap),
+            ("catch-up", _catchup(definition)),
+            ("jitter", f"up to {definition.jitter_s} s" if definition.jitter_s else None),
+            ("ends", None if definition.ends_at is None else moment(definition.ends_at, now)),
+            ("declared", _said(row.declared_at, row.declared_by, row.source, now)),
+        ]
+    )
+
+
+def _moment(text: str | None, now: datetime) -> str | None:
+    at = time_in(text)
+    return None if at is None else moment(at, now)
+
+
+def _said(at: str | None, by: str | None, what: str | None, now: datetime) -> str | None:
+    said = _moment(at, now)
+    return None if said is None else f"{said} by {by}" + (f": {what}" if what else "")
+
+
+def _input(definition: Definition) -> str | None:
+    order = definition.order
+    if order.input_ref is not None:
+        return f"{order.input_ref.size_bytes:,} bytes, stored apart"
+    return shortened(bytes(order.input).decode(errors="replace"), 300) or None
+
+
+def _timeout(timeout_s: float | None) -> str:
+    return "" if timeout_s is None else f", each at most {timeout_s:g} s"
+
+
+def _catchup(definition: Definition) -> str:
+    return f"all of the last {definition.window_s:,} s" if definition.catchup == "all" else definition.catchup

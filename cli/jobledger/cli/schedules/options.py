@@ -1,0 +1,108 @@
+"""What the commands of `jobledger schedules` are asked: the options that are many, or that several of them share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from jobledger.cli.times import seconds
+from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
+Plan = Annotated[bool, typer.Option("--plan", metavar="", help="Only say what would be removed.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")]
+
+Task = Annotated[str, typer.Option("--task", metavar="TASK", help="Task of its jobs.")]
+Cron = Annotated[
+    str,
+    typer.Option(
+        "--cron",
+        metavar="EXPRESSION",
+        help='Five fields: minute, hour, day of the month, month, day of the week, as in "30 2 * * mon-fri".',
+    ),
+]
+Timezone = Annotated[
+    str,
+    typer.Option("--timezone", metavar="ZONE", help="Whose clocks --cron means, as in Europe/Berlin."),
+]
+Every = Annotated[
+    float | None,
+    typer.Option(
+        "--every",
+        metavar="SPAN",
+        parser=seconds(1.0),
+        help="Instead of --cron: tick at each whole multiple of this time, counted from 1970.",
+    ),
+]
+At = Annotated[
+    str | None, typer.Option("--at", metavar="TIME", help="Instead of --cron: tick once, at this time (UTC).")
+]
+EndsAt = Annotated[
+    str | None, typer.Option("--ends-at", metavar="TIME", help="No tick after this time (UTC).")
+]
+Input = Annotated[
+    str,
+    typer.Option(
+        "--input", metavar="JSON", help="Input of each job as a JSON object; - reads it from stdin."
+    ),
+]
+Overlap = Annotated[
+    Literal["skip", "allow"],
+    typer.Option(
+        "--overlap",
+        metavar="skip|allow",
+        help="What happens while the job of the tick before still runs or waits: no job, or one more.",
+    ),
+]
+Catchup = Annotated[
+    Literal["latest", "none", "all"],
+    typer.Option(
+        "--catchup",
+        metavar="latest|none|all",
+        help="Which ticks that were missed by over a minute get a job: the newest one, none, or all.",
+    ),
+]
+Window = Annotated[
+    float,
+    typer.Option(
+        "--window",
+        metavar="SPAN",
+        parser=seconds(),
+        help=f"With --catchup all: how far back. (default: {WINDOW_S_DEFAULT} s, which is a day)",
+        show_default=False,
+    ),
+]
+Jitter = Annotated[
+    float,
+    typer.Option(
+        "--jitter",
+        metavar="SPAN",
+        parser=seconds(),
+        help="Let each tick be due up to this much later, by name and time, so that not all come at once.",
+    ),
+]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", metavar="", help="Change a schedule of this name that does something else."),
+]
+Queue = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="Queue of its jobs. (default: the task's)")
+]
+Priority = Annotated[
+    Literal["high", "normal", "low"] | None,
+    typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: the task's)"),
+]
+MaxAttempts = Annotated[
+    int | None,
+    typer.Option(
+        "--max-attempts", metavar="N", help="Attempts that each job may have. (default: the task's)"
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", metavar="SPAN", parser=seconds(), help="Limit of one attempt. (default: the task's)"
+    ),
+]

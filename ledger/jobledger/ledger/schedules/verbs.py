@@ -1,0 +1,179 @@
+"""`Ledger.schedules`: what an application or a person does with schedules, short of letting them tick."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.errors import ScheduleNotFoundError
+from jobledger.ledger.model.inputs import keep_utc
+from jobledger.ledger.model.schedules.decisions import (
+    Backfill,
+    Declare,
+    Pause,
+    Remove,
+    Reset,
+    Resume,
+    ScheduleCommand,
+    Trigger,
+    due_at,
+    tick_after,
+)
+from jobledger.ledger.model.schedules.definition import Catchup, Definition, Overlap
+from jobledger.ledger.model.schedules.events import Schedule
+from jobledger.ledger.model.schedules.ticks import Spec
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.parts import Client
+from jobledger.ledger.schedules.acting import Known, Schedules
+from jobledger.ledger.schedules.in_code import AnyTask
+
+R = TypeVar("R")
+_COUNT_MAX = 1_000
+
+
+class When(TypedDict, total=False):
+    """When a schedule ticks and what it does about the ticks; see `Definition`."""
+
+    cron: str
+    every_s: int
+    at: datetime | None
+    timezone: str
+    overlap: Overlap
+    catchup: Catchup
+    window_s: int
+    jitter_s: int
+    ends_at: datetime | None
+
+
+class Enqueues(Protocol):
+    """What makes jobs; see `Enqueuer`."""
+
+    async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
+        """Return what would enqueue a job of this input now."""
+        ...
+
+    async def begin(self, command: Enqueue) -> tuple[int, bool]:
+        """Append the first event of a job."""
+        ...
+
+
+def definition_of(like: Enqueue, **when: Unpack[When]) -> Definition:
+    """Return what makes jobs like `like`, as an operator declares it.
+
+    Raises: InvalidInputError for a moment without time zone; `Declare` checks the rest.
+    """
+    settings: dict[str, Any] = dict(when)
+    spec = Spec(**{name: settings.pop(name) for name in Spec.__struct_fields__ if name in settings})
+    found = Definition(spec=spec, task=like.task, queue=like.ref.queue, order=like.order, **settings)
+    keep_utc(found.spec, "at")
+    keep_utc(found, "ends_at")
+    return found
+
+
+class ScheduleVerbs(Schedules):
+    """The schedules of a ledger. Each verb reads the schedule's newest event, so none is stale.
+
+    All raise UnreachableError; those that change something also LedgerFullError, and ScheduleNotFoundError where there
+    is none of that name.
+    """
+
+    def __init__(self, client: Client, enqueuer: Enqueues) -> None:
+        super().__init__(client, enqueuer.begin)
+        self._enqueuer = enqueuer
+
+    async def add(
+        self,
+        name: str,
+        task: AnyTask,
+        *,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
+        replace: bool = False,
+        by: str = "",
+        **when: Unpack[When],
+    ) -> Schedule:
+        """Declare a schedule: exactly one of `cron`, `every_s` and `at` says when; `Definition` says the rest.
+
+        The task's options (`task.options(queue=..., max_attempts=...)`) are those of each job. A schedule that does the
+        same already stays as it is; with `replace` one that does something else is changed.
+
+        Raises: ScheduleExistsError without `replace`; InvalidInputError, InvalidTokenError, PayloadTooLargeError.
+        """
+        check_token("schedule name", name)
+        return await self.declare(
+            name, await self._enqueuer.like(task, input or {}), replace=replace, by=by, **when
+        )
+
+    async def declare(
+        self, name: str, like: Enqueue, *, replace: bool = False, by: str = "", **when: Unpack[When]
+    ) -> Schedule:
+        """Declare a schedule whose jobs are like `like`; see `add`. For whoever does not have the task's code."""
+        check_token("schedule name", name)
+        command = Declare(definition=definition_of(like, **when), replace=replace)
+        return await self._done(name, command, by)
+
+    async def get(self, name: str) -> Schedule:
+        """Return a schedule as it is now; one that was removed is not found."""
+        check_token("schedule name", name)
+        schedule = (await self._patiently(lambda: self.read(name))).schedule
+        if schedule is None or schedule.removed:
+            raise ScheduleNotFoundError(name)
+        return schedule
+
+    async def next(self, name: str, count: int = 1) -> list[datetime]:
+        """Return when the next ticks are due, in UTC: fewer than `count` where it ends, none while it is paused."""
+        return next_due(name, await self.get(name), count)
+
+    async def pause(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
+        """Stop the ticks until `resume`, also across deploys. Raises: RefusedError for one that is paused."""
+        return await self._done(name, Pause(reason=reason), by)
+
+    async def resume(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
+        """Let it tick again from now on; nothing is caught up. Raises: RefusedError for one that is not paused."""
+        return await self._done(name, Resume(reason=reason), by)
+
+    async def remove(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
+        """End it. Its jobs stay as they are, and its name may be declared again."""
+        return await self._done(name, Remove(reason=reason), by)
+
+    async def reset(self, name: str, *, by: str = "") -> Schedule:
+        """Let the code's declaration count again, instead of an operator's or a newer version's."""
+        return await self._done(name, Reset(), by)
+
+    async def trigger(self, name: str, *, reason: str = "", by: str = "") -> JobRef:
+        """Make a job now, beside the ticks and whatever runs; return which. Each call makes another one."""
+        (job,) = (await self._act(name, Trigger(reason=reason), by)).jobs()
+        return job.ref
+
+    async def backfill(
+        self, name: str, from_at: datetime, to_at: datetime, *, reason: str = "", by: str = ""
+    ) -> list[JobRef]:
+        """Make the jobs of the past ticks of a range, both ends included; return them, also those that were there.
+
+        Raises: InvalidInputError for a range without ticks, with more than 1,000, or that is not past.
+        """
+        known = await self._act(name, Backfill(from_at=from_at, to_at=to_at, reason=reason), by)
+        return [job.ref for job in known.jobs()]
+
+    async def _done(self, name: str, command: ScheduleCommand, by: str) -> Schedule:
+        schedule = (await self._act(name, command, by)).schedule
+        assert schedule is not None, "a command that was accepted leaves a schedule"
+        return schedule
+
+    async def _act(self, name: str, command: ScheduleCommand, by: str) -> Known:
+        check_token("schedule name", name)
+        return await self._patiently(lambda: self.act(name, command, by=by))
+
+    async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:
+        return await self._client.patience.read(work)
+
+
+def next_due(name: str, schedule: Schedule, count: int) -> list[datetime]:
+    """Return when the next ticks of a schedule are due, at most 1,000. Pure."""
+    found: list[datetime] = []
+    tick = schedule.next_tick
+    while tick is not None and len(found) < min(count, _COUNT_MAX):
+        found.append(due_at(name, schedule.definition, tick))
+        tick = tick_after(schedule.definition, tick)
+    return found

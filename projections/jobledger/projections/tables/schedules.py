@@ -1,0 +1,228 @@
+"""The table of schedules: what each does, when it ticks next, what its ticks came to."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.schedules.events import (
+    Declared,
+    Paused,
+    Removed,
+    Resumed,
+    ScheduleEvent,
+)
+from jobledger.ledger.model.schedules.jobs import tick_job_id
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.table import (
+    AggregateTables,
+    CacheLimits,
+    Index,
+    Rows,
+    Table,
+    integer,
+    marks,
+    text,
+    timestamp,
+)
+
+#: Written with every event, which says the whole state.
+_STATE: Final = {
+    "name": text("its name"),
+    "status": text(
+        "`active`, `paused`, `ended` (nothing is to come) or `removed`",
+    ),
+    "cron": text("its cron expression; empty where it has an interval or a moment"),
+    "every_s": integer("its interval in seconds; 0 without one"),
+    "at": timestamp("its one moment; NULL without one"),
+    "timezone": text("whose wall time the expression means"),
+    "task": text("the task of its jobs"),
+    "queue": text("the queue of its jobs"),
+    "overlap": text("what happens while the job of the newest tick has not ended"),
+    "catchup": text("what happens to missed ticks"),
+    "source": text("`code` or `operator`: who declared it"),
+    "code_version": text("the version of the code that declared it; empty where an operator did"),
+    "next_run_at": timestamp("when the next tick is due; NULL where none is to come"),
+    "last_tick_at": timestamp("the planned moment of the newest tick; NULL before the first"),
+    "last_run_at": timestamp("the planned moment of the newest tick that made a job; NULL before the first"),
+    "last_job": text("the id of that job; NULL before the first"),
+    "run_count": integer("jobs that its ticks made"),
+    "tick_count": integer("ticks, also those that made no job"),
+    "definition": text("all that it was told, as JSON"),
+    "updated_at": timestamp("the server's time of its newest event"),
+    "last_sequence": integer("the stream sequence of its newest event"),
+}
+#: Written by the events that say so.
+_SAID: Final = {
+    "declared_at": timestamp("the server's time of its newest declaration; NULL where that is archived"),
+    "declared_by": text("who declared it so; NULL where that is archived"),
+    "paused_at": timestamp("the server's time at which it was paused; NULL where it is not"),
+    "paused_by": text("who paused it; NULL where it is not paused"),
+    "pause_reason": text("why; NULL where it is not paused"),
+}
+SCHEDULES: Final = Table(
+    name="schedules",
+    columns={**_STATE, **_SAID},
+    key=("name",),
+    indexes=(Index(("next_run_at",), where="next_run_at IS NOT NULL"),),
+    sequence="last_sequence",
+)
+_PUT: Final = (
+    f"INSERT INTO schedules ({', '.join(_STATE)}) VALUES ({marks(_STATE)}) ON CONFLICT (name) DO UPDATE SET "  # noqa: S608 - columns
+    + ", ".join(f"{name} = excluded.{name}" for name in _STATE)
+)
+_DECLARED: Final = "UPDATE schedules SET declared_at = ?, declared_by = ? WHERE name = ?"
+_PAUSED: Final = "UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?"
+#: Ticks of one schedule and of no other, whose name may begin with this one's.
+_TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6 + "Z"
+_FAILURE: Final = (
+    "SELECT id, error_type, error, updated_at FROM jobs WHERE tick <> '' AND error IS NOT NULL "
+    "AND tick > ? AND tick < ? AND tick GLOB ? ORDER BY tick DESC LIMIT 1"
+)
+
+Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
+
+
+class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One schedule. Times are ISO-8601 text in UTC."""
+
+    name: str
+    status: str
+    cron: str
+    every_s: int
+    at: str | None
+    timezone: str
+    task: str
+    queue: str
+    overlap: str
+    catchup: str
+    source: str
+    code_version: str
+    next_run_at: str | None
+    last_tick_at: str | None
+    last_run_at: str | None
+    last_job: str | None
+    run_count: int
+    tick_count: int
+    definition: msgspec.Raw
+    updated_at: str
+    declared_at: str | None
+    declared_by: str | None
+    paused_at: str | None
+    paused_by: str | None
+    pause_reason: str | None
+
+
+class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest tick whose job failed, whatever became of it since."""
+
+    job: str
+    error_type: str
+    error: str
+    updated_at: str  #: of the job's newest event
+
+
+_SELECT: Final = f"SELECT {', '.join(ScheduleRow.__struct_fields__)} FROM schedules"  # noqa: S608 - columns
+
+
+def read_schedules(select: Select, name: str | None = None) -> list[ScheduleRow]:
+    """Return the schedules by name, or one; those that were removed, too. `select` runs a statement on the file."""
+    where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
+    return [_row(row) for row in select(f"{_SELECT}{where} ORDER BY name", values)]
+
+
+def late_schedules(select: Select, before: datetime) -> list[tuple[str, str]]:
+    """Return name and due time of the schedules whose tick was due before a moment and has not come, the oldest first."""
+    sql = (
+        "SELECT name, next_run_at FROM schedules WHERE next_run_at IS NOT NULL AND next_run_at < ? ORDER BY 2"
+    )
+    return [(name, due) for name, due in select(sql, (time_text(before),))]
+
+
+def last_failure(select: Select, name: str) -> LastFailure | None:
+    """Return the newest failure among the jobs of a schedule's ticks, None without one."""
+    found = select(_FAILURE, (f"{name}-0", f"{name}-:", f"{name}-{_TICK}"))
+    return (
+        LastFailure(job=found[0][0], error_type=found[0][1], error=found[0][2], updated_at=found[0][3])
+        if found
+        else None
+    )
+
+
+def _row(values: Sequence[Any]) -> ScheduleRow:
+    fields: dict[str, Any] = dict(zip(ScheduleRow.__struct_fields__, values, strict=True))
+    fields["definition"] = msgspec.Raw(fields["definition"].encode())
+    return ScheduleRow(**fields)
+
+
+class ScheduleRows(Rows):
+    """The rows of schedules: each event says the whole state, so a row is written over."""
+
+    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
+        self._connection = connection
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Bring the rows forward; see `table.Rows`."""
+        for message in messages:
+            event: ScheduleEvent = SCHEDULE.decode(message)
+            self._connection.execute(_PUT, _values(event, message))
+            at = time_text(message.stored_at)
+            match event:
+                case Declared():
+                    self._connection.execute(_DECLARED, (at, event.by, event.schedule))
+                case Paused(reason=reason):
+                    self._connection.execute(_PAUSED, (at, event.by, reason, event.schedule))
+                case Resumed() | Removed():
+                    self._connection.execute(_PAUSED, (None, None, None, event.schedule))
+                case _:
+                    pass
+
+
+def _values(event: ScheduleEvent, message: Message) -> tuple[object, ...]:
+    definition, spec = event.definition, event.definition.spec
+    return (
+        event.schedule,
+        _status(event),
+        spec.cron,
+        spec.every_s,
+        _time(spec.at),
+        spec.timezone,
+        definition.task,
+        definition.queue,
+        definition.overlap,
+        definition.catchup,
+        definition.source,
+        definition.code_version,
+        _time(event.next_at),
+        _time(event.tick),
+        _time(event.ran),
+        None if event.ran is None else tick_job_id(event.schedule, event.ran),
+        event.runs,
+        event.number,
+        msgspec.json.encode(definition).decode(),
+        time_text(message.stored_at),
+        message.stream_sequence,
+    )
+
+
+def _status(event: ScheduleEvent) -> str:
+    if isinstance(event, Removed):
+        return "removed"
+    if event.paused:
+        return "paused"
+    return "ended" if event.next_at is None else "active"
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else time_text(moment)
+
+
+SCHEDULE_TABLES: Final = AggregateTables(
+    aggregate=SCHEDULE.name, version=1, tables=(SCHEDULES,), rows=ScheduleRows
+)
