@@ -88,11 +88,11 @@ def read_figures(store: Store, values_max: int) -> Figures:
             set_aside=count_set_aside(store.select),
             shown=queues,
             folded={
-                label: max(0, found - len(own))
+                label: max(0, found - own)
                 for label, found, own in zip(
                     ("queue", "task", "error_type", "limit"),
                     (*counts, len(held)),
-                    (queues, tasks, failures, held[:values_max]),
+                    (len(queues), len(tasks), len(failures), values_max),
                     strict=True,
                 )
             },
