@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from jobledger.admin.find import find_job
+from jobledger.admin.held import held_facts
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.rows import Rows
 from jobledger.audit.why import Facts, Why, explain, find_facts
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Carried
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.tasks import TaskRegistry
 
 
@@ -77,6 +80,8 @@ async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf |
     if past is None:
         job = await handle.snapshot()
         facts = await find_facts(rows.ledger, job)
+        if job.state is JobState.HELD:
+            facts = msgspec.structs.replace(facts, held=await held_facts(rows.ledger, job))
     else:
         then = await past.moment(rows.ledger.log, rows.ledger.clock)
         history = events_until(history, then)

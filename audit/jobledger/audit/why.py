@@ -12,6 +12,7 @@ from typing import Final, assert_never
 import msgspec
 
 from jobledger.audit.trail_words import count
+from jobledger.audit.why_held import HeldFacts, explain_held
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
@@ -48,6 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     )
     paused: Paused | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
+    held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
     event_sequence: int  #: stream sequence of the event that says so
     hint: str = ""  #: a command that would change it
+    held: HeldFacts | None = None  #: of a job that is held: its limits at this moment
 
 
 async def find_facts(ledger: Ledger, job: Job) -> Facts:
@@ -116,10 +119,7 @@ def explain(job: Job, facts: Facts) -> Why:
         case JobState.SCHEDULED:
             sentence, hint = f"it is not due before {_moment(job, facts)}", f"jobledger jobs retry {job.id}"
         case JobState.HELD:
-            sentence, hint = (
-                f"it waits for its limits ({', '.join(job.order.limits) or 'none named'}) to admit it",
-                "",
-            )
+            sentence, hint = _held(job, facts)
         case JobState.PAUSED:
             until = "" if job.due_at is None else f", until {_moment(job, facts)}"
             sentence, hint = f"its task paused it{until}", f"jobledger jobs retry {job.id}"
@@ -142,6 +142,7 @@ def explain(job: Job, facts: Facts) -> Why:
         since=job.updated_at,
         event_sequence=job.claim_epoch or job.wait_sequence or job.last_sequence,
         hint="" if facts.is_past else hint,  # commands act on the job as it is by now
+        held=facts.held,
     )
 
 
@@ -193,6 +194,14 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
 def _queue_paused(job: Job, facts: Facts) -> tuple[str, str]:
     said = f"queue {job.queue} is {facts.queue.words()}; no worker is given a job of it before that ends"
     return said, f"jobledger queues resume {job.queue}"
+
+
+def _held(job: Job, facts: Facts) -> tuple[str, str]:
+    if facts.held is None:
+        return f"it waits for its limits ({', '.join(job.order.limits) or 'none named'}) to admit it", ""
+    if facts.queue.is_paused(facts.now):
+        return _queue_paused(job, facts)
+    return explain_held(job, facts.held, shown_time)
 
 
 def _have_task(job: Job, workers: tuple[WorkerInfo, ...]) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
-from jobledger.admin.limits import show_limit
+from jobledger.admin.held import LimitNow, limit_now
+from jobledger.admin.limits import ShownLimit, show_limit
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
 from jobledger.cli.limits.change import Name
-from jobledger.cli.output import Cell
+from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed
 from jobledger.cli.text import age, moment, plain, shortened
 from jobledger.ledger.model.limits.definition import Terms, terms_words
@@ -48,47 +50,67 @@ def _cells(row: LimitRow, now: datetime) -> tuple[Cell, ...]:
 
 @command(LIMITS, "show")
 async def show(cli: Cli, *, limit: Name) -> None:
-    """Show a limit, or one key of it: what holds, what differs for which key, who said so and when."""
+    """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
     async with cli.ledger() as ledger:
         found = await show_limit(ledger, limit)
+        held = await limit_now(ledger, limit)
         now = ledger.clock.now()
     output, definition = cli.output, found.definition
     if output.as_json:
-        output.object(
-            {
-                "limit": found.limit,
-                "terms": None if found.terms is None else msgspec.structs.asdict(found.terms),
-                "overrides": definition.overrides,
-                "source": definition.source,
-                "by": definition.by,
-                "reason": definition.reason,
-                "sequence": definition.sequence,
-                "history": [
-                    {**msgspec.structs.asdict(each), "at": time_text(each.at)} for each in found.history
-                ],
-            }
-        )
+        output.object(_shown(found, held))
         return
-    output.say(f"limit {found.limit}", style="bold")
-    output.facts(
-        [
-            (
-                "holds",
-                "nothing: jobs that name it stay held" if found.terms is None else terms_words(found.terms),
-            ),
-            ("set by", definition.by if definition.source == "operator" else f"the code ({definition.by})"),
-            ("since", moment(found.history[0].at, now)),
-            ("reason", definition.reason or None),
-        ]
-    )
+    _tell_definition(output, found, now)
     if definition.overrides and found.limit == definition.limit:
         output.table(
             ("key", "differs"),
             [(shortened(key, 60), terms_words(each)) for key, each in sorted(definition.overrides.items())],
             title="keys that differ",
         )
+    _tell_held(output, held)
     output.say()
     output.say("history", style="bold")
     for each in found.history:
         words = f"{each.event} {plain(each.words)}".rstrip()
         output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
+
+
+def _shown(found: ShownLimit, held: LimitNow) -> dict[str, Any]:
+    definition = found.definition
+    return {
+        "limit": found.limit,
+        "terms": None if found.terms is None else msgspec.structs.asdict(found.terms),
+        "overrides": definition.overrides,
+        "source": definition.source,
+        "by": definition.by,
+        "reason": definition.reason,
+        "sequence": definition.sequence,
+        "held": held,
+        "history": [{**msgspec.structs.asdict(each), "at": time_text(each.at)} for each in found.history],
+    }
+
+
+def _tell_definition(output: Output, found: ShownLimit, now: datetime) -> None:
+    definition = found.definition
+    output.say(f"limit {found.limit}", style="bold")
+    nothing = "nothing: jobs that name it stay held"
+    output.facts(
+        [
+            ("holds", nothing if found.terms is None else terms_words(found.terms)),
+            ("set by", definition.by if definition.source == "operator" else f"the code ({definition.by})"),
+            ("since", moment(found.history[0].at, now)),
+            ("reason", definition.reason or None),
+        ]
+    )
+
+
+def _tell_held(output: Output, held: LimitNow) -> None:
+    state = held.state
+    if held.keys:
+        rows = [(shortened(each.limit, 60), each.used, each.waiting) for each in held.keys]
+        output.table(("key", "slots taken>", "waiting>"), rows, title="keys in use")
+    if state.used:
+        holders = [(shortened(holder, 80),) for holder in state.holders]
+        output.table((f"slots taken ({state.used:,})",), holders, title="slots")
+    if state.waiting:
+        lines = [(f"{each.queue}/{each.job}", ", ".join(each.limits)) for each in held.waits]
+        output.table((f"waiting ({state.waiting:,}), the oldest first", "limits"), lines, title="line")

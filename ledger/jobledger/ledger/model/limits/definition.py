@@ -243,7 +243,9 @@ def _words(event: LimitEvent) -> str:
         case LimitSet(overrides=overrides, source=source):
             terms = terms_words(Terms(**{name: getattr(event, name) for name in _TERMS}))
             keys = f", {len(overrides):,} {'key differs' if len(overrides) == 1 else 'keys differ'}"
-            return f"{terms}{keys if overrides else ''}{', by code' if source == 'code' else ''}{why}"
+            return (
+                f"{terms}{keys if overrides else ''}{', as the code has it' if source == 'code' else ''}{why}"
+            )
         case LimitRemoved():
             return event.reason
 

@@ -1,0 +1,102 @@
+"""Why a job is held: which of its limits has no room for it, who holds that one, and how many jobs come first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.audit.trail_words import count
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.limits.definition import Terms, rate_words
+from jobledger.ledger.model.limits.names import split
+
+_HOLDERS_SHOWN: Final = 3
+
+
+class LimitState(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit, or one key of it, at this moment."""
+
+    limit: str  #: `name` or `name:key`
+    terms: Terms | None  #: what holds; None: nobody defined it, so it has no room
+    used: int = 0  #: how many jobs hold a slot of it
+    holders: tuple[str, ...] = ()  #: `<queue>/<job id>` of those that took theirs first, a few
+    waiting: int = 0  #: how many jobs wait for a slot of it
+    free_at: datetime | None = None  #: when its rate allows the next start; None: now, or it has no rate
+    unstarted: int = (
+        0  #: how many jobs it admitted that are not known to have started; of a limit with a rate
+    )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has no room for another job."""
+        if self.terms is None:
+            return True
+        no_slot = self.terms.slots is not None and self.used >= self.terms.slots
+        return no_slot or self.free_at is not None or self._waits_for_starts
+
+    @property
+    def _waits_for_starts(self) -> bool:
+        return self.terms is not None and self.terms.rate is not None and self.unstarted >= self.terms.burst
+
+    def words(self, moment: Callable[[datetime], str]) -> str:
+        """Return how full it is, for a person."""
+        terms = self.terms
+        if terms is None:
+            return f"nobody defined limit {self.limit}"
+        if terms.slots == 0:
+            return f"{self.limit} has 0 slots, so that none may start"
+        used = f"{self.used:,}" if terms.slots is None else f"{self.used:,} of {terms.slots:,}"
+        if terms.slots is not None and self.used >= terms.slots:
+            return f"{self.limit} is full ({used}: {self._who()})"
+        if self.free_at is not None and terms.rate is not None:
+            return f"{self.limit} lets {rate_words(terms.rate, terms.per_s)} start, the next one at {moment(self.free_at)}"
+        if self._waits_for_starts:
+            return f"{self.limit} waits until {count(self.unstarted, 'job')} that it admitted have started"
+        return f"{self.limit} has room ({used})"
+
+    def _who(self) -> str:
+        shown = ", ".join(self.holders[:_HOLDERS_SHOWN])
+        more = self.used - min(len(self.holders), _HOLDERS_SHOWN)
+        return f"{shown} and {more:,} more" if more else shown
+
+
+class HeldFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What surrounds a job that is held."""
+
+    limits: tuple[LimitState, ...]  #: in the order of the job's own
+    place: int = 0  #: 1: it is the first of its line; 0: it does not wait any more
+    is_open: bool = True  #: whether a living worker serves its queue
+    grant: int = 0  #: stream sequence of the `granted` that admitted it, where that is stored already
+
+
+def explain_held(job: Job, facts: HeldFacts, moment: Callable[[datetime], str]) -> tuple[str, str]:
+    """Return what a held job waits for, and a command that would change it; `moment` tells a time."""
+    if not facts.place:
+        if facts.grant:
+            return f"its limits admitted it at stream sequence {facts.grant}: it is queued in a moment", ""
+        return "it has just left its line", ""
+    full = [each for each in facts.limits if each.is_full]
+    roomy = [each for each in facts.limits if not each.is_full]
+    # What only a person can change is said first.
+    full.sort(key=lambda each: (each.terms is not None, each.terms is not None and each.terms.slots != 0))
+    said = [each.words(moment) for each in (*full, *roomy)]
+    line = f"it is number {facts.place:,} of its line"
+    if full:
+        return "; ".join((said[0], line, *said[1:])), _hint(full[0])
+    if not facts.is_open:
+        closed = f"no worker serves queue {job.queue}, so none of its jobs is admitted"
+        return "; ".join((closed, line, *said)), f"jobledger worker --app ... --queue {job.queue}"
+    if facts.place > 1:
+        before = count(facts.place - 1, "job")
+        return "; ".join((f"{before} of its line come first", *said)), ""
+    return "; ".join((*said, "it is the next of its line")), "jobledger doctor"
+
+
+def _hint(limit: LimitState) -> str:
+    name, _ = split(limit.limit)
+    if limit.terms is None:
+        return f"jobledger limits set {name} --slots 10"
+    return f"jobledger limits show {limit.limit}"
