@@ -106,6 +106,8 @@ class Fleet:
         self.lease_s = lease_s
         self.trace = folder / "trace"
         self.faults = Faults()
+        self.app = APP  #: the tasks of workers that are started from now on
+        self.variables: dict[str, str] = {}  #: and further variables of their environment
         self.started: list[WorkerProcess] = []
         self.standing_still: set[int] = set()
 
@@ -124,7 +126,7 @@ class Fleet:
         log_path = says_to or self.folder / f"worker-{len(self.started)}.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
         variables = {"JOBLEDGER_URL": url or self.url, "CHAOS_TRACE": str(self.trace), "PYTHONPATH": _SOURCES}
-        command = [sys.executable, "-P", "-m", "jobledger.cli", "worker", "--json", "--app", str(APP)]
+        command = [sys.executable, "-P", "-m", "jobledger.cli", "worker", "--json", "--app", str(self.app)]
         command += ["--environment", self.environment, *words]
         if says_to is not None:
             command.insert(command.index("worker"), "--verbose")
@@ -134,7 +136,7 @@ class Fleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if says_to is None else log,
                 stderr=log,
-                env=inherited | variables,
+                env=inherited | variables | self.variables,
                 cwd=self.folder,
                 start_new_session=True,
             )

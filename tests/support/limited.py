@@ -9,12 +9,15 @@ import msgspec
 
 from jobledger.ledger import JobHandle, Ledger, Task
 from jobledger.ledger.model.chain import commit_all
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.events import Carried, Held, Order, Started
 from jobledger.ledger.model.identity import new_identity
+from jobledger.ledger.model.lifecycle import LIFECYCLE
 from jobledger.ledger.model.limits.definition import LIMIT, RemoveLimit, SetLimit, Terms, decide
 from jobledger.ledger.model.limits.flow import FLOW, Granted
-from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.limits.holders import Holders, JobKey
+from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef
 
 
@@ -48,6 +51,47 @@ async def grants(ledger: Ledger) -> list[Granted]:
     async for batch in ledger.log.read_messages(subject=FLOW.of_type(ledger.names, "granted")):
         found += [event for message in batch if isinstance(event := FLOW.decode(message), Granted)]
     return found
+
+
+async def peaks(log: Log) -> tuple[dict[str, int], dict[str, int]]:
+    """Return by name of a limit how many jobs held a slot of one key at once, and how many ran, at the most."""
+    holders, waiting = Holders(), dict[JobKey, tuple[int, tuple[str, ...]]]()
+    held, ran = Counter[str](), Counter[str]()
+    running = dict[JobKey, tuple[str, ...]]()
+    now = Counter[str]()
+    async for batch in log.read_messages():
+        for message in batch:
+            if isinstance(message, StoredEvent):
+                event = message.event
+                job = (event.queue, event.job)
+                holding = holders.jobs.get(job)
+                if isinstance(event, Started) and job not in running and holding is not None:
+                    running[job] = holding.limits
+                    now.update(holding.limits)
+                    _raise(ran, holding.limits, now)
+                holders.feed(event)
+                if LIFECYCLE[type(event)].ends is not None:
+                    now.subtract(running.pop(job, ()))
+                if not isinstance(event, Carried):
+                    waiting.pop(job, None)
+                if isinstance(event, Held):
+                    waiting[job] = (message.stream_sequence, event.limits)
+            elif message.subject.endswith(".granted"):
+                granted = FLOW.decode(message)
+                assert isinstance(granted, Granted)
+                for each in granted.jobs:
+                    wait, limits = waiting.get((each.queue, each.job), (0, ()))
+                    if wait == each.held:
+                        key = (each.queue, each.job)
+                        holders.take(key, limits, held=wait, grant=1, keeps=lambda _: False)
+                        _raise(held, limits, Counter({limit: holders.used(limit) for limit in limits}))
+    return dict(held), dict(ran)
+
+
+def _raise(most: Counter[str], limits: tuple[str, ...], now: Counter[str]) -> None:
+    for limit in limits:
+        name = limit.partition(":")[0]
+        most[name] = max(most[name], now[limit])
 
 
 async def times_granted(ledger: Ledger) -> Counter[str]:

@@ -65,6 +65,8 @@ class Watch:
 
     def _take(self, subject: str, now: float) -> None:
         words = subject.split(".")
+        if words[-1] == "limited":  # the end of a job with limits
+            words.pop()
         if "queued" in words[-2:]:
             word, job = "queued", words[-3]
         else:

@@ -26,7 +26,7 @@ from jobledger.audit.archive.chain import (
     place_of,
 )
 from jobledger.audit.archive.deps import ArchiveDeps, Step
-from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix
+from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix, restate
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
@@ -181,6 +181,7 @@ class Archiver:
         self._progress("carry")(0, len(found.jobs))
         await self._carry(list(found.jobs), through)
         late = await self._carry_fenced(through)
+        await restate(self._log, through)
         await self._count(export, force=force)
         self._progress("record")(0, 1)
         await self._record(export)

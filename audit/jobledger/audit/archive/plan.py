@@ -13,13 +13,14 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from jobledger.audit.verify.checker import Checker
-from jobledger.ledger.model.aggregate import Aggregate, Kept
+from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Carried, Fenced
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
-from jobledger.ledger.model.log import Head, Log, events_among
+from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
@@ -74,9 +75,12 @@ async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, s
     head = await log.head()
     through, held_back_by = await _stored_before(log, head, before), ""
     for aggregate in AGGREGATES.values():
-        if aggregate is JOB:
-            continue  # jobs are carried, or go away whole
-        async for kept in _kept(log, aggregate):
+        if aggregate is JOB or aggregate.restated:
+            continue  # jobs are carried, or go away whole; what is restated is said once more
+        async for message in newest_of(log, aggregate):
+            kept = aggregate.kept(message)
+            if kept is None:
+                continue
             if kept.until is not None and kept.until < before:
                 continue
             lives = not kept.while_lives or await leases.find(kept.while_lives) is not None
@@ -85,19 +89,37 @@ async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, s
     return through, held_back_by
 
 
-async def _kept(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[Kept, None]:
-    """Yield what must stay because of the chains of an aggregate."""
-    for subject in [aggregate.of_type(log.names, tag) for tag in aggregate.keeps_of] or [
-        aggregate.everything(log.names)
-    ]:
+async def newest_of(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[Message, None]:
+    """Yield the newest event of each chain of an aggregate, or of each of the types that archive runs ask about."""
+    types = [aggregate.of_type(log.names, tag) for tag in aggregate.keeps_of]
+    for subject in types or [aggregate.everything(log.names)]:
         newest: dict[tuple[str, ...], Message] = {}
         async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
             async for batch in batches:
                 newest.update((aggregate.key_in(message.subject), message) for message in events_among(batch))
         for message in newest.values():
-            kept = aggregate.kept(message)
-            if kept is not None:
-                yield kept
+            yield message
+
+
+async def restate(log: Log, through: int) -> None:
+    """Append once more what is in force and would go away: the newest event of chains that are restated.
+
+    Does nothing where that was done before, or somebody said something new meanwhile.
+
+    Raises: CorruptLedgerError, LedgerFullError, UnreachableError.
+    """
+    for aggregate in AGGREGATES.values():
+        if not aggregate.restated:
+            continue
+        async for message in newest_of(log, aggregate):
+            if message.stream_sequence > through or aggregate.kept(message) is None:
+                continue
+            end = await end_of_chain(log, aggregate.chain(log.names, *aggregate.key_in(message.subject)))
+            view = aggregate.view(*end)
+            again = msgspec.structs.replace(aggregate.decode(message), prev="")
+            if end.event is not None and end.event.stream_sequence == message.stream_sequence:
+                with contextlib.suppress(WrongSequenceError):
+                    await log.append(aggregate.link(log.names, [again], view))
 
 
 async def _stored_before(log: Log, head: Head, before: datetime) -> int:

@@ -105,6 +105,7 @@ class Aggregate(Generic[E, S]):
         check: Callable[[S | None, E, int], Iterator[Broken]] | None = None,
         keeps: Callable[[E, int], Kept | None] | None = None,
         keeps_of: tuple[str, ...] = (),
+        restated: bool = False,
         leaf: Callable[[E], str] | None = None,
     ) -> None:
         """Declare it.
@@ -118,6 +119,8 @@ class Aggregate(Generic[E, S]):
         `keeps`: the newest event of a chain and its sequence -> what an archive run must leave; None: nothing. Without
             it the newest event of every chain stays.
         `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
+        `restated`: an archive run appends the newest event again instead of keeping it where it is: it says the whole state,
+            and may follow on itself.
         `leaf`: the last words of an event's subject, where those are more than its type.
         """
         self.name = name
@@ -130,6 +133,7 @@ class Aggregate(Generic[E, S]):
         self.check = check
         self._tags = {cls: tag for tag, cls in self.types.items()}
         self.keeps_of = keeps_of
+        self.restated = restated
         self._keeps = keeps
         self._leaf = leaf
         self._decoder: msgspec.json.Decoder[E] = msgspec.json.Decoder(union)

@@ -19,6 +19,7 @@ import msgspec
 from jobledger.ledger.model.errors import JetStreamDisabledError, RefusedError, ServerUnreachableError
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
@@ -101,6 +102,7 @@ class JetStreamLeases:
         self._publisher = publisher
         self._stream = f"KV_{names.workers_bucket}"
         self._prefix = f"$KV.{names.workers_bucket}."
+        self.told_at: datetime | None = None  #: the server's time at the newest answer to `all`
         self._told = deque[str](maxlen=_TOLD_MAX)  # keys that were told to be unreadable
 
     async def duration_s(self) -> float:
@@ -233,6 +235,8 @@ class JetStreamLeases:
         Raises: ServerUnreachableError.
         """
         info = await find_stream(self._inbox, self._stream, subjects=f"{self._prefix}>")
+        if info is not None and info.ts:
+            self.told_at = server_time(info.ts)
         subjects = sorted((info and info.state.subjects) or {})[:_LISTED_MAX]
         if not subjects:
             return []

@@ -68,11 +68,25 @@ class TwoClocks:
         """Take note of the server's stamp on something that has just arrived."""
         if delivery.delivered > 1:
             return  # stamped long ago
-        ahead_s = (delivery.stored_at - self._clock.now()).total_seconds()
+        self.told(delivery.stored_at)
+
+    def told(self, moment: datetime) -> None:
+        """Take note of what the server's clock showed a moment ago."""
+        ahead_s = (moment - self._clock.now()).total_seconds()
         monotonic = self._clock.monotonic()
         if ahead_s >= self._ahead_s or monotonic > self._kept_until:
             self._ahead_s = ahead_s
             self._kept_until = monotonic + _CLOCK_KEPT_S
+
+    @property
+    def ahead_s(self) -> float:
+        """How far the server's clock is ahead of ours, at the least; below 0: behind it, at the most."""
+        return self._ahead_s
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether they differ by more than anything here is made for."""
+        return abs(self._ahead_s) > _SKEW_S_MAX
 
     def wait_s(self, moment: datetime) -> float:
         """Return the seconds until `moment` has come by both clocks; 0 or less when it has."""

@@ -272,5 +272,13 @@ def _keeps(event: LimitEvent, stream_sequence: int) -> Kept | None:
 
 
 LIMIT: Aggregate[LimitEvent, Definition] = Aggregate(
-    "limit", ("limit",), LimitEvent, state=Definition, evolve=evolve, words=_words, check=_check, keeps=_keeps
+    "limit",
+    ("limit",),
+    LimitEvent,
+    state=Definition,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    keeps=_keeps,
+    restated=True,
 )

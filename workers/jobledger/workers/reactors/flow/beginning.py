@@ -7,14 +7,27 @@ import contextlib
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import MalformedEventError
+from jobledger.ledger.model.events import Held
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import MAIN, Snapshotted
 from jobledger.ledger.model.queues.pause import QUEUE
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reading import read
-from jobledger.workers.reactors.flow.snapshots import FlowState, decode, low_of, prepare, restore, state_of
+from jobledger.workers.reactors.flow.snapshots import (
+    FlowState,
+    WaitingState,
+    decode,
+    prepare,
+    restore,
+    state_of,
+    waiting_of,
+)
 
 
 async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
@@ -30,6 +43,8 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
         first = max(first, snapshot.low)
         await _fold_definitions(ledger, folding)
         prepare(folding.granter, state)
+        for each in state.waiting:
+            await _fold_waiting(ledger, folding, each)
     is_restored = snapshot is None
     if first <= head.last_sequence:
         async with contextlib.aclosing(read(ledger, first, head.last_sequence)) as batches:
@@ -51,6 +66,17 @@ async def _state(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
         raise MalformedEventError(f"the newest snapshot of the limits cannot be read: {error}") from error
 
 
+async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: WaitingState) -> None:
+    """Fold the `held` of a job that a snapshot names; where an archive run took it, what the job's chain still says."""
+    stored = await ledger.log.get(waiting.held)
+    if isinstance(stored, StoredEvent) and isinstance(stored.event, Held):
+        folding.fold(stored)
+        return
+    job = (await load(ledger.log, JobRef(queue=waiting.queue, job_id=waiting.job))).job
+    if job is not None and job.state is JobState.HELD and job.wait_sequence == waiting.held:
+        folding.wait(job)
+
+
 async def _fold_definitions(ledger: Ledger, folding: Folding) -> None:
     """Fold what is said of limits and queues from the first event on: it may be older than all else that counts."""
     for aggregate in (LIMIT, QUEUE):
@@ -68,14 +94,16 @@ async def snapshot(ledger: Ledger, chain: Chain, folding: Folding, *, by: str) -
     """
     granter, before = folding.granter, chain.view.state
     now = ledger.clock.now()
-    value, reference = await ledger.inputs.put(msgspec.json.encode(state_of(granter)), what="snapshot")
+    waiting, low = waiting_of(granter)
+    state = msgspec.json.encode(state_of(granter, waiting))
+    value, reference = await ledger.inputs.put(state, what="snapshot")
     event = Snapshotted(
         shard=MAIN,
         at=now if before is None else max(now, before.at),
         by=by,
         through=granter.through,
         limits_sequence=granter.definitions.sequence,
-        low=low_of(granter),
+        low=low,
         granted=0 if before is None else before.granted,
         state=value,
         state_ref=reference,

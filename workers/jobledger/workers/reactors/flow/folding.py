@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Final
 
 from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.events import Carried, Held
+from jobledger.ledger.model.events import PRIORITIES, Carried, Held
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import LIMIT, Terms
 from jobledger.ledger.model.limits.flow import FLOW, Granted
 from jobledger.ledger.model.limits.grants import Granter
@@ -80,6 +81,13 @@ class Folding:
             self._fold_queue(message)
         self.granter.through = sequence
 
+    def wait(self, job: Job) -> None:
+        """Take in a job that is held, where its `held` is not in the ledger any more."""
+        order = job.order
+        line = (PRIORITIES.index(order.priority), job.queue, order.fair, order.limits)
+        self._note(job.queue, job.id, order.limits, is_new=False)
+        self.granter.wait((job.queue, job.id), line, job.wait_sequence, is_new=False)
+
     def _fold_queue(self, message: Message) -> None:
         (queue,) = QUEUE.key_in(message.subject)
         state = QUEUE.evolve(None, QUEUE.decode(message), message.stream_sequence)
@@ -93,16 +101,21 @@ class Folding:
         if not isinstance(event, Carried):
             self._on_left(event.queue, event.job)
         self.granter.job(event, stored.stream_sequence)
-        if not isinstance(event, Held) or not event.limits:
-            return
-        if event.queue not in self._queues:
-            self._queues[event.queue] = self._is_new = True
-        if event.cause != "new":
-            self._ran.add((event.queue, event.job))
-        if event.queue not in self._fair and f"{_FAIR}{event.queue}" in event.limits:
-            self._fair.add(event.queue)
+        if isinstance(event, Held) and event.limits:
+            self._note(event.queue, event.job, event.limits, is_new=event.cause == "new")
+            self._on_held(stored)
+        elif isinstance(event, Carried) and event.job_state.state == "held":
+            self._note(event.queue, event.job, event.job_state.order.limits, is_new=False)
+
+    def _note(self, queue: str, job: str, limits: tuple[str, ...], *, is_new: bool) -> None:
+        """Take note of the queue of a job that waits, and of whether it may have run before."""
+        if queue not in self._queues:
+            self._queues[queue] = self._is_new = True
+        if queue not in self._fair and f"{_FAIR}{queue}" in limits:
+            self._fair.add(queue)
             self._is_new = True
-        self._on_held(stored)
+        if not is_new:
+            self._ran.add((queue, job))
 
     def see(self, fleet: Fleet, now: datetime) -> None:
         """Let jobs be granted in the queues that living workers serve and that are not paused, and in no others."""

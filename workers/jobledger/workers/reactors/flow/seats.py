@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.workers.reactors.timers import TwoClocks
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.seats")
 
@@ -53,6 +55,7 @@ class Seats:
         """`identity`: the name under which this worker holds its lease at this moment."""
         self._ledger = ledger
         self._identity = identity
+        self._clocks = TwoClocks(ledger.clock)
         self.fleet = Fleet()
         self.changed = asyncio.Event()  #: set when another look found something else
 
@@ -65,6 +68,11 @@ class Seats:
     def is_host(self) -> bool:
         """Whether this worker is to host the reactor, as far as is known."""
         return self._identity() in self.fleet.hosts
+
+    @property
+    def is_clock_wrong(self) -> bool:
+        """Whether this machine's clock and the server's are more than five seconds apart."""
+        return self._clocks.are_apart
 
     async def watch(self) -> None:
         """Look until cancelled; what cannot be looked up stays as it was."""
@@ -81,6 +89,18 @@ class Seats:
         except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:
             logger.debug("the workers could not be looked up: %s", error)
             return
+        told_at = self._ledger.leases.told_at
+        if told_at is not None:
+            self._hear(told_at)
         if fleet != self.fleet:
             self.fleet = fleet
             self.changed.set()
+
+    def _hear(self, told_at: datetime) -> None:
+        was_wrong = self.is_clock_wrong
+        self._clocks.told(told_at)
+        if self.is_clock_wrong and not was_wrong:
+            logger.warning(
+                "this machine's clock and the server's are %.1f s apart: no rate-limited job is granted here",
+                abs(self._clocks.ahead_s),
+            )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
+    LedgerError,
     LedgerFullError,
     ServerUnreachableError,
     UnreachableError,
@@ -19,8 +20,10 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Decision
+from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.workers.reactors.flow.admitting import Admitting
 from jobledger.workers.reactors.flow.beginning import begin, snapshot
+from jobledger.workers.reactors.flow.cancelling import Cancelling
 from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
@@ -39,6 +42,8 @@ _FOLDED_AT_ONCE: Final = 1_000
 #: How long a `granted` of another reactor, of which ours was refused, may take to be read.
 _HEARD_WITHIN_S: Final = 10.0
 _FULL_PAUSE_S: Final = 10.0
+#: Holders that have not started are asked for again after this time.
+_ASK_AGAIN_S: Final = 0.02
 
 
 class Session:
@@ -54,6 +59,7 @@ class Session:
         self._options = options
         self._chain = Chain(ledger)
         self._admitting = Admitting(ledger)
+        self._cancelling = Cancelling(ledger)
         self._unclaimed = Unclaimed(ledger, self._admitting, claim_within_s=options.claim_within_s)
         self._folding = Folding(
             self._chain,
@@ -70,6 +76,8 @@ class Session:
         )
         self._tick_at = 0.0
         self._tending: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._started: list[JobKey] = []  # holders that were found to have started
         self._folded_at_snapshot = 0
         self._snapshot_at = 0.0
         self.refused = 0  #: grants of ours that came second
@@ -89,9 +97,10 @@ class Session:
                         reading.result()
                     await self._turn()
             finally:
-                await _end(reading, self._tending)
+                await _end(reading, self._tending, self._asking)
         finally:
             await self._admitting.close()
+            await self._cancelling.close()
             self._folding.close()
 
     # Reading.
@@ -157,6 +166,9 @@ class Session:
         some, self._arrived = self._arrived[:_FOLDED_AT_ONCE], self._arrived[_FOLDED_AT_ONCE:]
         for message in some:
             self._folding.fold(message)
+        for job in self._started:
+            self._granter.started(job)
+        self._started.clear()
         if not self._arrived:
             self._news.clear()
         self._taken.set()
@@ -174,12 +186,30 @@ class Session:
         if self._chain.view.state is None and not await self._open_chain():
             return _TICK_S
         decision = self._granter.decide(self._now())
+        self._cancelling.carry_out(decision.cancels)
+        self._ask(decision.unstarted)
         if decision.grants:
             await self._append(decision)
             return 0.0
         if decision.wake_at is None:
             return _TICK_S
         return min(_TICK_S, max(0.001, (decision.wake_at - self._ledger.clock.now()).total_seconds()))
+
+    def _ask(self, jobs: Sequence[JobKey]) -> None:
+        """Begin to see which of these holders have started: a rate waits for them."""
+        if jobs and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._see_started(jobs), name="reactor flow asks")
+
+    async def _see_started(self, jobs: Sequence[JobKey]) -> None:
+        try:
+            found = await self._unclaimed.started(jobs)
+        except LedgerError as error:
+            logger.debug("who has started could not be looked up: %s", error)
+            found = []
+        if not found:
+            await asyncio.sleep(_ASK_AGAIN_S)
+        self._started += found
+        self._news.set()
 
     async def _open_chain(self) -> bool:
         """Begin the chain of grants where jobs wait; return whether it has begun."""
@@ -220,9 +250,14 @@ class Session:
             self._admitting.admit(job, sequence)
 
     def _now(self) -> datetime:
-        """Return the present time, but never one before that of the chain's newest event."""
+        """Return the present time, but never one before that of the chain's newest event.
+
+        Rates are counted by it, so it stands still while this machine's clock and the server's are too far apart.
+        """
         now, state = self._ledger.clock.now(), self._chain.view.state
-        return now if state is None else max(now, state.at)
+        if state is None:
+            return now
+        return state.at if self._seats.is_clock_wrong else max(now, state.at)
 
     async def _hear(self) -> None:
         """Wait until what came before a refused `granted` was read and folded."""
@@ -264,6 +299,7 @@ class Session:
         if self._arrived:
             return False
         decision = self._granter.decide(self._now(), 1)
+        self._cancelling.carry_out(decision.cancels)
         if decision.grants:
             self._granter.take_back()
         return bool(decision.grants)
@@ -311,6 +347,7 @@ class Session:
         """Look after holders that nobody runs, and after what could not be stored."""
         try:
             self._admitting.try_again()
+            self._cancelling.try_again()
             await self._unclaimed.look()
         except UnreachableError as error:
             logger.debug("holders of slots could not be looked at: %s", error)

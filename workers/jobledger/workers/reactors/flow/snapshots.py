@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,9 +10,13 @@ import msgspec
 
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
-from jobledger.ledger.model.limits.holders import Holding
+from jobledger.ledger.model.limits.holders import Holding, JobKey
 from jobledger.ledger.model.limits.lines import Share
 
+#: Jobs that a snapshot names, so that a reader may begin behind them.
+_NAMED_MAX: Final = 1_000
+#: What is this near to the oldest job that waits is read again: that is cheaper than names.
+_FAR: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -67,7 +72,7 @@ def decode(data: bytes) -> FlowState:
     return _decoder.decode(data) if data else FlowState()
 
 
-def state_of(granter: Granter) -> FlowState:
+def state_of(granter: Granter, waiting: tuple[WaitingState, ...] = ()) -> FlowState:
     """Return what a granter knows, but for the jobs that wait: readers find those from `low` on."""
     holders = (
         HolderState(
@@ -89,13 +94,23 @@ def state_of(granter: Granter) -> FlowState:
         later=dict(granter.guard.later),
         total=granter.total,
         at=granter.at,
+        waiting=waiting,
     )
 
 
-def low_of(granter: Granter) -> int:
-    """Return the oldest stream sequence that tells of a job which waits; the next one to be read where none does."""
-    heads = [line.head for line in granter.lines.lines.values() if line.head]
-    return min(heads, default=granter.through + 1)
+def waiting_of(granter: Granter) -> tuple[tuple[WaitingState, ...], int]:
+    """Return the jobs that a snapshot names, and the stream sequence from which on the others that wait are found.
+
+    Names are for the few that have waited for very long: without them a reader would begin with the oldest.
+    """
+    oldest = [entry for entry, _ in itertools.islice(granter.lines.oldest(), _NAMED_MAX + 1)]
+    if not oldest:
+        return (), granter.through + 1
+    low = oldest[_NAMED_MAX].held if len(oldest) > _NAMED_MAX else granter.through + 1
+    if low - oldest[0].held < _FAR:
+        return (), oldest[0].held
+    named = (WaitingState(queue=each.queue, job=each.job, held=each.held) for each in oldest[:_NAMED_MAX])
+    return tuple(named), low
 
 
 def prepare(granter: Granter, state: FlowState) -> None:
@@ -116,6 +131,7 @@ def restore(granter: Granter, state: FlowState, through: int) -> None:
     for each in state.holders:
         holding = Holding(each.limits, each.kept, each.grant, each.held)
         granter.holders.put((each.queue, each.job), holding)
+        _mark_unstarted(granter, (each.queue, each.job), each.limits)
     granter.floors[:] = state.floors
     for share in granter.shares.values():
         share.v = state.floors[share.priority]
@@ -128,6 +144,14 @@ def restore(granter: Granter, state: FlowState, through: int) -> None:
     granter.guard.later = dict(state.later)
     granter.total, granter.at, granter.through = state.total, state.at, through
     granter.picker.rebuild(granter.lines.lines.values())
+
+
+def _mark_unstarted(granter: Granter, job: JobKey, limits: tuple[str, ...]) -> None:
+    """Let rates wait for a job that nobody knows to have started, until somebody looks."""
+    for name in limits:
+        key = granter.picker.key(name)
+        if key.terms is not None and key.terms.rate is not None:
+            key.unstarted[job] = None
 
 
 def _let_go(granter: Granter, state: FlowState, through: int) -> None:

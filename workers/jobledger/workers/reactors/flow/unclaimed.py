@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -15,6 +17,7 @@ from jobledger.ledger.model.commands import PutBack
 from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedError
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.flow import GrantedJob
+from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.admitting import Admitting
@@ -35,7 +38,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     is_first: bool  #: whether the job never ran before, so that any `started` of it is of this grant
 
 
-_Slots = OrderedDict[tuple[str, str], Slot]
+_Slots = OrderedDict[JobKey, Slot]
 
 
 class Unclaimed:
@@ -61,6 +64,30 @@ class Unclaimed:
         self._young.pop((queue, job), None)
         self._old.pop((queue, job), None)
 
+    async def started(self, jobs: Iterable[JobKey]) -> list[JobKey]:
+        """Return those of up to 1,000 jobs with slots whose attempts have started, or that have left.
+
+        Raises: UnreachableError.
+        """
+        known = {job: self._young.get(job) or self._old.get(job) for job in islice(jobs, BATCH_MESSAGES_MAX)}
+        subjects = {
+            job: self._subject(job) for job, slot in known.items() if slot is not None and slot.is_first
+        }
+        ran = await self._ledger.log.present(list(subjects.values())) if subjects else set[str]()
+        found = [job for job, slot in known.items() if slot is None or subjects.get(job) in ran]
+        others = [job for job, slot in known.items() if slot is not None and not slot.is_first]
+        states = await asyncio.gather(*(self._state(job) for job in others))
+        waiting = (JobState.HELD, JobState.QUEUED)
+        return found + [job for job, state in zip(others, states, strict=True) if state not in waiting]
+
+    def _subject(self, job: JobKey) -> str:
+        return self._ledger.names.of_type(JobRef(queue=job[0], job_id=job[1]), "started")
+
+    async def _state(self, job: JobKey) -> JobState | None:
+        async with self._turns:
+            found = (await load(self._ledger.log, JobRef(queue=job[0], job_id=job[1]))).job
+        return None if found is None else found.state
+
     async def look(self) -> None:
         """See to those that are old enough, up to 1,000 of each kind.
 
@@ -72,10 +99,10 @@ class Unclaimed:
 
     async def _see_to(self, slots: _Slots, since: float, *, is_young: bool) -> None:
         due: dict[str, Slot] = {}
-        for (queue, job), slot in slots.items():
+        for job, slot in slots.items():
             if slot.since > since or len(due) == BATCH_MESSAGES_MAX:
                 break
-            due[self._ledger.names.of_type(JobRef(queue=queue, job_id=job), "started")] = slot
+            due[self._subject(job)] = slot
         if not due:
             return
         ran = await self._ledger.log.present(list(due))

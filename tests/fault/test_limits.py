@@ -1,0 +1,247 @@
+"""Limits under fire: workers that grant slots are killed, frozen and cut off between their appends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cluster import SIZE, Cluster, cluster
+from tests.support.figures import Recorder
+from tests.support.fleet import Fleet, WorkerProcess
+from tests.support.jetstream import api
+from tests.support.limited import define, grants, peaks, times_granted
+from tests.support.proof import prove
+from tests.support.watch import Watch, make_consumers
+from tests.support.working import LIMIT_S
+
+from jobledger.ledger import Ledger, Task, TaskRegistry, connect
+from jobledger.ledger.model.limits.flow import FLOW, MAIN
+
+pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(420)]
+
+APP = Path(__file__).parent / "apps" / "limits.py"
+SLOTS = {"global": 100, "tenant": 10, "workflow": 5}
+JOBS = 20_000
+TENANTS = 20
+FLOWS = 3  # of each
+WORKERS = 3
+HARM_S = 40.0
+
+
+@pytest.fixture
+def durability() -> str:
+    return "process"
+
+
+@pytest.fixture
+def limited() -> Task[..., Any]:
+    found: Task[..., Any] = next(iter(TaskRegistry.load([str(APP)])))
+    return found
+
+
+@pytest.fixture
+def refused(fleet: Fleet, tmp_path: Path) -> Path:
+    """The file that has a line for each grant that came second."""
+    path = tmp_path / "refused"
+    path.touch()
+    fleet.app = APP
+    fleet.variables["LIMITS_REFUSED"] = str(path)
+    return path
+
+
+async def fill(
+    ledger: Ledger, task: Task[..., Any], chance: random.Random, jobs: int, *, seconds: float = 0.008
+) -> list[str]:
+    """Enqueue so many jobs of three limits each, that take up to so many seconds; return their ids."""
+    for name, slots in SLOTS.items():
+        await define(ledger, name, slots=slots)
+    ids: list[str] = []
+    for part in range(TENANTS * FLOWS):
+        tenant, flow = divmod(part, FLOWS)
+        limits = ("global", f"tenant:t{tenant}", f"workflow:w{tenant}-{flow}")
+        numbers = range(part, jobs, TENANTS * FLOWS)
+        given = ({"seconds": chance.uniform(0.0, seconds), "number": n} for n in numbers)
+        await ledger.enqueue_many(task.options(limits=limits), given, ids=lambda each: f"j{each['number']}")
+        ids += [f"j{n}" for n in numbers]
+    return ids
+
+
+def lines(path: Path) -> int:
+    return len(path.read_bytes().splitlines())
+
+
+async def test_limits_hold_while_workers_and_reactors_are_killed(  # noqa: PLR0917 - what it harms, and with what
+    ledger: Ledger,
+    fleet: Fleet,
+    limited: Task[..., Any],
+    refused: Path,
+    chance: random.Random,
+    record: Recorder,
+) -> None:
+    """Killed at random and between `granted` and `queued`, frozen: each job ends once, and no limit is passed."""
+    fleet.variables |= {"LIMITS_CRASH": "0.0015", "LIMITS_STALL": "0.001"}
+    done = dict.fromkeys(("killed", "frozen", "crashed"), 0)
+    async with Watch.following(ledger) as watch:
+        workers = [await fleet.begin("--concurrency", "60") for _ in range(WORKERS)]
+        ids = await fill(ledger, limited, chance, JOBS, seconds=0.4)
+        began = time.monotonic()
+        while time.monotonic() - began < HARM_S or not lines(refused):
+            assert time.monotonic() - began < 3 * HARM_S, "no grant was ever refused: the race did not happen"
+            await asyncio.sleep(chance.uniform(0.3, 1.2))
+            done["crashed"] += await keep(fleet, workers)
+            granting = await granting_among(ledger, workers)
+            if granting is None or chance.random() < 0.5:
+                done["killed"] += 1
+                victim = chance.choice(workers)
+                fleet.kill(victim.pid)
+                await victim.process.wait()
+            else:
+                done["frozen"] += 1
+                await fleet.freeze(granting.pid, chance.uniform(1.4, 2.4))
+            await keep(fleet, workers)
+        fleet.variables |= {"LIMITS_CRASH": "0", "LIMITS_STALL": "0"}
+        for worker in workers:
+            await worker.stop()
+        calm = [await fleet.begin("--concurrency", "60") for _ in range(2)]
+        await watch.until_ended(len(ids))
+        proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
+        for worker in calm:
+            await worker.stop()
+    proof.hold()
+    held, ran = await peaks(ledger.log)
+    assert held == SLOTS
+    assert all(ran[name] <= slots for name, slots in SLOTS.items()), ran
+    assert set(watch.ended.values()) == {"completed"}
+    assert len(await times_granted(ledger)) == len(ids)
+    assert done["crashed"], "no worker ended between the two appends"
+    record(
+        "18",
+        "workers that host the reactor of the limits, killed at random and between its two appends, and frozen",
+        faults=f"{done['killed']} kills, {done['crashed']} between granted and queued, {done['frozen']} freezes, "
+        f"{lines(refused)} refused grants; held at most {held}",
+        jobs=len(ids),
+        events=proof.report.events,
+        now=time.monotonic(),
+    )
+
+
+async def granting_among(ledger: Ledger, workers: list[WorkerProcess]) -> WorkerProcess | None:
+    """Return the worker whose reactor granted last, if it lives."""
+    newest = await ledger.log.last(FLOW.of_type(ledger.names, "granted", MAIN))
+    author = "" if newest is None else FLOW.decode(newest).by
+    return next((each for each in workers if each.alive and f"-{each.pid}-" in author), None)
+
+
+async def keep(fleet: Fleet, workers: list[WorkerProcess]) -> int:
+    """Start anew those that ended; return how many did so by themselves."""
+    crashed = 0
+    for index, worker in enumerate(workers):
+        if not worker.alive:
+            crashed += worker.process.returncode == 9
+            workers[index] = await fleet.begin("--concurrency", "60")
+    return crashed
+
+
+async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa: PLR0917 - as above
+    ledger: Ledger,
+    fleet: Fleet,
+    limited: Task[..., Any],
+    refused: Path,
+    chance: random.Random,
+    record: Recorder,
+) -> None:
+    """SIGSTOP of the one that grants, for ten seconds; then it comes back, and no limit is passed."""
+    async with Watch.following(ledger) as watch:
+        workers = [await fleet.start("--concurrency", "40") for _ in range(2)]
+        filling = asyncio.create_task(fill(ledger, limited, chance, 60_000))
+        async with asyncio.timeout(LIMIT_S):
+            while len(found := await grants(ledger)) < 20:
+                await asyncio.sleep(0.1)
+        author = found[-1].by
+        frozen = await granting_among(ledger, workers)
+        assert frozen is not None
+        since = fleet.stop_still(frozen.pid)
+        try:
+            async with asyncio.timeout(10):
+                while (await grants(ledger))[-1].by == author:
+                    await asyncio.sleep(0.02)
+            taken_over_s = time.monotonic() - since
+            await asyncio.sleep(max(0.0, 10.0 - taken_over_s))
+        finally:
+            fleet.go_on(frozen.pid, since)
+        ids = await filling
+        await watch.until_ended(len(ids))
+        proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
+        for worker in workers:
+            await worker.stop()
+    proof.hold()
+    held, _ = await peaks(ledger.log)
+    assert held == SLOTS
+    assert taken_over_s <= 2.0
+    record(
+        "18b",
+        "SIGSTOP for 10 s of the worker whose reactor grants",
+        faults=f"1 freeze, {lines(refused)} refused grants",
+        jobs=len(ids),
+        events=proof.report.events,
+        now=time.monotonic(),
+        worst_recovery=f"{taken_over_s:.2f} s until the other one granted",
+    )
+
+
+async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
+    nats_server_binary: str,
+    tmp_path: Path,
+    limited: Task[..., Any],
+    chance: random.Random,
+    record: Recorder,
+) -> None:
+    settings: dict[str, Any] = {
+        "replicas": SIZE,
+        "ledger_bytes_max": 256 << 20,
+        "lease_s": 3.0,
+        "request_timeout_s": 30.0,
+        "append_timeout_s": 60.0,
+    }
+    async with cluster(nats_server_binary, tmp_path) as made, connect(made.url, **settings) as ledger:
+        await make_consumers(ledger, "work", ack_wait_s=2.0)
+        fleet = Fleet(tmp_path, made.url, "", lease_s=3.0)
+        fleet.app = APP
+        try:
+            async with Watch.following(ledger) as watch:
+                for _ in range(2):
+                    await fleet.start("--concurrency", "60")
+                ids = await fill(ledger, limited, chance, 6_000)
+                await watch.until(lambda: len(watch.ended) > 500)
+                await _kill_leader(made, ledger)
+                began = time.monotonic()
+                seen = len(watch.ended)
+                await watch.until(lambda: len(watch.ended) > seen + 200)
+                recovery_s = time.monotonic() - began
+                await watch.until_ended(len(ids))
+            proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
+        finally:
+            await fleet.close()
+        held, _ = await peaks(ledger.log)
+    proof.hold()
+    assert held == SLOTS
+    record(
+        "18c",
+        "SIGKILL of the leader of three replicas while limited jobs run",
+        faults="1 kill",
+        jobs=len(ids),
+        events=proof.report.events,
+        now=time.monotonic(),
+        worst_recovery=f"{recovery_s:.1f} s until jobs ended again",
+    )
+
+
+async def _kill_leader(made: Cluster, ledger: Ledger) -> None:
+    """End the server that leads the ledger's stream, without a word."""
+    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
+    number = int(info["cluster"]["leader"].removeprefix("n"))
+    list(made.servers.values())[number].kill()

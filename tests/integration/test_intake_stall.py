@@ -1,0 +1,61 @@
+"""A queue that runs empty all the time: jobs with a limit come to it in small groups, and no second goes by without one.
+
+A worker that believes of its requests what the server does not know of stands still here, with work in its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.support.limited import define
+from tests.support.watch import Watch
+from tests.support.working import Connect, working
+
+from jobledger.ledger import Ledger, task
+
+pytestmark = pytest.mark.anyio
+
+STILL_S = 1.0
+SLOTS = 100
+
+
+@task(queue="work")
+async def work(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@asynccontextmanager
+async def filled(ledger: Ledger, jobs: int) -> AsyncGenerator[None, None]:
+    await define(ledger, "global", slots=SLOTS)
+    await ledger.enqueue_many(work.options(limits=("global",)), ({"number": n} for n in range(jobs)))
+    yield
+
+
+async def longest_still_s(ledger: Ledger, connected: Connect, jobs: int) -> float:
+    """Run so many jobs with a worker; return the longest time between two ends."""
+    async with (
+        filled(ledger, jobs),
+        Watch.following(ledger) as watch,
+        connected() as other,
+        working(other, work),
+    ):
+        await watch.until_ended(jobs)
+    return max(later - earlier for earlier, later in itertools.pairwise(watch.progress_at))
+
+
+async def test_no_second_goes_by_without_the_end_of_a_limited_job(ledger: Ledger, connected: Connect) -> None:
+    assert await longest_still_s(ledger, connected, 3_000) < STILL_S
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("turn", range(10))
+async def test_limits_of_many_jobs_never_stand_still(connected: Connect, turn: int) -> None:
+    """Ten times, since the stall that this is about came in one run of seven."""
+    async with connected(ledger_bytes_max=256 << 20) as ledger:
+        assert await longest_still_s(ledger, connected, 25_000) < STILL_S, f"in turn {turn}"

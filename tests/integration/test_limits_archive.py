@@ -1,0 +1,116 @@
+"""An archive run across jobs that wait for limits, hold slots, were granted and not queued, or wait for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.support.limited import define, enqueue, peaks, times_granted
+from tests.support.working import LIMIT_S, Connect, ended, until, working
+
+from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.verify import verify
+from jobledger.ledger import Context, JobHandle, JobState, Ledger, Snooze, task
+from jobledger.ledger.model.limits.definition import LIMIT
+from jobledger.ledger.model.limits.flow import GrantedJob
+from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors.flow.options import FlowOptions
+from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.flow.unclaimed import Unclaimed
+
+pytestmark = pytest.mark.anyio
+
+STARTED: Counter[str] = Counter()
+GATE = asyncio.Event()
+
+
+@task(queue="work", max_attempts=3)
+async def work(ctx: Context, kind: str) -> str | Snooze:
+    STARTED[kind] += 1
+    if kind == "runs":
+        await GATE.wait()
+    if kind == "parks" and ctx.attempt == 1:
+        return Snooze(1.5)
+    return kind
+
+
+async def archive_beyond(ledger: Ledger, folder: Path, sequence: int) -> None:
+    """Archive what may go, until the ledger begins behind a stream sequence."""
+    async with asyncio.timeout(LIMIT_S):
+        while (await ledger.log.head()).first_sequence <= sequence:
+            await asyncio.sleep(0.1)
+            deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
+            await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))
+
+
+async def test_a_fresh_reactor_goes_on_behind_an_archive(
+    connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    STARTED.clear()
+    GATE.clear()
+    options = FlowOptions(snapshot_s=0.2)
+    monkeypatch.setattr(hosting, "FlowReactor", functools.partial(FlowReactor, options=options))
+    jobs: list[JobHandle[str]] = []
+    async with connected() as ledger, connected() as other:
+        await define(ledger, "all", slots=3)
+        await define(ledger, "never", slots=0)
+        with monkeypatch.context() as crashing:
+            _leave_unqueued(crashing, "granted")
+            async with working(other, work, grace_s=0.1):
+                jobs = [
+                    await enqueue(
+                        ledger, work, "all", job_id="parks", given={"kind": "parks"}, max_attempts=3
+                    )
+                ]
+                await until(lambda: STARTED["parks"] == 1)
+                for job_id, kind in (
+                    ("r1", "runs"),
+                    ("r2", "runs"),
+                    ("granted", "x"),
+                    ("w1", "x"),
+                    ("w2", "x"),
+                ):
+                    given = {"kind": kind}
+                    jobs.append(
+                        await enqueue(ledger, work, "all", job_id=job_id, given=given, max_attempts=3)
+                    )
+                stuck = await enqueue(ledger, work, "all", "never", given={"kind": "x"})
+                await until(lambda: STARTED["runs"] == 2)
+                head = (await ledger.log.head()).last_sequence
+                await archive_beyond(ledger, tmp_path, head)
+        assert (await times_granted(ledger)) == {}, "the grants are in the archive"
+        definition = await ledger.log.last(LIMIT.chain(ledger.names, "all"))
+        assert definition is not None
+        assert definition.stream_sequence > head
+        GATE.set()
+        async with connected() as fresh, working(fresh, work):
+            for job in jobs:
+                assert (await ended(job)).state is JobState.COMPLETED, job.id
+            assert (await stuck.snapshot()).state is JobState.HELD
+            await define(ledger, "never", slots=1)
+            assert (await ended(stuck)).state is JobState.COMPLETED
+        joined = await open_archive(ledger.log, tmp_path)
+        for log in (ledger.log, joined):
+            report = await verify(log)
+            assert report.sound, report.text()
+        held, _ = await peaks(joined)
+        assert held == {"all": 3, "never": 1}
+
+
+def _leave_unqueued(crashing: pytest.MonkeyPatch, job_id: str) -> None:
+    """Let reactors grant a job and die before they queue it, as far as this job is concerned."""
+    admit = Admitting.admit
+
+    def admit_others(self: Admitting, granted: GrantedJob, grant: int) -> None:
+        if granted.job != job_id:
+            admit(self, granted, grant)
+
+    async def look_at_nobody(_self: Unclaimed) -> None: ...
+
+    crashing.setattr(Admitting, "admit", admit_others)
+    crashing.setattr(Unclaimed, "look", look_at_nobody)

@@ -1,0 +1,157 @@
+"""Parts of the reactor of the limits that need no server: who hosts it, its snapshots, and what is put aside on disk."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from tests.support.tables import each_row
+
+from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent
+from jobledger.ledger.model.limits.definition import LimitSet
+from jobledger.ledger.model.limits.flow import Granted, GrantedJob
+from jobledger.ledger.model.limits.grants import Granter
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.workers.reactors.flow.seats import Fleet, fleet_of
+from jobledger.workers.reactors.flow.snapshots import FlowState, prepare, restore, state_of, waiting_of
+from jobledger.workers.reactors.flow.spill import DiskSpill
+from jobledger.workers.reactors.timers import TwoClocks
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def lease(worker: str, **said: object) -> WorkerInfo:
+    base = WorkerInfo(
+        worker=worker, host="h", pid=1, queues=("a",), started_at=NOW, renewed_at=NOW, reactors=True
+    )
+    return msgspec.structs.replace(base, **said)
+
+
+@each_row(
+    ("infos", "hosts", "served"),
+    [
+        ([], (), {}),
+        ([lease("w3"), lease("w1"), lease("w2")], ("w1", "w2"), {"a": 3}),
+        ([lease("w1", stopped=True), lease("w2", concurrency=7)], ("w2",), {"a": 7}),
+        ([lease("w1", reactors=False, queues=("b",)), lease("w2", queues=())], ("w2",), {"b": 1}),
+    ],
+)
+def test_the_two_smallest_names_among_living_workers_with_reactors_host_it(
+    infos: list[WorkerInfo], hosts: tuple[str, ...], served: dict[str, int]
+) -> None:
+    fleet = fleet_of(infos)
+    assert isinstance(fleet, Fleet)
+    assert (fleet.hosts, fleet.served) == (hosts, served)
+
+
+def test_jobs_put_aside_come_back_in_the_order_of_their_line() -> None:
+    spill = DiskSpill()
+    for held in range(1, 10_001):
+        spill.put(held % 3, (held, "q", f"j{held}", ("all", f"tenant:{held % 3}")))
+    page = spill.page(1, 3, 3)
+    assert [job[0] for job in page] == [4, 7, 10]
+    assert page[0] == (4, "q", "j4", ("all", "tenant:1"))
+    assert spill.find(("q", "j7")) == (1, (7, "q", "j7", ("all", "tenant:1")))
+    assert spill.find(("other", "j7")) is None
+    spill.remove(1, 7)
+    spill.drop(1, 4)
+    assert spill.find(("q", "j7")) is None
+    assert [job[0] for job in spill.page(1, 0, 2)] == [10, 13]
+    spill.close()
+    assert spill.page(1, 0, 2) == []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = NOW
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at.timestamp()
+
+
+def test_clocks_are_apart_where_the_server_says_so_and_not_before_it_said_anything() -> None:
+    clock = Clock()
+    clocks = TwoClocks(clock)
+    found = [clocks.are_apart]
+    for ahead_s in (4.9, 5.1, 0.0, -6.0, -1.0):
+        clock.at += timedelta(seconds=120)
+        clocks.told(clock.at + timedelta(seconds=ahead_s))
+        found.append(clocks.are_apart)
+    assert found == [False, False, True, False, True, False]
+
+
+# Snapshots: a granter that begins with one goes on as the one that made it would.
+
+
+def held(number: int, *limits: str, cause: str = "new") -> Held:
+    return Held(job=f"j{number}", queue="q", task="t", at=NOW, by="x", limits=limits, cause=cause)  # type: ignore[arg-type]
+
+
+def defined(limit: str, **terms: object) -> LimitSet:
+    return LimitSet(limit=limit, source="code", at=NOW, by="x", **terms)  # type: ignore[arg-type]
+
+
+def over(number: int) -> JobEvent:
+    return Completed(job=f"j{number}", queue="q", task="t", at=NOW, by="x", attempt=1, limited=True)
+
+
+def grant(granter: Granter, sequence: int) -> Granted:
+    decision = granter.decide(NOW + timedelta(seconds=sequence))
+    if decision.grants:
+        granter.confirm(sequence)
+    jobs = tuple(GrantedJob(queue=each.queue, job=each.job, held=each.held) for each in decision.grants)
+    return Granted(shard="main", by="x", at=decision.at, through=decision.through, jobs=jobs)
+
+
+def test_a_granter_that_begins_with_a_snapshot_grants_as_the_one_that_made_it() -> None:
+    limits = [(defined("all", slots=4), 1), (defined("t", slots=2, rate=1.0), 2)]
+    events = [(held(n, "all", f"t:{n % 3}"), 10 + n) for n in range(30)]
+    one = Granter()
+    for limit, sequence in limits:
+        one.limit(limit, sequence)
+    for event, sequence in events:
+        one.job(event, sequence)
+    granted = grant(one, 50)
+    first = [each.job for each in granted.jobs]
+    assert len(first) == 3
+    one.job(Cancelled(job="j29", queue="q", task="t", at=NOW, by="x"), 51)
+    one.job(over(int(first[0][1:])), 52)
+    named, low = waiting_of(one)
+    assert (named, low) == ((), min(10 + n for n in range(30) if f"j{n}" not in first))
+    state = msgspec.json.decode(msgspec.json.encode(state_of(one)), type=FlowState)
+    other = Granter()
+    for limit, sequence in limits:
+        other.limit(limit, sequence)
+    prepare(other, state)
+    for event, sequence in events:
+        if sequence >= low:
+            other.job(event, sequence)
+    other.granted(granted, 50)
+    other.job(Cancelled(job="j29", queue="q", task="t", at=NOW, by="x"), 51)
+    restore(other, state, 52)
+    assert {job for _, job in other.holders.jobs} == set(first[1:])
+    assert len(other.lines) == len(one.lines)
+    for granter in (one, other):
+        for job in first[1:]:
+            granter.started(("q", job))
+    for step in range(60, 400, 10):
+        granted = grant(one, step)
+        assert granted.jobs == grant(other, step).jobs
+        for each in granted.jobs:
+            for granter in (one, other):
+                granter.started(("q", each.job))
+                granter.job(over(int(each.job[1:])), step + 1)
+    assert not len(one.lines)
+
+
+def test_a_snapshot_names_the_few_that_wait_for_very_long() -> None:
+    granter = Granter()
+    for number in range(3):
+        granter.job(held(number, "undefined"), number + 1)
+    granter.limit(defined("all", slots=1), 50_000)
+    named, low = waiting_of(granter)
+    assert [each.held for each in named] == [1, 2, 3]
+    assert low == 50_001
