@@ -15,12 +15,8 @@ from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
 from jobledger.audit.verify import verify
 from jobledger.ledger import Backoff, Context, JobState, Ledger, Snooze, task
-from jobledger.ledger.model.aggregate import View
-from jobledger.ledger.model.chain import commit_all
 from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.limits.flow import GrantedJob
-from jobledger.ledger.model.log import end_of_chain
-from jobledger.ledger.model.queues.pause import QUEUE, QueuePaused, QueueResumed, QueueState
 from jobledger.workers import Worker
 from jobledger.workers.reactors import hosting
 from jobledger.workers.reactors.flow.admitting import Admitting
@@ -283,14 +279,10 @@ async def test_modes_cancel_who_may_not_wait(ledger: Ledger, connected: Connect)
 
 async def test_a_paused_queue_is_given_no_slots(ledger: Ledger, connected: Connect) -> None:
     await define(ledger, "api", slots=1)
-    paused = QueuePaused(queue="elsewhere", reason="tried", at=ledger.stamp().at, by="tester")
-    nothing: View[QueueState] = View()
-    await commit_all(ledger.log, [(nothing, [paused])])
+    await ledger.pause_queue("elsewhere", reason="tried")
     waits = await enqueue(ledger, elsewhere, "api")
     async with connected() as other, working(other, work, elsewhere):
         assert (await ended(await enqueue(ledger, work, "api"))).state is JobState.COMPLETED
         assert await types(waits) == ["held"]
-        view = QUEUE.view(*await end_of_chain(ledger.log, QUEUE.chain(ledger.names, "elsewhere")))
-        resumed = QueueResumed(queue="elsewhere", at=ledger.stamp().at, by="tester")
-        await commit_all(ledger.log, [(view, [resumed])])
+        await ledger.resume_queue("elsewhere")
         assert (await ended(waits)).state is JobState.COMPLETED
