@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.support.working import LIMIT_S, Connect, working
 
-from jobledger.admin import acts
+from jobledger.admin import acts, limit_checks
 from jobledger.admin.held import limit_now
+from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.limits import set_limit
 from jobledger.admin.rows import Rows
 from jobledger.audit.why import Why
@@ -84,3 +85,33 @@ async def _running(ledger: Ledger, names: str) -> None:
         for name in names:
             while (await (await ledger.job(name)).state()) is not JobState.RUNNING:
                 await asyncio.sleep(0.01)
+
+
+async def test_doctor_tells_of_undefined_names_and_of_jobs_that_nobody_grants_or_starts(
+    ledger: Ledger, connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(ledger, tmp_path / "rows.db")
+
+    async def said() -> list[str]:
+        await rows.catch_up()
+        return [f"{each.status}: {each.found}" for each in await check_limits(ledger, tmp_path / "rows.db")]
+
+    assert await said() == []
+    for number in range(3):
+        await ledger.enqueue(wait, f"t{number}")
+    await ledger.enqueue(call)
+    assert await said() == ["warn: jobs are held by limits that nobody defined: global (3 held)"]
+    await set_limit(ledger, "global", {"slots": 1}, by="alice")
+    assert await said() == ["ok: 4 jobs held"]  # no worker serves their queue: that is said of the queue
+    monkeypatch.setattr(limit_checks, "GRANT_WITHIN_S", 0.3)
+    async with connected() as other, working(other, wait, call, reactors=False) as worker:
+        await worker.taking.wait()
+        assert await said() == ["warn: 2 of 4 held jobs could start, and nobody grants them for 0.3 s"]
+    monkeypatch.setattr(limit_checks, "START_WITHIN_S", 0.0)
+    await set_limit(ledger, "global", {"slots": 2}, by="alice")
+    async with connected() as other, working(other, wait, concurrency=1, grace_s=0.1):
+        async with asyncio.timeout(LIMIT_S):
+            while (found := await said()) != [
+                "warn: 2 jobs hold their limits for more than 0 s, and no worker started them"
+            ]:
+                assert len(found) == 1

@@ -13,6 +13,7 @@ import msgspec
 from jobledger.admin import checks
 from jobledger.admin.amounts import duration
 from jobledger.admin.checks import Check
+from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
 from jobledger.admin.schedules import find_late
@@ -172,6 +173,7 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
             found.append(Check(check="unreadable", status="warn", found=said, advice=advice))
         else:
             found.append(await _check_schedules(ledger, path))
+            found += await check_limits(ledger, path)
         former = asked.former_ledger(path)
         if former is not None:
             found.append(Check(check="former ledger", status="warn", found=former))

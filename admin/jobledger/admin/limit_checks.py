@@ -1,0 +1,76 @@
+"""What `doctor` says of limits: names that nobody defined, jobs that nobody grants, jobs that nobody starts."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from jobledger.admin.checks import Check
+from jobledger.admin.held import present, undefined
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.limits.flow import FLOW, MAIN
+from jobledger.ledger.model.log import end_of_chain
+from jobledger.projections import Store
+from jobledger.projections.statistics.tally import microseconds
+
+#: How long the reactor may leave undone what could be granted, before that is told.
+GRANT_WITHIN_S: Final = 3.0
+#: How long a job may wait for its worker after it was admitted; later it is put back.
+START_WITHIN_S: Final = 60.0
+_LOOK_S: Final = 0.1
+_NAMES_SHOWN: Final = 5
+_UNSTARTED: Final = "SELECT count(*) FROM jobs WHERE status = 'queued' AND limits <> '' AND since_us < ?"
+
+
+async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
+    """Look at jobs that are held, and at those that were admitted; nothing is said where no job ever had a limit.
+
+    `path`: the projection's file, which tells how long jobs wait to be started.
+
+    Raises: CorruptLedgerError, PayloadMissingError, UnreachableError, ProjectionError.
+    """
+    if await ledger.log.last(ledger.names.all_of_type("held")) is None:
+        return []
+    found: list[Check] = []
+    async with present(ledger) as granter:
+        waiting, missing = len(granter.lines), undefined(granter)
+        could = len(granter.decide(ledger.clock.now()).grants)
+    if missing:
+        named = ", ".join(f"{each.limit} ({each.jobs:,} held)" for each in missing[:_NAMES_SHOWN])
+        more = f" and {len(missing) - _NAMES_SHOWN:,} more" if len(missing) > _NAMES_SHOWN else ""
+        advice = f"`jobledger limits set {missing[0].limit.partition(':')[0]} --slots N` defines one"
+        said = f"jobs are held by limits that nobody defined: {named}{more}"
+        found.append(Check(check="limits", status="warn", found=said, advice=advice))
+    if could and not await _is_granted(ledger):
+        said = (
+            f"{could:,} of {waiting:,} held jobs could start, and nobody grants them for {GRANT_WITHIN_S:g} s"
+        )
+        advice = "is a worker running that hosts reactors? its log says why the limits stand still"
+        found.append(Check(check="limits", status="warn", found=said, advice=advice))
+    unstarted = _unstarted(ledger, path)
+    if unstarted:
+        said = f"{unstarted:,} jobs hold their limits for more than {START_WITHIN_S:g} s, and no worker started them"
+        advice = "`jobledger workers list` shows who serves their queues, and how busy they are"
+        found.append(Check(check="limits", status="warn", found=said, advice=advice))
+    return found or [Check(check="limits", status="ok", found=f"{waiting:,} jobs held")]
+
+
+async def _is_granted(ledger: Ledger) -> bool:
+    """Return whether somebody grants jobs within the time that the reactor may take."""
+    chain = FLOW.chain(ledger.names, MAIN)
+    before = (await end_of_chain(ledger.log, chain)).last_sequence
+    deadline = asyncio.get_running_loop().time() + GRANT_WITHIN_S
+    while asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        if (await end_of_chain(ledger.log, chain)).last_sequence > before:
+            return True
+    return False
+
+
+def _unstarted(ledger: Ledger, path: Path) -> int:
+    since = ledger.clock.now() - timedelta(seconds=START_WITHIN_S)
+    with Store.open(path) as store:
+        ((count,),) = store.select(_UNSTARTED, (microseconds(since),))
+    return int(count)
