@@ -346,7 +346,7 @@ async def test_subjects_in_use_are_told_from_others(log: Log, text: str) -> None
 
 
 async def test_an_aggregate_that_no_version_knows_stops_the_reader(log: Log) -> None:
-    subject = f"{log.names.ledger_root}.schedule.nightly.ticked"
+    subject = f"{log.names.ledger_root}.comet.nightly.ticked"
     await log.append([entry(log, 0), Entry(subject, newer("ticked"), f"{subject}.>", 0)])
     with pytest.raises(UnknownEventError, match="stream sequence 2 is about something"):
         await collect(log.read())

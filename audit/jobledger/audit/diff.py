@@ -118,6 +118,10 @@ class _Jobs:
             self._unknown.add(ref)
         self._jobs[ref] = evolve(job, lean(event), message.stream_sequence)
 
+    def lack(self, refs: Iterable[JobRef]) -> None:
+        """Take those of which nothing was seen as jobs that began before what is held: what they are is not known."""
+        self._unknown |= {ref for ref in refs if self._jobs[ref] is None}
+
     def get(self, ref: JobRef) -> Job | None:
         return self._jobs.get(ref)
 
@@ -254,6 +258,7 @@ async def _shared_jobs(
             for stored in await side.log.read_chain(side.log.names.chain(ref)):
                 if stored.stream_sequence <= shared:
                     jobs.take(stored)
+        jobs.lack(with_past)
         return jobs
     messages = _messages(side.log, side.first_sequence, shared, subject, on_progress)
     async with contextlib.aclosing(messages):
@@ -261,6 +266,7 @@ async def _shared_jobs(
             # What has no past is new, though an archived job had its id.
             if isinstance(message, StoredEvent) and _ref(message) in with_past:
                 jobs.take(message)
+    jobs.lack(with_past)
     return jobs
 
 
