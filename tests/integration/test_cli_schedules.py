@@ -147,6 +147,43 @@ def test_what_cannot_tick_is_refused_with_a_sentence(
     assert schedules("next", "odd").code == 3
 
 
+def test_a_schedule_carries_the_whole_work_order(schedules: Schedules) -> None:
+    options = (
+        "--priority",
+        "low",
+        "--max-attempts",
+        "7",
+        "--timeout",
+        "60",
+        "--queue",
+        "bills",
+        "--tenant",
+        "acme",
+    )
+    more = (
+        "--correlation",
+        "year-end",
+        "--metadata",
+        "region=eu",
+        "--limit",
+        "tenant:acme",
+        "--limit",
+        "global",
+    )
+    assert schedules("add", *NIGHTLY, *options, *more).code == 0
+    (made,) = schedules.told("trigger", "nightly")
+
+    async def order(ledger: Ledger) -> None:
+        job = await (await ledger.job(JobRef(queue="bills", job_id=made["id"]))).snapshot()
+        order = job.order
+        assert (order.priority, order.max_attempts, order.timeout_s, order.tenant) == ("low", 7, 60.0, "acme")
+        assert (order.correlation, order.metadata) == ("year-end", {"region": "eu"})
+        assert (order.limits, job.state.value) == (("global", "tenant:acme"), "held")
+
+    schedules.does(order)
+    assert "global, tenant:acme" in schedules("show", "nightly").out
+
+
 def test_people_pause_resume_trigger_and_remove(schedules: Schedules) -> None:
     schedules("add", *NIGHTLY)
     assert schedules("pause", "nightly", "--reason", "audit").code == 0

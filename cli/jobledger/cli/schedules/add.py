@@ -11,6 +11,7 @@ from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.jobs.input_text import read_object
+from jobledger.cli.pairs import pairs
 from jobledger.cli.schedules import options
 from jobledger.cli.schedules.words import next_words, when_words
 from jobledger.cli.session import load_tasks, operator
@@ -20,6 +21,7 @@ from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Definition
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.options import Options
 from jobledger.ledger.schedules.verbs import When
 
 
@@ -39,6 +41,10 @@ def add(
     priority: options.Priority = None,
     max_attempts: options.MaxAttempts = None,
     timeout: options.Timeout = None,
+    tenant: options.Tenant = None,
+    correlation: options.Correlation = None,
+    metadata: options.Metadata = None,
+    limits: options.Limits = None,
     overlap: options.Overlap = "skip",
     catchup: options.Catchup = "latest",
     window: options.Window = WINDOW_S_DEFAULT,
@@ -61,7 +67,17 @@ def add(
     }
     _check(task, when)
     values = read_object(input_text, what=f"input of task {task}")
-    chosen = {"queue": queue, "priority": priority, "max_attempts": max_attempts, "timeout_s": timeout}
+    chosen: dict[str, Any] = {
+        "queue": queue,
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "timeout_s": timeout,
+        "tenant": tenant,
+        "correlation": correlation,
+        "metadata": pairs(metadata, "--metadata") if metadata else None,
+        "limits": tuple(limits or ()),
+    }
+    Options(**{option: value for option, value in chosen.items() if value is not None})
     # All that can be refused without a server is refused here, so a bad request never depends on one.
     found = load_tasks(app).get(task) if app else None
     if found is not None:

@@ -106,3 +106,22 @@ Timeout = Annotated[
         "--timeout", metavar="SPAN", parser=seconds(), help="Limit of one attempt. (default: the task's)"
     ),
 ]
+Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whom its jobs belong to.")]
+Correlation = Annotated[
+    str | None,
+    typer.Option("--correlation", metavar="WORD", help="First cause that its jobs belong to."),
+]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metadata", metavar="KEY=VALUE", help="A pair of words about its jobs; repeat it for more."
+    ),
+]
+Limits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="LIMIT",
+        help="A limit that its jobs wait for, beside the task's: name or name:key; repeat it for more.",
+    ),
+]
