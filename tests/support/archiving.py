@@ -159,12 +159,16 @@ class World:
         async def set_timer(timer: Timer) -> None:
             self.timers.append(timer)
 
+        async def carry_schedule(name: str, through: int) -> None:
+            raise AssertionError(f"there is no schedule {name} to be carried up to {through}")
+
         deps = ArchiveDeps(
             clock=self.clock,
             stamp=self.stamp,
             leases=Holders(*self.alive),
             unread=unread,
             set_timer=set_timer,
+            carry_schedule=carry_schedule,
             on_progress=on_progress,
         )
         return Archiver(self.log, folder or self.folder, deps)

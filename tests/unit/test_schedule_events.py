@@ -25,6 +25,7 @@ from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.schedules.decisions import (
     TICKS_MAX,
     Backfill,
+    Carry,
     Declare,
     Pause,
     Remove,
@@ -154,6 +155,9 @@ DECISIONS: list[tuple[list[tuple[float, ScheduleCommand]], ScheduleCommand, floa
     ([declared(), PAUSED], Pause(), 2, RefusedError),
     ([declared(), PAUSED], Resume(), 5.5, {"type": "resumed", "paused": False, "next_tick": after(6)}),
     ([declared()], Resume(), 2, RefusedError),
+    ([declared(), (1, Tick())], Carry(through=7), 1.5,
+     {"type": "carried", "through": 7, "tick": after(1), "next_tick": after(2), "number": 1}),
+    ([declared(), (0, Remove())], Carry(through=7), 1, ScheduleNotFoundError),
     ([declared()], Remove(reason="done"), 2, {"type": "removed", "next_at": None, "reason": "done"}),
     ([declared()], Backfill(from_at=after(-3), to_at=after(-1)), 0,
      {"type": "backfilled", "ticks": (after(-3), after(-2), after(-1)), "next_tick": after(1), "number": 0}),
@@ -323,6 +327,7 @@ def test_whatever_is_decided_keeps_the_rules_that_a_check_knows() -> None:
 
 
 FIRST, SECOND, THIRD = run(declared(), (1, Tick()), (2, Tick()))[1]
+CARRIED = run(declared(), (1, Tick()), (1.5, Carry(through=1)))[1][-1]
 assert isinstance(SECOND, Ticked)
 assert isinstance(THIRD, Ticked)
 
@@ -342,16 +347,11 @@ assert isinstance(THIRD, Ticked)
         ((FIRST, replace(SECOND, next_tick=after(1))), "is not after"),
         ((FIRST, replace(SECOND, ticks=(after(2), after(1)))), "do not grow up to its own"),
         ((FIRST, replace(FIRST, next_tick=None), SECOND), "that had none to come"),
+        (
+            (FIRST, SECOND, replace(CARRIED, next_tick=after(5))),
+            "does not say what the events before it add up to",
+        ),
     ],
 )
 def test_a_check_finds_what_no_version_would_decide(events: tuple[ScheduleEvent, ...], sentence: str) -> None:
     assert any(sentence in each for each in broken(*events)), broken(*events)
-
-
-def test_a_removed_schedule_holds_no_archive_back() -> None:
-    def kept(command: ScheduleCommand) -> object:
-        event = run(declared(), (0.5, command))[1][-1]
-        return SCHEDULE.kept(replace(stored(b""), data=SCHEDULE.encode(event)))
-
-    assert kept(Remove()) is None
-    assert "schedule nightly" in str(kept(Trigger()))

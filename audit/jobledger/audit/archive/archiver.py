@@ -26,7 +26,7 @@ from jobledger.audit.archive.chain import (
     place_of,
 )
 from jobledger.audit.archive.deps import ArchiveDeps, Step
-from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, read_prefix, restate
+from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
@@ -40,6 +40,7 @@ from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidInputError,
     PayloadTooLargeError,
+    ScheduleNotFoundError,
     SequenceGapError,
     WrongSequenceError,
 )
@@ -47,6 +48,8 @@ from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import WAITING_STATES, Job
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
+from jobledger.ledger.model.schedules.events import Removed
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.opening import make_folder, sync_path
 from jobledger.ledger.timers import wait_timer
@@ -182,6 +185,7 @@ class Archiver:
         await self._carry(list(found.jobs), through)
         late = await self._carry_fenced(through)
         await restate(self._log, through)
+        await self._carry_schedules(through)
         await self._count(export, force=force)
         self._progress("record")(0, 1)
         await self._record(export)
@@ -290,6 +294,14 @@ class Archiver:
                 if isinstance(end, BaseException):
                     raise end
             self._progress("carry")(start + len(part), len(refs))
+
+    async def _carry_schedules(self, through: int) -> None:
+        """Carry the schedules whose newest event would go away; those that were removed go with it."""
+        async for message in newest_of(self._log, SCHEDULE):
+            if message.stream_sequence > through or isinstance(SCHEDULE.decode(message), Removed):
+                continue
+            with contextlib.suppress(ScheduleNotFoundError):  # removed a moment ago
+                await self._deps.carry_schedule(SCHEDULE.key_in(message.subject)[0], through)
 
     async def _carry_one(self, ref: JobRef, through: int) -> None:
         """Carry one job unless that was done; whoever works on it meanwhile is not disturbed."""

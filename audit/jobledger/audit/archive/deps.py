@@ -16,6 +16,7 @@ from jobledger.audit.export.payloads import PayloadSource
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.schedules.decisions import Carry
 from jobledger.ledger.nats.payloads import Stores
 from jobledger.ledger.timers import Timer, Timers
 
@@ -32,6 +33,7 @@ class ArchiveDeps(msgspec.Struct, frozen=True, kw_only=True):
     leases: LiveHolders
     unread: FindUnread  #: given the last sequence that goes
     set_timer: Callable[[Timer], Awaitable[None]]
+    carry_schedule: Callable[[str, int], Awaitable[object]]  #: given its name and the last sequence that goes
     payloads: PayloadSource | None = (
         None  #: where large values are copied from; None leaves them where they are
     )
@@ -65,12 +67,16 @@ def archive_deps(
             streams.append(await timers.ensure())
         await timers.set(timer, ledger.clock.now())
 
+    async def carry_schedule(name: str, through: int) -> None:
+        await ledger.schedules.act(name, Carry(through=through), by=by)
+
     return ArchiveDeps(
         clock=ledger.clock,
         stamp=lambda: ledger.stamp(by),
         leases=ledger.leases,
         unread=find_unread,
         set_timer=set_timer,
+        carry_schedule=carry_schedule,
         payloads=Stores(ledger.inputs, ledger.results) if with_payloads else None,
         count=count,
         on_progress=on_progress,

@@ -21,6 +21,7 @@ from jobledger.ledger.model.inputs import keep_utc
 from jobledger.ledger.model.schedules.definition import LATE, Definition, check_definition
 from jobledger.ledger.model.schedules.events import (
     Backfilled,
+    Carried,
     Declared,
     Paused,
     Removed,
@@ -105,7 +106,13 @@ class Remove(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-ScheduleCommand = Declare | Tick | Trigger | Backfill | Pause | Resume | Reset | Remove
+class Carry(msgspec.Struct, frozen=True, kw_only=True):
+    """Say the whole schedule once more, before events up to `through` are taken away; it stays as it is."""
+
+    through: int  #: stream sequence
+
+
+ScheduleCommand = Declare | Tick | Trigger | Backfill | Pause | Resume | Reset | Remove | Carry
 
 
 def decide(
@@ -127,22 +134,31 @@ def decide(
             return _fact(Triggered, name, schedule, stamp, reason=reason)
         case Backfill():
             return _backfill(name, schedule, command, stamp)
-        case Pause(reason=reason):
-            if schedule.paused:
-                raise RefusedError(f"schedule {name} is paused already: `jobledger schedules show {name}`")
-            after = replace(schedule, paused=True, next_tick=None, next_at=None)
-            return _fact(Paused, name, after, stamp, reason=reason)
-        case Resume(reason=reason):
-            if not schedule.paused:
-                raise RefusedError(f"schedule {name} is not paused: `jobledger schedules show {name}`")
-            after = _planned(name, replace(schedule, paused=False), stamp.at)
-            return _fact(Resumed, name, after, stamp, reason=reason)
+        case Pause() | Resume():
+            return _turned(name, schedule, command, stamp)
         case Reset():
-            definition = replace(schedule.definition, source="code", code_version="")
-            after = replace(schedule, definition=definition, superseded=())
-            return None if after == schedule else _fact(Declared, name, after, stamp)
+            return _reset(name, schedule, stamp)
+        case Carry(through=through):
+            return _fact(Carried, name, schedule, stamp, through=through)
         case Remove(reason=reason):
             return _fact(Removed, name, replace(schedule, next_tick=None, next_at=None), stamp, reason=reason)
+
+
+def _turned(name: str, schedule: Schedule, command: Pause | Resume, stamp: Stamp) -> Paused | Resumed:
+    if schedule.paused == isinstance(command, Pause):
+        state = "paused already" if schedule.paused else "not paused"
+        raise RefusedError(f"schedule {name} is {state}: `jobledger schedules show {name}`")
+    if isinstance(command, Pause):
+        after = replace(schedule, paused=True, next_tick=None, next_at=None)
+        return _fact(Paused, name, after, stamp, reason=command.reason)
+    after = _planned(name, replace(schedule, paused=False), stamp.at)
+    return _fact(Resumed, name, after, stamp, reason=command.reason)
+
+
+def _reset(name: str, schedule: Schedule, stamp: Stamp) -> Declared | None:
+    definition = replace(schedule.definition, source="code", code_version="")
+    after = replace(schedule, definition=definition, superseded=())
+    return None if after == schedule else _fact(Declared, name, after, stamp)
 
 
 def is_as(schedule: Schedule, definition: Definition) -> bool:

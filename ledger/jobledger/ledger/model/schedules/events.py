@@ -85,7 +85,13 @@ class Removed(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
     reason: str = ""  #: why
 
 
-ScheduleEvent = Declared | Ticked | Triggered | Backfilled | Paused | Resumed | Removed
+class Carried(_Fact, frozen=True, kw_only=True, tag="carried", gc=False):
+    """The schedule once more, because an archive run takes earlier events away; changes nothing about it."""
+
+    through: Whole  #: the last stream sequence that the run takes away
+
+
+ScheduleEvent = Declared | Ticked | Triggered | Backfilled | Paused | Resumed | Removed | Carried
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -10,6 +10,7 @@ from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.schedules.events import (
     Backfilled,
+    Carried,
     Declared,
     Paused,
     Removed,
@@ -41,6 +42,8 @@ def _words(event: ScheduleEvent) -> str:
             return f"no job: {'the last one runs' if why == 'running' else 'it was missed'}"
         case Backfilled(ticks=ticks):
             return f"{len(ticks):,} ticks, by {event.by}"
+        case Carried(through=through):
+            return f"as it was, for an archive run up to {through}"
         case (
             Triggered(reason=reason) | Paused(reason=reason) | Resumed(reason=reason) | Removed(reason=reason)
         ):
@@ -53,7 +56,9 @@ def _check(before: Schedule | None, event: ScheduleEvent, _stream_sequence: int)
     if (before is None or before.removed) and not isinstance(event, Declared):
         yield "transition", f"`{kind}` of a schedule that nobody declared"
     known = before or Schedule(definition=event.definition)
-    if isinstance(event, Ticked):
+    if isinstance(event, Carried) and evolve(None, event, _stream_sequence) != known:
+        yield "archive", "`carried` does not say what the events before it add up to"
+    elif isinstance(event, Ticked):
         yield from _check_tick(known, event)
     elif (event.tick, event.number, event.ran, event.runs) != (
         known.tick,
@@ -96,11 +101,9 @@ def _is_of(spec: Spec, tick: datetime) -> bool:
         return True
 
 
-def _keeps(event: ScheduleEvent, stream_sequence: int) -> Kept | None:
-    """A removed schedule may go with its whole chain; of another one the newest event stays."""
-    if isinstance(event, Removed):
-        return None
-    return Kept(stream_sequence, f"schedule {event.schedule}, whose newest event is at {stream_sequence}")
+def _keeps(_event: ScheduleEvent, _stream_sequence: int) -> Kept | None:
+    """An archive run carries every schedule that was not removed over before it takes its events away."""
+    return None
 
 
 SCHEDULE: Aggregate[ScheduleEvent, Schedule] = Aggregate(
