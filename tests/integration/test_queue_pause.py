@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.command_line import CommandLine
 from tests.support.jetstream import api
+from tests.support.limited import define
+from tests.support.limited import enqueue as limited
 from tests.support.working import LIMIT_S, Connect, attempts, ended, until, working
 
 from jobledger.admin.queues import Running, drained
@@ -275,6 +277,19 @@ async def test_jobs_why_says_who_paused_the_queue_and_how_to_go_on(ledger: Ledge
     assert said.sentence.startswith("queue mail is paused by ann since ")
     assert said.sentence.endswith(": maintenance; no worker is given a job of it before that ends")
     assert said.hint == "jobledger queues resume mail"
+
+
+async def test_a_job_with_limits_stays_held_while_its_queue_is_paused(ledger: Ledger) -> None:
+    await define(ledger, "api", slots=1)
+    async with taking(ledger):
+        await ledger.pause_queue("mail", by="ann")
+        job = await limited(ledger, send, "api", given={"number": 1})
+        await asyncio.sleep(WATCHED_S)
+        snapshot = await job.snapshot()
+        assert snapshot.state is JobState.HELD
+        assert "queue mail is paused by ann" in explain(snapshot, await find_facts(ledger, snapshot)).sentence
+        await ledger.resume_queue("mail")
+        await ended(job)
 
 
 async def test_the_tables_say_which_queues_are_paused(ledger: Ledger, tmp_path: Path) -> None:

@@ -197,10 +197,10 @@ def _queue_paused(job: Job, facts: Facts) -> tuple[str, str]:
 
 
 def _held(job: Job, facts: Facts) -> tuple[str, str]:
-    if facts.held is None:
-        return f"it waits for its limits ({', '.join(job.order.limits) or 'none named'}) to admit it", ""
     if facts.queue.is_paused(facts.now):
         return _queue_paused(job, facts)
+    if facts.held is None:
+        return f"it waits for its limits ({', '.join(job.order.limits) or 'none named'}) to admit it", ""
     return explain_held(job, facts.held, shown_time)
 
 

@@ -67,7 +67,8 @@ def with_limits(job: Keyed, limits: Sequence[Limit | str], queue: Queue | None) 
     fair = ""
     found = [_name(job, limit) for limit in (*limits, *(() if queue is None else queue.limits))]
     if queue is not None and queue.fair is not None:
-        fair = job.key(f"queue {queue.name}", queue.fair)
+        # Named as a limit is, so that `limits set tenant:acme --weight 3` says how often it is its turn.
+        fair = joined(queue.fair.removeprefix(_METADATA), job.key(f"queue {queue.name}", queue.fair))
         found.append(joined("queue", queue.name))
     return msgspec.structs.replace(job.order, limits=checked_limits([*job.order.limits, *found]), fair=fair)
 

@@ -105,9 +105,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     )
     correlation: str = ""  #: the first cause the job belongs to: a batch, a run, a request
     metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
-    fair: str = (
-        ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
-    )
+    fair: str = ""  #: the fairness key, such as `tenant:acme`: jobs that wait for limits are admitted in turns, one of each key
     unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
 
 
@@ -194,9 +192,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     batch: str = ""  #: the batch the job is part of
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
     metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
-    fair: str = (
-        ""  #: the fairness key: jobs that wait for limits are admitted in turns, one of each key; "": none
-    )
+    fair: str = ""  #: the fairness key, such as `tenant:acme`: jobs that wait for limits are admitted in turns, one of each key
     unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
 
 

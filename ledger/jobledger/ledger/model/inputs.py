@@ -18,6 +18,7 @@ LIMITS_MAX: Final = 8  #: that one job may name
 _PAIRS_MAX: Final = 16
 _NAME_MAX: Final = 64
 _WORD_MAX: Final = 128
+_FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: of a name and a key
 _VALUE_MAX: Final = 256
 _SHOWN_MAX: Final = 60
 
@@ -155,9 +156,11 @@ def checked_order(order: Order) -> Order:
 
     Raises: InvalidInputError, InvalidTokenError.
     """
-    for field, word in (("tenant", order.tenant), ("correlation", order.correlation), ("fair", order.fair)):
+    for field, word in (("tenant", order.tenant), ("correlation", order.correlation)):
         if word:
             check_word(field, word)
+    if order.fair:
+        _word("fair", order.fair, _FAIR_MAX)
     return msgspec.structs.replace(
         order, limits=checked_limits(order.limits), metadata=checked_metadata(order.metadata)
     )
