@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
 import anyio
@@ -13,13 +14,14 @@ from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Requeuing, plan_requeue, requeue
 from jobledger.ledger.model.chain import load
-from jobledger.ledger.model.commands import CancelJob, Discard
+from jobledger.ledger.model.commands import CancelJob, Discard, Reschedule
 from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidError,
     NotFoundError,
     PayloadMissingError,
+    UniqueKeyTakenError,
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 
@@ -44,8 +46,8 @@ Step = Callable[[Ledger, Chosen], Awaitable[Effect]]
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """One verb on jobs: how it is tried and how it is done, each on one job."""
 
-    verb: Literal["cancel", "retry", "requeue", "discard"]
-    past: Literal["cancelled", "queued", "requeued", "discarded"]
+    verb: Literal["cancel", "retry", "reschedule", "requeue", "discard"]
+    past: Literal["cancelled", "queued", "rescheduled", "requeued", "discarded"]
     states: tuple[str, ...]  #: of the jobs that conditions choose, unless the condition names states itself
     plan: Step
     do: Step
@@ -122,10 +124,26 @@ def retry_act(reason: str, *, by: str) -> Act:
     return Act(verb="retry", past="queued", states=(JobState.RETRY_WAIT.value,), plan=plan, do=do)
 
 
+def reschedule_act(run_at: datetime, reason: str, *, by: str) -> Act:
+    """Give jobs that wait for a time another one; conditions choose scheduled ones, and no retries."""
+
+    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+        await ledger.would_accept(chosen.ref, Reschedule(run_at=run_at))
+        return Effect()
+
+    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+        await ledger.reschedule(chosen.ref, run_at=run_at, reason=reason, by=by)
+        return Effect()
+
+    states = (JobState.SCHEDULED.value,)
+    return Act(verb="reschedule", past="rescheduled", states=states, plan=plan, do=do)
+
+
 async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
     """Try it on one job, or do it.
 
-    Raises: IllegalTransitionError, NotFoundError, InvalidError, PayloadMissingError, UnreachableError.
+    Raises: IllegalTransitionError, UniqueKeyTakenError, NotFoundError, InvalidError, PayloadMissingError,
+        UnreachableError.
     """
     effect = await (act.plan if plan else act.do)(ledger, chosen)
     return ActResult(
@@ -159,7 +177,7 @@ async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool)
 async def _outcome(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
     try:
         return await perform_one(ledger, act, chosen, plan=plan)
-    except (IllegalTransitionError, NotFoundError) as error:
+    except (IllegalTransitionError, NotFoundError, UniqueKeyTakenError) as error:
         return ActResult(chosen=chosen, result="refused", message=str(error))
     except (InvalidError, PayloadMissingError) as error:
         return ActResult(chosen=chosen, result="invalid", message=str(error))

@@ -17,12 +17,15 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import shown_time
+from jobledger.ledger.model.unique import is_held, key_of, until_words
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
+from jobledger.ledger.unique.holders import Holder, find_holder
 
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -50,6 +53,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     paused: Paused | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
+    key: Holder | None = None  #: its unique key as it is now, and the job that took it last
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     event_sequence: int  #: stream sequence of the event that says so
     hint: str = ""  #: a command that would change it
     held: HeldFacts | None = None  #: of a job that is held: its limits at this moment
+    unique: str = ""  #: of a unique job: which job holds its key, and how long
 
 
 async def find_facts(ledger: Ledger, job: Job) -> Facts:
@@ -96,6 +101,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         delivered=delivered,
         paused=paused,
         queue=queue,
+        key=None if not job.order.unique else await find_holder(ledger.log, key_of(job)),
     )
 
 
@@ -143,7 +149,19 @@ def explain(job: Job, facts: Facts) -> Why:
         event_sequence=job.claim_epoch or job.wait_sequence or job.last_sequence,
         hint="" if facts.is_past else hint,  # commands act on the job as it is by now
         held=facts.held,
+        unique=_unique(job, facts),
     )
+
+
+def _unique(job: Job, facts: Facts) -> str:
+    key = None if facts.key is None else facts.key.key.state
+    if facts.key is None or key is None:
+        return ""
+    if not is_held(key, facts.key.chain.job, facts.now):
+        return "no job holds its key: another one of its kind would be made"
+    if key.owner != JobRef(queue=job.queue, job_id=job.id):
+        return f"job {key.job} in queue {key.queue} holds its key {until_words(key.until, key.expires_at)}"
+    return f"it holds its key {until_words(key.until, key.expires_at)}: no other one of its kind is made"
 
 
 _DEAD: Final = {

@@ -37,6 +37,7 @@ COMMANDS: Final = Group(
                 "show": "jobs.show",
                 "cancel": "jobs.bulk",
                 "retry": "jobs.bulk",
+                "reschedule": "jobs.bulk",
                 "discard": "jobs.bulk",
                 "run": "jobs.acts",
                 "debug": "jobs.debug",
@@ -78,6 +79,7 @@ COMMANDS: Final = Group(
                 "prune": "schedules.prune",
             },
         ),
+        "unique": Group(groups.UNIQUE, {"show": "unique"}),
         "dlq": Group(
             groups.DLQ,
             {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},

@@ -21,7 +21,7 @@ from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.tasks import TaskRegistry
-from jobledger.ledger.unique.holders import append_requeue
+from jobledger.ledger.unique.holders import append_requeue, check_key
 
 _ATTEMPTS_MAX: Final = 1_000
 
@@ -92,6 +92,7 @@ async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> Requeued:
     """
     chain = await load(client.log, ref)
     job = _refuse(client, chain, ref, how)
+    await check_key(client.log, job, client.stamp)
     text = await _new_input(client, job, how)
     if text is not None:
         client.inputs.fits_inline(text, what=_what(job))

@@ -157,7 +157,9 @@ class JobHandle(Generic[R_co]):
         Raises: JobNotFoundError, IllegalTransitionError for a job that waits for no time, InvalidError, UnreachableError.
         """
         now = self._client.stamp(by).at
-        command = Reschedule(run_at=moment_of(run_at, delay_s, now), reason=reason)
+        moment = moment_of(run_at, delay_s, now)
+        # A reason tells a person's wish from a further call of a debounced job.
+        command = Reschedule(run_at=moment, reason=reason or "rescheduled by hand")
         return await execute(self._client, self.ref, command, by=by)
 
     async def transitions(self, *, timeout_s: float | None = None) -> AsyncGenerator[StoredEvent, None]:

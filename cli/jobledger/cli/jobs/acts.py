@@ -69,6 +69,7 @@ async def why(
             ("status", colored(found.status)),
             ("why", found.sentence),
             ("since", moment(found.since, facts.now)),
+            ("unique", found.unique or None),
             ("try", found.hint or None),
         ]
     )

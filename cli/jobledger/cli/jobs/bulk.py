@@ -1,25 +1,28 @@
-"""`jobledger jobs cancel`, `retry`, `discard` and `queues purge`: acts on one job, or on many with a plan first."""
+"""`jobledger jobs cancel`, `retry`, `reschedule`, `discard` and `queues purge`: acts on one job, or on many with a plan first."""
 
 from __future__ import annotations
 
 import functools
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from jobledger.admin import acts
-from jobledger.admin.bulk import Act, cancel_act, discard_act, retry_act
+from jobledger.admin.bulk import Act, cancel_act, discard_act, reschedule_act, retry_act
 from jobledger.admin.choice import JobChoice, find_jobs
 from jobledger.cli import bulk, options
 from jobledger.cli.command import CHOOSES, ROWS, Cli, command
 from jobledger.cli.errors import DONE, UsageError
 from jobledger.cli.groups import JOBS, QUEUES
 from jobledger.cli.session import operator
-from jobledger.cli.times import parse_span, time_of
+from jobledger.cli.times import parse_span, seconds, time_of
 from jobledger.ledger import Job, JobState
 from jobledger.ledger.model.job import WAITING_STATES
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.times import shown_time
+from jobledger.ledger.outcome import moment_of
 
 _Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only jobs of this task.")]
 _Since = Annotated[
@@ -31,8 +34,17 @@ _OlderThan = Annotated[
 _All = Annotated[bool, typer.Option("--all", metavar="", help="Jobs of all queues.")]
 _PurgedQueue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue to empty.")]
 
+_To = Annotated[
+    str | None, typer.Option("--at", metavar="TIME", help="When they are to be due (UTC), such as 18:30.")
+]
+_In = Annotated[
+    float | None,
+    typer.Option("--in", metavar="SPAN", parser=seconds(), help="How long from now, such as 2h."),
+]
+
 _CANCELLED: Final = (*(state for state in JobState if state in WAITING_STATES), JobState.RUNNING)
 _RETRIED: Final = (JobState.RETRY_WAIT, JobState.SCHEDULED, JobState.PAUSED, JobState.DEAD_LETTERED)
+_RESCHEDULED: Final = (JobState.SCHEDULED, JobState.RETRY_WAIT)
 _DISCARDED: Final = (JobState.DEAD_LETTERED,)
 
 
@@ -172,6 +184,45 @@ async def retry(
         left = f"{job.attempts_left} attempt{'s' if job.attempts_left > 1 else ''}"
         cli.output.say(f"job {job.id} is queued in {job.queue} with {left} left")
     return DONE
+
+
+@command(JOBS, "reschedule", takes=CHOOSES)
+async def reschedule(
+    cli: Cli,
+    *,
+    ids: bulk.Ids = None,
+    at: _To = None,
+    in_s: _In = None,
+    reason: bulk.Why = "",
+    queue: options.Queue = None,
+    task: _Task = None,
+    state: options.State = None,
+    since: _Since = None,
+    older_than: _OlderThan = None,
+    everything: _All = False,
+    limit: bulk.Limit = None,
+    plan: bulk.Plan = False,
+    yes: bulk.Yes = False,
+) -> int:
+    """Give jobs that are scheduled or wait for a retry another time; options choose scheduled ones."""
+    if (at is None) == (in_s is None):
+        raise UsageError("say when the jobs are to be due: --at TIME or --in SPAN, one of the two")
+    moment = time_of("--at", at, ahead=True)
+    run_at = moment_of(moment, in_s, datetime.now(UTC))
+    choice = _choice(
+        cli,
+        ids,
+        queue=queue,
+        task=task,
+        state=state,
+        of=_RESCHEDULED,
+        since=since,
+        older_than=older_than,
+        everything=everything,
+    )
+    asked = _asked(choice, reschedule_act(run_at, reason, by=operator()), limit, plan=plan, yes=yes)
+    asked = msgspec.structs.replace(asked, detail=f" to {shown_time(run_at)}")
+    return await bulk.perform_all(cli, asked)
 
 
 @command(JOBS, "discard", takes=CHOOSES)

@@ -33,6 +33,11 @@ class KeyRef(msgspec.Struct, frozen=True, kw_only=True):
     key: str  #: 40 hexadecimal digits
 
 
+def key_of(job: Job) -> KeyRef:
+    """Return the key of a unique job, one whose order names it."""
+    return KeyRef(task=job.task, key=job.order.unique)
+
+
 class Taken(Envelope, frozen=True, kw_only=True, tag="taken", gc=False):
     """A job got the key. Its first event follows, appended by whoever took the key or by whoever comes next."""
 

@@ -25,7 +25,7 @@ from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.model.unique import UNIQUE, KeyRef, Take, Taken, UniqueKey
+from jobledger.ledger.model.unique import UNIQUE, KeyRef, Take, Taken, UniqueKey, key_of
 from jobledger.ledger.model.unique import decide as decide_key
 
 
@@ -63,10 +63,13 @@ async def append_requeue(
     """
     before = chain.job
     assert before is not None, "there is a dead letter"
-    additions: list[Addition] = [(chain, events)]
-    if before.order.unique:
-        additions += await _key_again(log, before, stamp)
+    additions: list[Addition] = [(chain, events), *await _key_again(log, before, stamp)]
     return evolve(before, events[0], await commit_all(log, additions))
+
+
+async def check_key(log: Log, job: Job, stamp: Callable[[], Stamp]) -> None:
+    """Refuse a dead letter whose key another job holds. Raises: UniqueKeyTakenError, UnreachableError."""
+    await _key_again(log, job, stamp)
 
 
 async def requeue(log: Log, ref: JobRef, command: Requeue, stamp: Callable[[], Stamp]) -> Job:
@@ -85,7 +88,9 @@ async def requeue(log: Log, ref: JobRef, command: Requeue, stamp: Callable[[], S
 
 
 async def _key_again(log: Log, job: Job, stamp: Callable[[], Stamp]) -> list[Addition]:
-    ref = KeyRef(task=job.task, key=job.order.unique)
+    if not job.order.unique:
+        return []
+    ref = key_of(job)
     holder = await find_holder(log, ref)
     said = _said(holder.key)
     until = "ended" if said is None else said.until

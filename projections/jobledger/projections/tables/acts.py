@@ -1,4 +1,4 @@
-"""The table of what people did to jobs: cancel, retry, requeue, discard, each with who, when and why.
+"""The table of what people did to jobs: cancel, retry, reschedule, requeue, discard, each with who, when and why.
 
 An act carries the name its caller gave (`by`); the ledger records it and cannot prove it. Which events are acts is told
 from the event and from the job as it was before it.
@@ -22,12 +22,13 @@ from jobledger.ledger.model.events import (
     Held,
     JobEvent,
     Queued,
+    Scheduled,
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
 
-ActName = Literal["cancel", "retry", "requeue", "discard"]
+ActName = Literal["cancel", "retry", "reschedule", "requeue", "discard"]
 
 ACTS: Final = Table(
     name="acts",
@@ -35,7 +36,7 @@ ACTS: Final = Table(
         "stream_sequence": integer("of the event"),
         "at": timestamp("the server's time of the event"),
         "by": text("who, as the caller named himself"),
-        "act": text("`cancel`, `retry`, `requeue` or `discard`"),
+        "act": text("`cancel`, `retry`, `reschedule`, `requeue` or `discard`"),
         "queue": text("the job's queue"),
         "job": text("the job's id"),
         "task": text("the job's task"),
@@ -54,7 +55,9 @@ _WAS_AN_ACT: Final = "UPDATE acts SET unsure = 0 WHERE job = ? AND queue = ? AND
 _WAS_NONE: Final = "DELETE FROM acts WHERE job = ? AND queue = ? AND unsure = 1"
 
 #: Types of event that can be an act, or tell of one.
-ACT_CLASSES: Final = frozenset[type[JobEvent]]({Queued, Held, CancelRequested, Cancelled, Discarded, Carried})
+ACT_CLASSES: Final = frozenset[type[JobEvent]](
+    {Scheduled, Queued, Held, CancelRequested, Cancelled, Discarded, Carried}
+)
 
 
 class ActRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +66,7 @@ class ActRow(msgspec.Struct, frozen=True, kw_only=True):
     stream_sequence: int  #: of the event that records it
     at: str  #: the server's clock, ISO-8601 text in UTC
     by: str  #: an operator's name, or the identity of the program that acted without naming one
-    act: ActName  #: `retry` ends a wait early, `requeue` gives a dead letter new attempts
+    act: ActName  #: `retry` ends a wait early, `reschedule` moves its end, `requeue` gives a dead letter new attempts
     queue: str
     job: str
     task: str
@@ -109,6 +112,9 @@ class NotedActs:
             case Queued(reason=reason) | Held(reason=reason):
                 if reason:  # a timer or a reactor that dispatches names none
                     self._note(stored, "retry", reason)
+            case Scheduled(reason=reason):
+                if reason:  # neither a first event nor a further call of a debounced job has one
+                    self._note(stored, "reschedule", reason)
             case CancelRequested(reason=reason):
                 self._note(stored, "cancel", reason)
             case Discarded(reason=reason):

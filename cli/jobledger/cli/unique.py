@@ -1,0 +1,95 @@
+"""`jobledger unique show`: the keys of a task's unique jobs, and which job holds each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from jobledger.cli.command import Cli, command
+from jobledger.cli.groups import UNIQUE
+from jobledger.cli.output import Cell
+from jobledger.cli.pairs import pairs
+from jobledger.cli.text import age, colored, plain, shortened
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.times import time_text
+from jobledger.ledger.model.unique import until_words
+from jobledger.ledger.unique.reading import KeyHolder, find_keys
+
+_LIMIT: Final = 50
+
+_Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
+_Words = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Only keys that these arguments made.")
+]
+_Limit = Annotated[
+    int, typer.Option("--limit", min=1, max=10_000, metavar="N", help="At most this many, the newest first.")
+]
+
+
+@command(UNIQUE, "show")
+async def show(cli: Cli, *, task: _Task, words: _Words = None, limit: _Limit = _LIMIT) -> None:
+    """Show the keys of a task, those that were taken last first: which job has each, and whether it still holds it."""
+    check_token("task name", task)
+    arguments = pairs(words or [])
+    async with cli.ledger() as ledger:
+        now = ledger.clock.now()
+        found = await find_keys(ledger.log, task, now=now, arguments=arguments, limit=limit)
+    output = cli.output
+    if output.as_json:
+        for each in found:
+            output.object(_object(each))
+    elif not found:
+        named = " ".join(words or [])
+        output.say(f"no job of task {task} has taken a key{f' with {named}' if named else ''}")
+    else:
+        rows: list[tuple[Cell, ...]] = [
+            (
+                shortened(_arguments(each), 60),
+                shortened(each.taken.job, 36),
+                _state(each),
+                _held(each),
+                age(each.taken.at, max(now, each.taken.at)),
+            )
+            for each in found
+        ]
+        output.table(("key", "job!", "status!", "held", "taken!"), rows)
+        if len(found) == limit:
+            output.note(f"the newest {limit:,}; more with --limit, fewer with KEY=VALUE")
+
+
+def _arguments(found: KeyHolder) -> str:
+    taken = found.taken
+    text = taken.key if taken.arguments is NO_VALUE else bytes(taken.arguments).decode()
+    return plain(f"{text} of {taken.tenant}" if taken.tenant else text)
+
+
+def _state(found: KeyHolder) -> Cell:
+    if found.job is not None:
+        return colored(found.job.state.value)
+    return "archived" if found.taken.made else "not made yet"
+
+
+def _held(found: KeyHolder) -> str:
+    taken = found.taken
+    return until_words(taken.until, taken.expires_at) if found.is_held else "free"
+
+
+def _object(found: KeyHolder) -> dict[str, Any]:
+    taken = found.taken
+    return {
+        "task": taken.task,
+        "key": taken.key,
+        "arguments": None if taken.arguments is NO_VALUE else msgspec.json.decode(taken.arguments),
+        "tenant": taken.tenant,
+        "queue": taken.queue,
+        "job": taken.job,
+        "status": None if found.job is None else found.job.state.value,
+        "held": found.is_held,
+        "until": taken.until if taken.expires_at is None else None,
+        "expires_at": None if taken.expires_at is None else time_text(taken.expires_at),
+        "number": taken.number,
+        "taken_at": time_text(taken.at),
+    }
