@@ -16,10 +16,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs format bench faults simulate clean
+.PHONY: help install demo test lint types imports pytest docs format bench bench-unique faults simulate clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## make .venv with the pinned dependencies and this project in it
 
@@ -73,6 +73,9 @@ docs: install ## write the pages that follow from the code
 
 bench: install ## the core benchmark, both durability settings
 	@$(BIN)/python benchmarks/core.py
+
+bench-unique: install ## what unique and debounced enqueues cost beside plain ones
+	@$(BIN)/python benchmarks/unique.py
 
 faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=name repeat one, RECORD=1 keeps figures
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

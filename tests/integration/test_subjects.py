@@ -24,7 +24,7 @@ from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, 
 from tests.support.working import LIMIT_S, ended, until, working
 
 from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, Ledger, Limit, connect, task
+from jobledger.ledger import Backoff, Context, Ledger, Limit, Unique, connect, task
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
 from jobledger.ledger.model.schedules.decisions import Remove
@@ -96,7 +96,7 @@ class Stage:
             await ledger.enqueue(later.options(delay_s=3600.0, id="tomorrow"), 1)
             await ledger.cancel((await ledger.enqueue(never.options(limits=("undefined",)), 1)).ref)
             for name in ("dead", "buried"):
-                failing = await ledger.enqueue(never.options(id=name), 1)
+                failing = await ledger.enqueue(never.options(id=name, unique=Unique()), 1)
                 with pytest.raises(JobFailedError):
                     await failing.result(timeout_s=LIMIT_S)
             assert await delayed.result(timeout_s=LIMIT_S) == 1

@@ -275,6 +275,31 @@ async def test_calls_without_end_do_not_hold_a_debounced_job_back(
     assert (await second.snapshot()).state is JobState.SCHEDULED
 
 
+async def test_a_debounced_job_is_not_read_whole_however_often_it_was_moved(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await ledger.enqueue(SETTLED, "a", text="one")
+
+    async def whole(_: str) -> Any:
+        raise AssertionError("it read the whole chain")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger.log, "read_chain", whole)
+        assert (await ledger.enqueue(SETTLED, "a", text="two")).ref == first.ref
+    assert await input_of(first) == {"document": "a", "text": "two"}
+
+
+async def test_a_debounced_job_with_limits_waits_for_them_when_it_waited_long_enough(
+    ledger: Ledger, clock: MovableClock
+) -> None:
+    limited = index.options(unique=Unique(args=("document",)), debounce_s=5, max_wait_s=12, limits=("api",))
+    first = await ledger.enqueue(limited, "a", text="one")
+    await ledger.enqueue(limited, "a", text="two")
+    clock.advance(13)
+    assert (await ledger.enqueue(limited, "a", text="three")).created
+    assert await first.state() is JobState.HELD
+
+
 async def test_a_debounced_job_that_is_queued_is_left_alone(ledger: Ledger) -> None:
     first = await ledger.enqueue(SETTLED, "a", text="one")
     await first.retry()

@@ -41,7 +41,7 @@ def stored(data: bytes) -> Message:
 
 def key(until: Until = "ended", *, expires_s: float | None = None, made: bool = False) -> UniqueKey:
     expires_at = None if expires_s is None else NOW + timedelta(seconds=expires_s)
-    return UniqueKey(1, "email", "j1", until, expires_at, made)
+    return UniqueKey(1, "email", "j1", until, expires_at, made, NOW)
 
 
 def job(state: JobState, *, attempts: int = 0) -> Job:
@@ -79,7 +79,7 @@ HELD: list[tuple[UniqueKey, Job | None, Until | None, bool]] = [
     (key("started"), job(JobState.RUNNING, attempts=1), "ended", True),  # who asks for more gets it
     (key("due"), job(JobState.SCHEDULED), None, True),
     (key("due"), job(JobState.QUEUED), None, False),
-    (key("due"), job(JobState.SCHEDULED, attempts=1), None, False),  # a retry that was moved
+    (key("due"), job(JobState.SCHEDULED, attempts=1), None, True),  # a retry that was moved
     (key(expires_s=1), job(JobState.COMPLETED, attempts=1), None, True),
     (key(expires_s=1, made=True), None, None, True),
     (key(expires_s=0), job(JobState.RUNNING, attempts=1), None, False),

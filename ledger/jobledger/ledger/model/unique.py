@@ -66,6 +66,7 @@ class UniqueKey(msgspec.Struct, frozen=True, gc=False):
     until: Until
     expires_at: datetime | None
     made: bool
+    taken_at: datetime
 
     @property
     def owner(self) -> JobRef:
@@ -75,7 +76,9 @@ class UniqueKey(msgspec.Struct, frozen=True, gc=False):
 
 def evolve(_before: UniqueKey | None, event: Taken, _stream_sequence: int) -> UniqueKey:
     """Return the key after `event`, whatever came before it."""
-    return UniqueKey(event.number, event.queue, event.job, event.until, event.expires_at, event.made)
+    return UniqueKey(
+        event.number, event.queue, event.job, event.until, event.expires_at, event.made, event.at
+    )
 
 
 class Take(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +112,7 @@ def is_held(key: UniqueKey, owner: Job | None, now: datetime, until: Until | Non
         case "started":
             return not owner.attempts
         case "due":
-            return owner.state is JobState.SCHEDULED and not owner.attempts
+            return owner.state is JobState.SCHEDULED
 
 
 def decide(ref: KeyRef, key: UniqueKey | None, owner: Job | None, command: Take, stamp: Stamp) -> Taken:

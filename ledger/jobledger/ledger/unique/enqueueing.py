@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Final, NamedTuple
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, commit, commit_all, retry_raced
+from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, commit, commit_all, load, retry_raced
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Enqueue, Reschedule, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import UniqueKeyTakenError, WrongSequenceError
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.model.unique import UNIQUE, KeyRef
+from jobledger.ledger.model.unique import UNIQUE
 from jobledger.ledger.model.unique import decide as decide_key
-from jobledger.ledger.unique.holders import NOBODY, Holder, find_holder
+from jobledger.ledger.unique.holders import NOBODY, Holder, find_holder, find_waiting
 from jobledger.ledger.unique.keys import Wish
 
 #: Each lost race means that somebody else made progress with the same key: so many may come at the same moment.
@@ -65,20 +66,21 @@ class UniqueJobs:
             try:
                 return await self._attempt(wish, holder)
             except WrongSequenceError:
-                holder = await self._look_again(wish.key, holder)
+                holder = await self._look_again(wish, holder)
                 raise
 
         return await retry_raced(attempt, tries_max=_TRIES_MAX)
 
-    async def _look_again(self, ref: KeyRef, before: Holder) -> Holder:
+    async def _look_again(self, wish: Wish, before: Holder) -> Holder:
         """Read what has changed since something was refused; once more after a moment where nothing has."""
-        holder = await find_holder(self._log, ref)
+        find = find_holder if wish.debounce is None else find_waiting
+        holder = await find(self._log, wish.key)
         if (holder.key.last_sequence, holder.chain.last_sequence) == (
             before.key.last_sequence,
             before.chain.last_sequence,
         ):
             await asyncio.sleep(_LAG_S)
-            holder = await find_holder(self._log, ref)
+            holder = await find(self._log, wish.key)
         return holder
 
     async def _attempt(self, wish: Wish, holder: Holder) -> Begun:
@@ -86,8 +88,8 @@ class UniqueJobs:
         if key is not None and job is not None:
             if key.owner == wish.command.ref:
                 return Begun(key.owner, holder.first_sequence, created=False)  # the same call once more
-            if wish.debounce is not None and job.state is JobState.SCHEDULED and not job.attempts:
-                return await self._postpone(wish, holder, job, stamp)
+            if wish.debounce is not None and job.state is JobState.SCHEDULED:
+                return await self._postpone(wish, wish.debounce, holder, stamp)
         try:
             taken = decide_key(wish.key, key, job, wish.take(wish.command.ref, stamp.at), stamp)
         except UniqueKeyTakenError as error:
@@ -138,21 +140,29 @@ class UniqueJobs:
             return Begun(command.ref, made[0].stream_sequence, created=False)  # the same call once more
         return Begun(command.ref, sequence + len(additions) - 1, created=True)
 
-    async def _postpone(self, wish: Wish, holder: Holder, job: Job, stamp: Stamp) -> Begun:
+    async def _postpone(self, wish: Wish, debounce: timedelta, holder: Holder, stamp: Stamp) -> Begun:
         """Give the job that waits for its time another one, and the input of this call.
 
         One that has waited as long as it may is dispatched, so that calls without end do not hold it back for ever.
         """
-        assert wish.debounce is not None, "the job is debounced"
-        last = None if wish.max_wait is None else job.created_at + wish.max_wait
-        if last is not None and last <= stamp.at:
-            dispatch = Dispatch(cause="due", asked_by=job.wait_sequence)
-            chain = await commit(self._log, holder.chain, decide(job, dispatch, stamp))
-            return await self._attempt(wish, holder._replace(chain=chain))
-        run_at = stamp.at + wish.debounce
+        key, job = holder.key.state, holder.chain.job
+        assert key is not None, "the job has a key"
+        assert job is not None, "it waits"
+        run_at = stamp.at + debounce
+        if wish.max_wait is not None:
+            last = key.taken_at + wish.max_wait
+            if last <= stamp.at:
+                return await self._attempt(wish, await self._dispatched(holder, key.owner, stamp))
+            run_at = min(run_at, last)
         order = wish.command.order
-        move = Reschedule(
-            run_at=run_at if last is None else min(run_at, last), input=order.input, input_ref=order.input_ref
-        )
+        move = Reschedule(run_at=run_at, input=order.input, input_ref=order.input_ref)
         await commit(self._log, holder.chain, decide(job, move, stamp))
-        return Begun(JobRef(queue=job.queue, job_id=job.id), holder.first_sequence, created=False)
+        return Begun(key.owner, holder.first_sequence, created=False)
+
+    async def _dispatched(self, holder: Holder, ref: JobRef, stamp: Stamp) -> Holder:
+        """Queue a job that waits for its time, or hold it for its limits, which its newest event alone does not tell."""
+        chain = await load(self._log, ref)
+        if chain.job is None or chain.last_sequence != holder.chain.last_sequence:
+            raise WrongSequenceError(self._log.names.chain(ref), holder.chain.last_sequence)
+        dispatch = Dispatch(cause="due", asked_by=chain.job.wait_sequence)
+        return holder._replace(chain=await commit(self._log, chain, decide(chain.job, dispatch, stamp)))

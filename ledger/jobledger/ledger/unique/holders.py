@@ -17,11 +17,12 @@ from jobledger.ledger.model.chain import (
     retry_raced,
     view_of,
 )
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Requeue, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import JobNotFoundError
-from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.events import JobEvent, Scheduled
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef
@@ -50,6 +51,19 @@ async def find_holder(log: Log, ref: KeyRef) -> Holder:
         return Holder(key, EMPTY_CHAIN)
     events = await log.read_chain(log.names.chain(key.state.owner))
     return Holder(key, view_of(events), events[0].stream_sequence if events else 0)
+
+
+async def find_waiting(log: Log, ref: KeyRef) -> Holder:
+    """Read a key as `find_holder` does; of a job that waits for its time only the event that says so.
+
+    However often it was moved, that is one event; the job has then no limits and no attempts here, whatever it has.
+    """
+    key = UNIQUE.view(*await end_of_chain(log, UNIQUE.chain(log.names, ref.task, ref.key)))
+    newest = None if key.state is None else await log.last(log.names.chain(key.state.owner))
+    if not isinstance(newest, StoredEvent) or not isinstance(newest.event, Scheduled):
+        return await find_holder(log, ref)
+    sequence = newest.stream_sequence
+    return Holder(key, JobView(evolve(None, newest.event, sequence), sequence, newest.data))
 
 
 async def append_requeue(
