@@ -16,7 +16,7 @@ from jobledger.ledger.model.events import Cancelled
 from jobledger.ledger.model.limits.definition import Override, Terms
 from jobledger.ledger.model.limits.grants import LOWEST_FIRST_EVERY, Granter
 from jobledger.ledger.model.limits.guard import LATER, Guard
-from jobledger.ledger.model.limits.holders import Holders
+from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey
 
 SEEDS = range(6)
 ALL_MODES: dict[str, Any] = {"modes": ("queue", "newest", "replace", "drop"), "keeps": ("attempt", "job")}
@@ -35,12 +35,14 @@ def test_whatever_happens_no_limit_is_exceeded_no_line_overtaken_and_no_job_forg
 
 def _count_by_window(patch: pytest.MonkeyPatch) -> None:
     """Forget who was granted before the newest four: a window of grants instead of those that hold."""
-    used = Holders.used
+    put = Holders.put
 
-    def recent(self: Holders, key: str) -> int:
-        return sum(key in self.jobs[job].limits for job in list(self.jobs)[-4:]) if used(self, key) else 0
+    def put_and_forget(self: Holders, job: JobKey, holding: Holding | None) -> None:
+        put(self, job, holding)
+        for key, jobs in self.by_key.items():
+            self.by_key[key] = dict.fromkeys(each for each in jobs if each in list(self.jobs)[-4:])
 
-    patch.setattr(Holders, "used", recent)
+    patch.setattr(Holders, "put", put_and_forget)
 
 
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any], str]] = {

@@ -40,6 +40,8 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import Cause, ErrorInfo, JobEvent
+from jobledger.ledger.model.limits.definition import LimitSet
+from jobledger.ledger.model.limits.flow import Granted, GrantedJob, Snapshotted
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.reactor import Archived, ReactorEvent
@@ -228,8 +230,13 @@ def _given_back(story: Story) -> None:
 
 
 def _admitted(story: Story) -> None:
+    defined = story.record(LimitSet(limit="api", slots=1, at=story.now, by="op", source="operator"))
+    story.record(Snapshotted(shard="main", through=0, low=1, at=story.now, by="r1"))
     story.enqueue("g", limits=("api",))
-    story.do("g", Dispatch(cause="admitted", grant=1))
+    held = len(story.messages)
+    jobs = (GrantedJob(queue="email", job="g", held=held),)
+    granted = Granted(shard="main", through=held, limits_sequence=defined, jobs=jobs, at=story.now, by="r1")
+    story.do("g", Dispatch(cause="admitted", grant=story.record(granted)))
     story.do("g", CancelJob())
 
 

@@ -11,6 +11,7 @@ from tests.support.stories import NAMES, Story, check, found, rich, stored_in
 from tests.support.tables import each_row
 
 from jobledger.audit.verify.links import Run, broken_link, check_chain, check_history
+from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, StoredEvent, encode
 from jobledger.ledger.model.memory import MemoryLog
 
@@ -20,7 +21,7 @@ MESSAGES: Sequence[Message] = rich().messages
 def chain_of(message: Message) -> tuple[str, ...]:
     """Return the words that all subjects of a chain begin with."""
     words = message.subject.split(".")
-    return tuple(words[: 3 if words[1] == "reactor" else 4])
+    return tuple(words[: 2 + len(AGGREGATES[words[1]].key)])
 
 
 def flipped(at: int) -> list[Message]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from jobledger.audit.verify.chains import Chains
 from jobledger.audit.verify.earlier import Earlier, Told
+from jobledger.audit.verify.grants import GrantRules
 from jobledger.audit.verify.links import broken_link
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, JobName
 from jobledger.audit.verify.records import (
@@ -40,6 +41,8 @@ from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError,
 from jobledger.ledger.model.events import Carried, Fenced
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
+from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
+from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import Archived, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
@@ -106,6 +109,7 @@ class Checker:
             for aggregate in AGGREGATES.values()
             if aggregate is not JOB
         }
+        self._grants = GrantRules(None if memory is None else max(1, memory // _OTHERS_PART))
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
@@ -182,10 +186,28 @@ class Checker:
             self._seals += 1
         elif isinstance(event, Acknowledged):
             self.set_aside.accept(event)
+        elif isinstance(event, LimitSet | LimitRemoved):
+            self._grants.limit(event, message.stream_sequence)
+        elif isinstance(event, Granted) and self._knows_past:
+            self._feed_granted(event, message.stream_sequence)
         aggregate = AGGREGATES[aggregate_of(message.subject)]
         about = aggregate.label(aggregate.key_in(message.subject))
         for rule, sentence in found:
             self.note(about, rule, sentence, stream_sequence=message.stream_sequence)
+
+    def _feed_granted(self, event: Granted, sequence: int) -> None:
+        for about, (rule, sentence) in self._grants.granted(event, sequence, self._open_job):
+            self.note(about, rule, sentence, stream_sequence=sequence)
+
+    def _open_job(self, name: str) -> Job | None:
+        """Return a job that is not over, as its events add up so far; None if that is not known."""
+        record = self._jobs.get(name)
+        return record.job if isinstance(record, Open) else None
+
+    @property
+    def _knows_past(self) -> bool:
+        """Whether it is known who held slots before: not where a check begins in the middle."""
+        return self._from_sequence == 1 or self._prefix_archived
 
     @property
     def _archived_through(self) -> int:
@@ -283,6 +305,9 @@ class Checker:
         """Take in an event of a job whose state is not known, since its chain began before the range."""
         event = stored.event
         if isinstance(event, Carried):
+            if self._knows_past:
+                for rule, sentence in self._grants.job(None, event):
+                    self._note(stored, rule, sentence)
             self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record)
             return
         # By the event of the run that took away what is missing: those of earlier runs may still be there.
@@ -303,6 +328,9 @@ class Checker:
             if sentence is not None:
                 self._note(stored, "timer", sentence)
         after = evolve(job, lean(event), stored.stream_sequence)
+        if after.order.limits and self._knows_past:
+            for rule, sentence in self._grants.job(job, event):
+                self._note(stored, rule, sentence)
         if after.state is JobState.RETRY_WAIT and after.due_at is None:
             self._half = (name, stored.stream_sequence)
         self._take(name, job, after, record)
@@ -344,6 +372,7 @@ class Checker:
     def close(self) -> None:
         """Let go of what was put aside on the disk; `finish` does it too."""
         self._jobs.close()
+        self._grants.close()
         for chains in self._others.values():
             chains.close()
 
@@ -377,6 +406,8 @@ class Checker:
         """Yield what is wrong with jobs that are not over; the time is the newest event's, or what the caller says."""
         times = [moment for moment in (self._newest, expected.now) if moment is not None]
         now, grace = max(times, default=None), timedelta(seconds=self._options.overdue_grace_s)
+        for name, sequence, (rule, sentence) in self._grants.at_end(now):
+            yield Violation(stream_sequence=sequence, job=name, rule=rule, sentence=sentence)
         for name, job in self._open_jobs():
             if job is None:
                 continue
@@ -429,6 +460,9 @@ class Checker:
             causes=self._tally.by_cause(),
             locks=len(self._others[LOCK.name]),
             seals=self._seals,
+            grants=self._grants.grants,
+            grants_void=self._grants.void,
+            proven=self._grants.proven(self._broken),
             archived_through=archived.through_sequence if archived is not None else 0,
             timers_pending=timers_pending,
             times=self._times.found,

@@ -108,6 +108,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, int] = {}  #: `queued` events by cause
     locks: int  #: chains of locks
     seals: int = 0  #: `sealed` events
+    grants: int = 0  #: jobs that were granted the slots of their limits, once for each time
+    grants_void: int = 0  #: more of them, of jobs that did not wait any more
+    proven: tuple[
+        Rule, ...
+    ] = ()  #: of the rules about limits, those that hold; none where nobody was granted
     archived_through: int = (
         0  #: stream sequence up to which the newest `archived` event says that all was archived
     )
@@ -140,6 +145,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"acknowledged: {self.acknowledged_count - _SHOWN_MAX:,} more")
         lines.extend(f"notice: {notice}" for notice in self.times.notices())
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
+        if self.proven:
+            void = f", {self.grants_void:,} more were void" if self.grants_void else ""
+            lines.append(f"proven of limits: {', '.join(self.proven)} ({self.grants:,} grants{void})")
         lines.extend(f"not proven: {sentence}" for sentence in self.not_proven)
         return "\n".join(lines)
 

@@ -37,6 +37,11 @@ Rule = Literal[
     "timer",  # nothing is dispatched before its time, and nothing waits long after it
     "tick",  # a schedule ticks at the moments that it names, each once and in their order
     "batch",  # an attempt's end and what becomes of the job stand next to each other
+    "above",  # no grant lets more jobs hold a key of a limit than its definition allows
+    "slot",  # a job with limits is queued and started on the slots that its own grant gave it
+    "order",  # of the jobs that wait in one line, the one that was held first is granted first
+    "rate",  # no more jobs are granted in any time than a rate and its burst allow
+    "void",  # who was granted is queued, or has left
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over
     "projection",  # the tables say what the events add up to

@@ -22,7 +22,7 @@ from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, 
 from jobledger.ledger.model.limits.definition import LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import JOBS_MAX, Granted
 from jobledger.ledger.model.limits.guard import Guard
-from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey
+from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carried_holding
 from jobledger.ledger.model.limits.lines import (
     HEADS_MAX,
     IN_MEMORY_MAX,
@@ -32,6 +32,7 @@ from jobledger.ledger.model.limits.lines import (
     Share,
     Spill,
     Waiting,
+    fairness_of,
 )
 from jobledger.ledger.model.limits.modes import Cancel, Modes
 from jobledger.ledger.model.limits.names import split
@@ -46,6 +47,7 @@ LOWEST_FIRST_EVERY: Final = 16
 GONE_MAX: Final = 10_000
 _SHARES_PRUNE_AT: Final = 4_096
 
+_ENDS_WAIT: Final = (Cancelled, Held)
 _DOWN: Final = (0, 1, 2)
 _UP: Final = (2, 1, 0)
 _RANK: Final = {priority: rank for rank, priority in enumerate(PRIORITIES)}
@@ -96,7 +98,7 @@ class _Before(msgspec.Struct, frozen=True, gc=False):
     floor: float
     first: tuple[Line | None, int]
     holding: Holding | None
-    keys: tuple[tuple[str, tuple[int, ...] | None, int | None], ...]
+    keys: list[tuple[str, tuple[int, ...] | None, int | None]]
 
 
 class Granter:
@@ -152,9 +154,10 @@ class Granter:
         freed = self.holders.feed(event)
         if freed:
             self.picker.freed(freed)
-            self._is_started(job, freed)
+            if self.picker.any_rate:
+                self._is_started(job, freed)
             self.modes.left(job)
-        if isinstance(event, Cancelled | Held):
+        if isinstance(event, _ENDS_WAIT):
             entry = self.lines.find(job)
             if entry is not None:
                 self._remember_gone(job, entry, sequence)
@@ -176,11 +179,8 @@ class Granter:
         if state.state == "held":
             line = (_RANK[state.order.priority], event.queue, state.order.fair, limits)
             self.wait(job, line, wait)
-        elif state.grant and state.state in {"queued", "running"}:
-            self.holders.put(job, Holding(limits, tuple(filter(self._keeps, limits)), state.grant, 0))
-        elif state.grant and state.state in {"retry_wait", "paused"}:
-            kept = tuple(filter(self._keeps, limits))
-            self.holders.put(job, Holding(kept, kept, state.grant, 0) if kept else None)
+            return
+        self.holders.put(job, carried_holding(state, self._keeps))
 
     def wait(self, job: JobKey, order: LineKey, held: int, *, is_new: bool = True) -> None:
         """Let a job wait at the end of its line; `order`: priority, queue, fairness key, all limits that it names.
@@ -189,7 +189,7 @@ class Granter:
         """
         priority, queue, fair, limits = order
         needs = self.holders.needs(job, limits) or (FREE,)
-        share = self._share(priority, fair or _own_fairness(limits), limits)
+        share = self._share(priority, fairness_of(fair, limits), limits)
         line = self.lines.line((priority, queue, share.fair, needs), share)
         was_empty = not line.head
         self.lines.add(line, held, job, limits)
@@ -209,11 +209,13 @@ class Granter:
         if share is None:
             self._prune_shares()
             share = self.shares[priority, fair] = Share(priority, fair, self.floors[priority], limits)
+            share.weight = self._weight(share)
         return share
 
     def add_share(self, share: Share, *, since: int) -> None:
         """Add the turn of a fairness key; `since`: stream sequence of the `held` with which it began to wait, if fresh."""
         self.shares[share.priority, share.fair] = share
+        share.weight = self._weight(share)
         share.active_since = since
         if since:
             self._fresh[share] = None
@@ -305,6 +307,8 @@ class Granter:
             terms = self.definitions.of(name)
             if terms is not None and terms.rate is not None:
                 self.rates.redefine(name, terms, self.at)
+        for share in self.shares.values():
+            share.weight = self._weight(share)
         self.picker.redefined()
         self.modes.rebuild()
 
@@ -386,20 +390,18 @@ class Granter:
         self.remove(entry)
         self.holders.take(job, entry.limits, held=entry.held, grant=grant, keeps=self._keeps)
         self._charge(line.share, line.keys, entry.held)
-        for name in line.keys:
-            key = self.picker.key(name)
-            if key.terms is not None and key.terms.rate is not None:
-                key.unstarted[job] = None
+        if self.picker.any_rate:
+            for name in self.picker.rated(line.keys):
+                self.picker.key(name).unstarted[job] = None
         self.modes.waits(line)
 
     def _charge(self, share: Share, keys: tuple[str, ...], held: int) -> None:
         floor = self.floors[share.priority]
         self.floors[share.priority] = max(floor, share.v)
-        share.v += 1.0 / self._weight(share)
+        share.v += 1.0 / share.weight
         self.total += 1
-        for name in keys:
-            terms = self.picker.key(name).terms
-            if terms is not None and terms.rate is not None:
+        if self.picker.any_rate:
+            for name, terms in self.picker.rated(keys).items():
                 self.rates.take(name, terms, self.picker.at)
         self.guard.granted(keys, held)
 
@@ -419,8 +421,7 @@ class Granter:
         """Take note that what was decided was accepted as `granted` at a stream sequence; skip that when it is read."""
         self.at = self.picker.at
         for before in self._before:
-            job = (before.entry.queue, before.entry.job)
-            self.holders.jobs[job] = msgspec.structs.replace(self.holders.jobs[job], grant=sequence)
+            self.holders.jobs[before.entry.queue, before.entry.job].grant = sequence
         self._before.clear()
         self._settle(self.through)
 
@@ -460,7 +461,7 @@ class Granter:
             floor=self.floors[line.priority],
             first=(self.guard.first, self.guard.first_head),
             holding=self.holders.jobs.get((entry.queue, entry.job)),
-            keys=tuple((name, later.get(name), whole_at.get(name)) for name in line.keys),
+            keys=[(name, later.get(name), whole_at.get(name)) for name in line.keys],
         )
 
     def _prune(self) -> None:
@@ -471,11 +472,6 @@ class Granter:
 def rank_of(priority: Priority) -> int:
     """Return a priority's place: 0 for the highest."""
     return _RANK[priority]
-
-
-def _own_fairness(limits: tuple[str, ...]) -> str:
-    """Return the fairness key of a job without one: its first limit with a key, so that tenants take turns."""
-    return next((limit for limit in limits if ":" in limit), "")
 
 
 _V = TypeVar("_V")

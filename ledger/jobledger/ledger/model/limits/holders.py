@@ -14,6 +14,7 @@ import msgspec
 
 from jobledger.ledger.model.events import (
     Cancelled,
+    CarriedJob,
     Completed,
     DeadLettered,
     Discarded,
@@ -34,7 +35,7 @@ OF_AN_ATTEMPT: Final[frozenset[type[JobEvent]]] = frozenset((Failed, Snoozed, Pa
 _ENDS: Final = FINAL | OF_AN_ATTEMPT
 
 
-class Holding(msgspec.Struct, frozen=True, gc=False):
+class Holding(msgspec.Struct, gc=False):
     """The slots of one job."""
 
     limits: tuple[str, ...]  #: the keys of which it holds a slot
@@ -52,20 +53,20 @@ class Holders:
     def __init__(self) -> None:
         """Begin: nobody holds anything."""
         self.jobs: dict[JobKey, Holding] = {}
-        self._of: dict[str, dict[JobKey, None]] = {}  # by key, the one that took its slot first in front
+        #: The jobs that hold a slot of each key, the one that took its slot first in front.
+        self.by_key: dict[str, dict[JobKey, None]] = {}
 
     def used(self, key: str) -> int:
         """Return how many jobs hold a slot of a key."""
-        jobs = self._of.get(key)
-        return 0 if jobs is None else len(jobs)
+        return len(self.by_key.get(key, ()))
 
     def of(self, key: str) -> Iterable[JobKey]:
         """Return the jobs that hold a slot of a key, the one that took its slot first in front."""
-        return self._of.get(key, ())
+        return self.by_key.get(key, ())
 
     def keys(self) -> Iterable[str]:
         """Return every key of which somebody holds a slot."""
-        return self._of.keys()
+        return self.by_key.keys()
 
     def needs(self, job: JobKey, limits: tuple[str, ...]) -> tuple[str, ...]:
         """Return the keys of `limits` of which the job does not hold a slot already, as one that it kept."""
@@ -82,17 +83,15 @@ class Holders:
         any more, or with another `held`, is void: it gives nothing, and this must not be called.
         """
         taken = self.needs(job, limits)
-        kept = tuple(limit for limit in limits if limit not in taken or keeps(limit))
+        kept = tuple([limit for limit in limits if limit not in taken or keeps(limit)])
         self.put(job, Holding(limits, kept, grant, held))
         return taken
 
     def feed(self, event: JobEvent) -> tuple[str, ...]:
         """Take in the next event of a job; return the keys of which it gave a slot back."""
-        if type(event) not in _ENDS:
-            return ()
         job = (event.queue, event.job)
         holding = self.jobs.get(job)
-        if holding is None:
+        if holding is None or type(event) not in _ENDS:
             return ()
         if holding.kept and type(event) in OF_AN_ATTEMPT:
             freed = tuple(limit for limit in holding.limits if limit not in holding.kept)
@@ -111,10 +110,25 @@ class Holders:
         if holding is not None:
             self.jobs[job] = holding
             for key in holding.limits:
-                self._of.setdefault(key, {})[job] = None
+                self.by_key.setdefault(key, {})[job] = None
 
     def _free(self, job: JobKey, keys: Iterable[str]) -> None:
         for key in keys:
-            jobs = self._of.get(key)
+            jobs = self.by_key.get(key)
             if jobs is not None and jobs.pop(job, job) is None and not jobs:
-                del self._of[key]
+                del self.by_key[key]
+
+
+def carried_holding(state: CarriedJob, keeps: Callable[[str], bool]) -> Holding | None:
+    """Return what a job holds whose earlier events went into an archive, None for nothing; `keeps` as for `take`."""
+    limits = state.order.limits
+    if not limits or not state.grant:
+        return None
+    kept = tuple(filter(keeps, limits))
+    if state.state in {"queued", "running"}:
+        return Holding(limits, kept, state.grant)
+    return Holding(kept, kept, state.grant) if kept and state.state in _BETWEEN else None
+
+
+#: Where a job may be that keeps slots though no attempt of it runs.
+_BETWEEN: Final = frozenset({"held", "retry_wait", "paused"})

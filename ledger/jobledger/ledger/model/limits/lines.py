@@ -25,6 +25,11 @@ LineKey = tuple[int, str, str, tuple[str, ...]]
 SpilledJob = tuple[int, str, str, tuple[str, ...]]
 
 
+def fairness_of(fair: str, limits: tuple[str, ...]) -> str:
+    """Return the fairness key of a job: its own, or else its first limit with a key, so that tenants take turns."""
+    return fair or next((limit for limit in limits if ":" in limit), "")
+
+
 class Spill(Protocol):
     """Where the jobs go that do not fit in memory, such as a temporary SQLite table.
 
@@ -56,7 +61,7 @@ class Spill(Protocol):
 class Share:
     """The turn of one fairness key, among jobs of one priority."""
 
-    __slots__ = ("active_since", "fair", "limits", "lines", "priority", "v")
+    __slots__ = ("active_since", "fair", "limits", "lines", "priority", "v", "weight")
 
     def __init__(self, priority: int, fair: str, v: float, limits: tuple[str, ...]) -> None:
         """Begin with a virtual time."""
@@ -64,6 +69,7 @@ class Share:
         self.fair = fair
         self.v = v  #: how much it was given, by its weight
         self.limits = limits  #: of one of its jobs; they say which weight it has
+        self.weight = 1.0
         self.lines = 0  #: how many of its lines are not empty
         self.active_since = 0  #: stream sequence of the `held` with which that began
 
@@ -138,14 +144,14 @@ class _Group:
 class Spot:
     """The lines of one priority that stand at one place, such as a key that is full."""
 
-    __slots__ = ("_groups", "_heap", "_places", "key", "priority", "shown")
+    __slots__ = ("_groups", "_heap", "key", "places", "priority", "shown")
 
     def __init__(self, key: str, priority: int) -> None:
         """Begin empty."""
         self.key = key
         self.priority = priority
         self.shown: Order | None = None  #: the place that those who pick among spots know; None: none
-        self._places: dict[Line, int] = {}  # who stands here, and the number of its newest entry
+        self.places: dict[Line, int] = {}  #: who stands here, and the number of its newest entry
         self._groups: dict[str, _Group] = {}
         self._heap: list[tuple[Order, _Group]] = []
 
@@ -156,7 +162,7 @@ class Spot:
     def add(self, line: Line) -> None:
         """Let a line stand here."""
         line.stamp += 1
-        self._places[line] = line.stamp
+        self.places[line] = line.stamp
         group = self._groups.get(line.share.fair)
         if group is None:
             group = self._groups[line.share.fair] = _Group(line.share)
@@ -168,7 +174,7 @@ class Spot:
 
     def discard(self, line: Line) -> None:
         """Let a line go away from here, if it stands here."""
-        self._places.pop(line, None)
+        self.places.pop(line, None)
 
     def best(self) -> Line | None:
         """Return the line that comes first, None if there is none."""
@@ -194,7 +200,7 @@ class Spot:
         heap = group.heap
         while heap:
             head, stamp, line = heap[0]
-            if self._places.get(line) != stamp:
+            if self.places.get(line) != stamp:
                 heapq.heappop(heap)
             elif line.head != head:  # its first job left meanwhile
                 heapq.heapreplace(heap, (line.head, stamp, line))

@@ -67,12 +67,14 @@ class Picker:
     def __init__(self, definitions: Definitions, holders: Holders, rates: Rates, guard: Guard) -> None:
         """Begin without lines."""
         self.at = 0  #: nanoseconds; the present time of a decision
+        self.any_rate = False  #: whether any key has a rate
         self.looks = 0  #: how many lines were looked at
         self.keys: dict[str, Key] = {}
         self.closed: set[str] = set()  #: queues whose jobs are passed over
         self.parked: dict[str, dict[Line, None]] = {}  #: lines that were passed over, by queue
         self.at_bound: dict[str, None] = {}  #: keys whose rate waits for jobs that have not started
         self._definitions, self._holders, self._rates, self._guard = definitions, holders, rates, guard
+        self._by_key = holders.by_key
         self._reserved: tuple[str, ...] = ()  # keys of which one slot is for the line with the right of way
         self._reserved_for: Line | None = None
         self._ready: tuple[list[tuple[Order, Spot]], ...] = ([], [], [])
@@ -83,7 +85,9 @@ class Picker:
         """Return what is known of a key."""
         found = self.keys.get(name)
         if found is None:
-            found = self.keys[name] = Key(name, self._definitions.of(name))
+            terms = self._definitions.of(name)
+            found = self.keys[name] = Key(name, terms)
+            self.any_rate |= terms is not None and terms.rate is not None
         return found
 
     def stand(self, line: Line) -> None:
@@ -93,7 +97,9 @@ class Picker:
     def _stand_at(self, line: Line, key: Key) -> None:
         spot = line.spot = key.spots[line.priority]
         spot.add(line)
-        if not self.is_full(key, line):
+        if self.is_full(key, line):
+            spot.shown = None  # it may come first here, which whoever frees the key has to find out
+        else:
             self._show(spot)
 
     def leave(self, line: Line) -> None:
@@ -110,7 +116,15 @@ class Picker:
             key = self.keys.get(name)
             if key is not None:
                 for spot in key.spots:
-                    self._show(spot)
+                    if (
+                        spot.shown is None and spot.places
+                    ):  # what is shown already is put right when it is looked at
+                        self._show(spot)
+
+    def rated(self, keys: Iterable[str]) -> dict[str, Terms]:
+        """Return those of some keys that have a rate, and what holds for them."""
+        found = ((name, self.key(name).terms) for name in keys)
+        return {name: terms for name, terms in found if terms is not None and terms.rate is not None}
 
     def _show(self, spot: Spot) -> None:
         """Let those who pick know the place of a spot's first line."""
@@ -125,6 +139,9 @@ class Picker:
         """Look again at everybody: definitions are others than before."""
         for name, key in self.keys.items():
             key.terms = self._definitions.of(name)
+        self.any_rate = any(
+            key.terms is not None and key.terms.rate is not None for key in self.keys.values()
+        )
         self.freed(self.keys)
         self._guard.reconsider()
 
@@ -223,8 +240,9 @@ class Picker:
         """Return a key because of which a line cannot be granted, None if it can."""
         if line.queue in self.closed:
             return _CLOSED
+        keys = self.keys
         for name in line.keys:
-            if self.is_full(self.key(name), line):
+            if self.is_full(keys.get(name) or self.key(name), line):
                 return name
         return None
 
@@ -233,8 +251,8 @@ class Picker:
         terms = key.terms
         if terms is None:
             return True
-        reserved = key.name in self._reserved and (line is None or line is not self._reserved_for)
-        if terms.slots is not None and self._holders.used(key.name) + reserved >= terms.slots:
+        reserved = bool(self._reserved) and key.name in self._reserved and line is not self._reserved_for
+        if terms.slots is not None and len(self._by_key.get(key.name, ())) + reserved >= terms.slots:
             return True
         return terms.rate is not None and (reserved or self._rate_is_full(key, terms))
 
@@ -258,6 +276,8 @@ class Picker:
 
     def _reserve(self, first: Line | None) -> None:
         """Keep a slot of each key for the line with the right of way; while a rate makes it wait, of that key alone."""
+        if first is None and self._reserved_for is None:
+            return
         if first is not None:
             rated = [name for name in first.keys if self._waits_for_rate(name)]
             reserved = tuple(rated) or first.keys

@@ -1,0 +1,204 @@
+"""What a check proves of limits: `above`, `slot`, `order`, `rate` and `void`. By events alone; no clock decides anything.
+
+Who holds which slots is counted by `Holders`, as everywhere. What is kept: who holds slots at the moment, and of each
+line the newest job that was granted, which goes to the disk with the rest where memory is short. A ledger
+without limits costs one look an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from jobledger.audit.verify.store import Form, RecordStore
+from jobledger.ledger.model.aggregate import Broken, Rule
+from jobledger.ledger.model.events import Carried, JobEvent, Queued, Started, event_type
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
+from jobledger.ledger.model.limits.flow import Granted, GrantedJob
+from jobledger.ledger.model.limits.holders import Holders, JobKey, carried_holding
+from jobledger.ledger.model.limits.lines import fairness_of
+from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.limits.rates import Rates, nanoseconds
+
+RULES: Final[tuple[Rule, ...]] = ("above", "slot", "order", "rate", "void")
+#: How long after the next grant of another reactor a job may still be `held` that was granted before it.
+GRACE: Final = timedelta(seconds=60)
+_BYTES: Final = 40  # of a line's newest grant, about
+
+#: A rule that is broken, how, and by which job: `<queue>/<job id>`, "" for none.
+Found = tuple[str, Broken]
+
+
+class _Open(msgspec.Struct, gc=False):
+    """A granted job that was not queued yet."""
+
+    grant: int  #: stream sequence of its `granted`
+    by: str  #: who granted it
+    other_at: datetime | None = None  #: when another granted somebody for the first time after that
+
+
+class GrantRules:
+    """The rules of limits, told the events of one ledger in stream order. Call `close`."""
+
+    def __init__(self, memory_bytes_max: int | None) -> None:
+        """Begin: nothing is defined, nobody holds anything."""
+        self.grants = 0  #: jobs that were granted
+        self.void = 0  #: of them, those that did not wait any more
+        self._holders = Holders()
+        self._rates = Rates()
+        self._limits: dict[str, Definition] = {}
+        self._unread: list[tuple[int, LimitEvent]] = []  # not obeyed by any grant so far
+        self._at = 0  # of the newest grant
+        self._open: dict[JobKey, _Open] = {}
+        self._newest: RecordStore[int] = RecordStore(_HELD, memory_bytes_max)
+
+    def close(self) -> None:
+        """Let go of what was put aside."""
+        self._newest.close()
+
+    def limit(self, event: LimitEvent, sequence: int) -> None:
+        """Take in a definition; it counts from the first grant on that obeyed it."""
+        self._unread.append((sequence, event))
+
+    def granted(self, event: Granted, sequence: int, job_of: Callable[[str], Job | None]) -> Iterator[Found]:
+        """Take in grants, and yield what is wrong with them. `job_of`: a job by `<queue>/<job id>`, as it is now."""
+        self._obey(event.limits_sequence)
+        self._at = max(self._at, nanoseconds(event.at))
+        taken: dict[str, str] = {}  # by key, the last job that took a slot of it here
+        for each in event.jobs:
+            name = f"{each.queue}/{each.job}"
+            job = job_of(name)
+            if job is None or job.state is not JobState.HELD or job.wait_sequence != each.held:
+                self.void += 1
+                continue
+            self.grants += 1
+            needs = self._take(each, job, sequence, event.by)
+            taken.update(dict.fromkeys(needs, name))
+            for found in (*self._order(job, needs, each.held), *self._rate(needs, sequence)):
+                yield name, found
+        for key, name in taken.items():
+            broken = self._above(key, event)
+            if broken is not None:
+                yield name, broken
+        for waits in self._open.values():
+            if waits.other_at is None and waits.by != event.by:
+                waits.other_at = event.at
+
+    def _obey(self, limits_sequence: int) -> None:
+        count = 0
+        for sequence, event in self._unread:
+            if sequence > limits_sequence:
+                break
+            count += 1
+            definition = self._limits[event.limit] = evolve(None, event, sequence)
+            for key in [key for key in self._rates.whole_at if split(key)[0] == event.limit]:
+                terms = definition.of(split(key)[1])
+                if terms is not None and terms.rate is not None:
+                    self._rates.redefine(key, terms, self._at)
+        del self._unread[:count]
+
+    def _terms(self, key: str) -> Terms | None:
+        name, rest = split(key)
+        definition = self._limits.get(name)
+        return None if definition is None else definition.of(rest)
+
+    def _keeps(self, key: str) -> bool:
+        terms = self._terms(key)
+        return terms is not None and terms.keep == "job"
+
+    def _take(self, each: GrantedJob, job: Job, grant: int, by: str) -> tuple[str, ...]:
+        """Give a job its slots; return the keys of which it had none."""
+        key = (each.queue, each.job)
+        self._open[key] = _Open(grant, by)
+        return self._holders.take(key, job.order.limits, held=each.held, grant=grant, keeps=self._keeps)
+
+    def _rate(self, needs: tuple[str, ...], grant: int) -> Iterator[Broken]:
+        for limit in needs:
+            terms = self._terms(limit)
+            if terms is not None and terms.rate is not None:
+                early_s = (self._rates.free_at(limit, terms) - self._at) / 1e9
+                if early_s > 0:
+                    yield (
+                        "rate",
+                        f"`granted` at {grant} is {early_s:.6f} s before the rate of {limit} allows it",
+                    )
+                self._rates.take(limit, terms, self._at)
+
+    def _order(self, job: Job, needs: tuple[str, ...], held: int) -> Iterator[Broken]:
+        order = job.order
+        fair = fairness_of(order.fair, order.limits)
+        line = "\n".join((order.priority, job.queue, fair, *needs))
+        newest = self._newest.get(line)
+        if newest is not None and held < newest:
+            yield (
+                "order",
+                f"it was held at {held}, and one of its line that was held at {newest} was granted before it",
+            )
+        self._newest.put(line, held if newest is None else max(held, newest))
+
+    def _above(self, key: str, event: Granted) -> Broken | None:
+        terms, used = self._terms(key), self._holders.used(key)
+        slots = event.slots.get(key) if terms is None or key in event.slots else terms.slots
+        if terms is None and slots is None:
+            return (
+                "above",
+                f"{key} was granted, which nobody had defined up to stream sequence {event.limits_sequence}",
+            )
+        if slots is None or used <= slots:
+            return None
+        return "above", f"{used:,} jobs hold {key} after this grant: {slots:,} may"
+
+    def job(self, before: Job | None, event: JobEvent) -> Iterator[Broken]:
+        """Take in an event of a job that has limits, and yield what is wrong with it; `before`: the job without it."""
+        key = (event.queue, event.job)
+        if isinstance(event, Carried):
+            self._carried(key, event)
+        elif isinstance(event, Queued | Started):
+            yield from self._slot(key, before, event)
+        else:
+            self._holders.feed(event)
+        if not isinstance(event, Carried):
+            self._open.pop(key, None)
+
+    def _slot(self, key: JobKey, before: Job | None, event: Queued | Started) -> Iterator[Broken]:
+        holding, kind = self._holders.jobs.get(key), event_type(event)
+        if holding is None or len(holding.limits) < (0 if before is None else len(before.order.limits)):
+            yield "slot", f"`{kind}`, and it holds no slot of its limits"
+        elif isinstance(event, Queued) and event.cause == "admitted":
+            wait = 0 if before is None else before.wait_sequence
+            if event.grant != holding.grant:
+                yield "slot", f"`queued` names the grant at {event.grant}, it was granted at {holding.grant}"
+            elif holding.held and holding.held != wait:
+                yield (
+                    "slot",
+                    f"the grant at {event.grant} answers `held` at {holding.held}, the job waits since {wait}",
+                )
+
+    def _carried(self, key: JobKey, event: Carried) -> None:
+        """Take in who holds slots by a `carried`, where the events that told it are in an archive."""
+        if key not in self._holders.jobs:
+            self._holders.put(key, carried_holding(event.job_state, self._keeps))
+
+    def proven(self, broken: Container[str]) -> tuple[Rule, ...]:
+        """Return which of the rules of limits hold; none where nobody was granted anything."""
+        return tuple(rule for rule in RULES if self.grants and rule not in broken)
+
+    def at_end(self, now: datetime | None) -> Iterator[tuple[str, int, Broken]]:
+        """Yield who was granted, by which `granted`, and long after another reactor's is neither queued nor gone."""
+        for (queue, job), each in self._open.items():
+            if now is not None and each.other_at is not None and now - each.other_at > GRACE:
+                late_s = (now - each.other_at).total_seconds()
+                sentence = f"it was granted at {each.grant} and is still held, {late_s:,.0f} s after another reactor's grant"
+                yield f"{queue}/{job}", each.grant, ("void", sentence)
+
+
+_HELD: Final[Form[int]] = Form(
+    weigh=lambda _: _BYTES,
+    is_live=lambda _: True,
+    encode=msgspec.json.encode,
+    decode=lambda _, data: msgspec.json.decode(data, type=int),
+)
