@@ -15,6 +15,7 @@ import msgspec
 
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.projections.metrics.ticking import TickingRow, read_ticking
 from jobledger.projections.position import Position
 from jobledger.projections.queries import Store
 from jobledger.projections.statistics.answers import (
@@ -62,6 +63,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueRow]
     pauses: dict[str, QueueState]  #: of all queues that were ever paused
     held: list[HeldRow]  #: by limit
+    ticking: list[TickingRow]  #: by schedule
     totals: list[TotalsRow]
     failures: list[FailureRow]
 
@@ -79,6 +81,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
         failures = [row for row in failures if (row.queue, row.task) in tasks]
         queues = _shown_queues(store, [queue for queue in sums if queue != _WHOLE], values_max)
         held = read_held(store.select)
+        ticking, schedules_folded = read_ticking(store, values_max)
         (counts,) = store.select(_HOW_MANY)
         listed = msgspec.json.encode(queues).decode()
         rows = store.select(QUEUES_SHOWN_SQL, (listed,)) + store.select(QUEUES_OTHER_SQL, (OTHER, listed))
@@ -95,10 +98,12 @@ def read_figures(store: Store, values_max: int) -> Figures:
                     (len(queues), len(tasks), len(failures), values_max),
                     strict=True,
                 )
-            },
+            }
+            | {"schedule": schedules_folded},
             queues=[queue_row(row) for row in rows],
             pauses=read_pauses(store.select),
             held=folded(held, values_max, OTHER),
+            ticking=ticking,
             totals=[totals_row((*key, *values)) for key, values in totals.items()],
             failures=[*failures, *_other_failures(totals, failures)],
         )

@@ -20,6 +20,7 @@ from jobledger.ledger.model.times import as_utc
 from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
+from jobledger.projections.metrics.ticking import ticking_metrics
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
 from jobledger.projections.statistics.held import HeldRow
@@ -55,6 +56,7 @@ def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     yield from _queue_metrics(figures.queues, now)
     yield _paused(figures, now)
     yield from _held_metrics(figures.held, now)
+    yield from ticking_metrics(figures.ticking, now)
     yield from _task_metrics(figures.totals)
     for column, measure in names.FAILURES.items():
         rows = figures.failures

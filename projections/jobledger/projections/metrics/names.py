@@ -160,6 +160,29 @@ LIMIT_DEFINED: Final = Measure(
     ("limit",),
 )
 
+_SCHEDULE: Final = ("schedule",)
+TICKS: Final = Measure(
+    "jobledger_schedule_ticks_total", "counter", "Ticks, also those that made no job.", _SCHEDULE
+)
+TICKED_JOBS: Final = Measure(
+    "jobledger_schedule_jobs_total", "counter", "Jobs that these ticks made.", _SCHEDULE
+)
+TICKS_MISSED: Final = Measure(
+    "jobledger_schedule_missed_total",
+    "counter",
+    "Ticks that were missed and that nobody made up for.",
+    _SCHEDULE,
+)
+TICK_LATE: Final = Measure(
+    "jobledger_schedule_late_seconds",
+    "gauge",
+    "How long its next tick has been due; 0 before its time.",
+    _SCHEDULE,
+)
+SCHEDULE_PAUSED: Final = Measure(
+    "jobledger_schedule_paused", "gauge", "1 while somebody has paused the schedule, else 0.", _SCHEDULE
+)
+
 #: Column of `totals` -> its counter.
 COUNTERS: Final = {
     "enqueued": Measure("jobledger_jobs_enqueued_total", "counter", "Jobs that came in.", _TASK),
@@ -273,6 +296,11 @@ EXPORTER_METRICS: Final = (
     HELD,
     OLDEST_HELD,
     LIMIT_DEFINED,
+    TICKS,
+    TICKED_JOBS,
+    TICKS_MISSED,
+    TICK_LATE,
+    SCHEDULE_PAUSED,
     *COUNTERS.values(),
     *HISTOGRAMS.values(),
     *FAILURES.values(),

@@ -16,6 +16,7 @@ from jobledger.ledger.model.schedules.events import (
     Removed,
     Resumed,
     ScheduleEvent,
+    Ticked,
 )
 from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
@@ -58,6 +59,10 @@ _STATE: Final = {
     "updated_at": timestamp("the server's time of its newest event"),
     "last_sequence": integer("the stream sequence of its newest event"),
 }
+#: Added up, as far as these rows go back.
+_SUMS: Final = {
+    "missed_count": integer("ticks that were missed and that nobody made up for, since these rows begin"),
+}
 #: Written by the events that say so.
 _SAID: Final = {
     "declared_at": timestamp("the server's time of its newest declaration; NULL where that is archived"),
@@ -68,14 +73,17 @@ _SAID: Final = {
 }
 SCHEDULES: Final = Table(
     name="schedules",
-    columns={**_STATE, **_SAID},
+    columns={**_STATE, **_SUMS, **_SAID},
     key=("name",),
     indexes=(Index(("next_run_at",), where="next_run_at IS NOT NULL"),),
     sequence="last_sequence",
 )
+_INSERTED: Final = (*_STATE, *_SUMS)
 _PUT: Final = (
-    f"INSERT INTO schedules ({', '.join(_STATE)}) VALUES ({marks(_STATE)}) ON CONFLICT (name) DO UPDATE SET "  # noqa: S608 - columns
-    + ", ".join(f"{name} = excluded.{name}" for name in _STATE)
+    f"INSERT INTO schedules ({', '.join(_INSERTED)}) VALUES ({marks(_INSERTED)}) ON CONFLICT (name) DO UPDATE SET "  # noqa: S608 - columns
+    + ", ".join(
+        f"{name} = excluded.{name}{f' + schedules.{name}' if name in _SUMS else ''}" for name in _INSERTED
+    )
 )
 _DECLARED: Final = "UPDATE schedules SET declared_at = ?, declared_by = ? WHERE name = ?"
 _PAUSED: Final = "UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?"
@@ -208,6 +216,7 @@ def _values(event: ScheduleEvent, message: Message) -> tuple[object, ...]:
         msgspec.json.encode(definition).decode(),
         time_text(message.stored_at),
         message.stream_sequence,
+        event.missed if isinstance(event, Ticked) else 0,
     )
 
 
@@ -224,5 +233,5 @@ def _time(moment: datetime | None) -> str | None:
 
 
 SCHEDULE_TABLES: Final = AggregateTables(
-    aggregate=SCHEDULE.name, version=1, tables=(SCHEDULES,), rows=ScheduleRows
+    aggregate=SCHEDULE.name, version=2, tables=(SCHEDULES,), rows=ScheduleRows
 )

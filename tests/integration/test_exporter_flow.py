@@ -1,17 +1,26 @@
-"""What the exporter tells of jobs that wait for limits, on a real server."""
+"""What the exporter tells of jobs that wait for limits, and of schedules, on a real server."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.test_exporter import exporting, scraped_at_head
 from tests.support.limited import define
+from tests.support.schedules import declare
 
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.model.chain import commit_all
 from jobledger.ledger.model.commands import Dispatch, PutBack
+from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.schedules.decisions import Pause
+from jobledger.ledger.model.schedules.events import Ticked, state_fields
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.projections import Store
 from jobledger.projections.metrics.figures import read_figures
+from jobledger.projections.metrics.ticking import read_ticking
 from jobledger.projections.statistics.held import SETS
 
 pytestmark = pytest.mark.anyio
@@ -59,3 +68,39 @@ async def test_held_jobs_are_told_by_the_names_of_their_limits(ledger: Ledger, t
         assert few.folded["limit"] == 2
         plan = " ".join(str(row[3]) for row in store.select(f"EXPLAIN QUERY PLAN {SETS}"))
         assert "USING COVERING INDEX jobs_by_limits_since_us_status" in plan, plan
+
+
+async def test_schedules_tell_their_ticks_and_which_are_late(ledger: Ledger, tmp_path: Path) -> None:
+    for name in ("hourly", "stuck", "stopped"):
+        await declare(ledger, name, every_s=3_600)
+    await ledger.schedules.act("stopped", Pause())
+    long_ago = ledger.clock.now() - timedelta(hours=2)
+    for number, skipped in ((1, ""), (2, "late")):
+        view = SCHEDULE.view(*await end_of_chain(ledger.log, SCHEDULE.chain(ledger.names, "stuck")))
+        assert view.state is not None
+        state = state_fields(view.state) | {
+            "number": number,
+            "runs": 1,
+            "tick": long_ago,
+            "next_at": long_ago,
+        }
+        stamp: dict[str, Any] = {"at": ledger.clock.now(), "by": "tester", "schedule": "stuck"}
+        missed: dict[str, Any] = {"skipped": skipped, "missed": 3 * (number - 1) + 1}
+        await commit_all(ledger.log, [(view, [Ticked(**stamp, **state, **missed)])])
+    async with exporting(ledger, tmp_path / "p.db") as exporter:
+        found = await scraped_at_head(exporter, ledger)
+    for metric, expected in (
+        ("ticks_total", {"stuck": 2}),
+        ("jobs_total", {"stuck": 1}),
+        ("missed_total", {"stuck": 5}),
+        ("paused", {"stopped": 1}),
+    ):
+        assert found.by(f"jobledger_schedule_{metric}", "schedule") == expected
+    assert found.sum("jobledger_schedule_late_seconds", schedule="stuck") >= 7_200
+    assert found.sum("jobledger_schedule_late_seconds") < 7_300
+    with Store.open(tmp_path / "p.db") as store:
+        rows, others = read_ticking(store, 1)
+        assert (others, [(row.schedule, row.ticks, row.missed, row.paused) for row in rows]) == (
+            2,
+            [("hourly", 0, 0, 0), ("(other)", 2, 5, 1)],
+        )

@@ -1,0 +1,57 @@
+"""What the tables tell of schedules, as metrics: a bounded number by name, in the order in which they were first declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from prometheus_client.core import Metric
+
+from jobledger.ledger.metrics.exposition import OTHER, values
+from jobledger.projections.metrics import names
+from jobledger.projections.queries import Store
+
+_SHOWN: Final = (
+    "SELECT name, tick_count, run_count, missed_count, CASE WHEN status = 'active' THEN next_run_at END, "
+    "status = 'paused' FROM schedules ORDER BY rowid LIMIT ?"
+)
+_OTHERS: Final = (
+    "SELECT count(*), coalesce(sum(tick_count), 0), coalesce(sum(run_count), 0), coalesce(sum(missed_count), 0), "
+    "min(CASE WHEN status = 'active' THEN next_run_at END), coalesce(max(status = 'paused'), 0) "
+    "FROM (SELECT * FROM schedules ORDER BY rowid LIMIT -1 OFFSET ?)"
+)
+
+
+class TickingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule, or several together."""
+
+    schedule: str  #: its name, or `(other)`
+    ticks: int
+    runs: int  #: jobs that they made
+    missed: int  #: ticks that nobody made up for
+    due: str | None  #: when the next tick is due, ISO-8601 text in UTC; None where none is to come
+    paused: int  #: 1 where it, or one of them, is
+
+
+def read_ticking(store: Store, values_max: int) -> tuple[list[TickingRow], int]:
+    """Return so many schedules by name and the others together, and how many these others are."""
+    rows = store.select(_SHOWN, (values_max,))
+    ((others, *summed),) = store.select(_OTHERS, (values_max,))
+    if others:
+        rows.append((OTHER, *summed))
+    return [TickingRow(**dict(zip(TickingRow.__struct_fields__, row, strict=True))) for row in rows], others
+
+
+def ticking_metrics(rows: Sequence[TickingRow], now: datetime) -> Iterator[Metric]:
+    """Return what schedules did, and which are late as of `now`."""
+    yield values(names.TICKS, [((row.schedule,), row.ticks) for row in rows])
+    yield values(names.TICKED_JOBS, [((row.schedule,), row.runs) for row in rows])
+    yield values(names.TICKS_MISSED, [((row.schedule,), row.missed) for row in rows])
+    yield values(names.TICK_LATE, [((row.schedule,), _late_s(row.due, now)) for row in rows])
+    yield values(names.SCHEDULE_PAUSED, [((row.schedule,), row.paused) for row in rows])
+
+
+def _late_s(due: str | None, now: datetime) -> float:
+    return 0.0 if due is None else max(0.0, (now - datetime.fromisoformat(due)).total_seconds())
