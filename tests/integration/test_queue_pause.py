@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from prometheus_client.core import Metric
 from tests.support.command_line import CommandLine
 from tests.support.jetstream import api
 from tests.support.limited import define
@@ -30,26 +33,32 @@ from jobledger.ledger import (
     JobState,
     Ledger,
     RefusedError,
+    connect,
+    sync,
     task,
 )
+from jobledger.ledger.metrics.exposition import Measure
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.queues.pause import QUEUE, PauseQueue, decide
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, Store
+from jobledger.projections.metrics import names
+from jobledger.projections.metrics.figures import read_figures
+from jobledger.projections.metrics.metrics import figures_metrics
 from jobledger.projections.tables.queues import read_pauses
 from jobledger.testing import MemoryLedger
 from jobledger.workers import Worker
+from jobledger.workers.idle import until_idle
 from jobledger.workers.reactors.reconciler import Reconciler
-
-if TYPE_CHECKING:
-    from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
 #: How long a paused queue is watched to see that nothing of it is started.
 WATCHED_S = 0.3
+HOUR = timedelta(hours=1)
 #: A pause and its end are seen within 50 ms (benchmarks/queues.py); these tests share two CPUs with others.
 SEEN_S = 0.8
 
@@ -62,6 +71,12 @@ async def send(number: int) -> int:
 @task(queue="mail")
 async def linger(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+def samples(measure: Measure, metrics: Iterable[Metric]) -> dict[str, float]:
+    """Return what a metric says of each queue."""
+    (found,) = (each for each in metrics if each.name == measure.name)
+    return {sample.labels["queue"]: sample.value for sample in found.samples}
 
 
 async def consumers(ledger: Ledger) -> list[ConsumerInfo]:
@@ -258,6 +273,41 @@ async def test_the_reconciler_brings_consumers_in_line_with_the_ledger(ledger: L
         await ended(job)
 
 
+async def test_a_worker_that_runs_until_it_is_idle_leaves_the_jobs_of_a_paused_queue(ledger: Ledger) -> None:
+    await ledger.pause_queue("mail")
+    async with taking(ledger) as worker, asyncio.timeout(LIMIT_S):
+        job = await ledger.enqueue(send, 1)
+        await until_idle(ledger, worker)
+        assert await job.state() is JobState.QUEUED
+        await ledger.resume_queue("mail")
+        await until_idle(ledger, worker)
+        assert await job.state() is JobState.COMPLETED
+
+
+async def test_a_pause_outlives_the_kill_of_its_server_and_workers_hear_of_its_end(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "store", port=0)
+    async with server, connect(server.url, ledger_bytes_max=16 << 20) as ledger, taking(ledger):
+        await ledger.pause_queue("mail")
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait()
+        await server.stop()
+        await server.start()
+        await ledger.connection.wait_connected(LIMIT_S)
+        assert await are_paused(ledger) == [True] * 3
+        (job,) = await waits(ledger, 1)
+        await ledger.resume_queue("mail")
+        await ended(job)
+
+
+def test_blocking_code_has_the_same_verbs(nats_server: EmbeddedServer, environment: str) -> None:
+    with sync.connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as ledger:
+        assert not ledger.queue_state("mail").paused
+        assert ledger.pause_queue("mail", reason="r", by="ann").words().startswith("paused by ann since ")
+        assert ledger.queue_state("mail").reason == "r"
+        assert not ledger.resume_queue("mail", by="ann").paused
+
+
 async def test_what_cannot_be_done_changes_nothing(ledger: Ledger) -> None:
     with pytest.raises(RefusedError, match="queue mail is not paused: there is nothing to resume"):
         await ledger.resume_queue("mail")
@@ -294,6 +344,8 @@ async def test_a_job_with_limits_stays_held_while_its_queue_is_paused(ledger: Le
 
 async def test_the_tables_say_which_queues_are_paused(ledger: Ledger, tmp_path: Path) -> None:
     end = datetime.now(UTC) + timedelta(hours=1)
+    for queue in ("mail", "open"):
+        await ledger.enqueue(send.options(queue=queue), 1)
     await ledger.pause_queue("mail", until=end, reason="r", by="ann", interrupt=True)
     await ledger.pause_queue("other", by="bob")
     await ledger.resume_queue("other", by="eve")
@@ -301,9 +353,17 @@ async def test_the_tables_say_which_queues_are_paused(ledger: Ledger, tmp_path: 
         await projector.catch_up()
     with Store.open(tmp_path / "p.db") as store:
         found = read_pauses(store.select)
+        figures = read_figures(store, 200)
+        told = {
+            now: samples(names.QUEUE_PAUSED, figures_metrics(figures, now)) for now in (end - HOUR / 2, end)
+        }
+    assert told == {
+        end - HOUR / 2: {"mail": 1, "open": 0, "(other)": 0},
+        end: {"mail": 0, "open": 0, "(other)": 0},
+    }
     assert {queue: (state.paused, state.by, state.until, state.reason, state.interrupt, state.sequence) for queue, state in found.items()} == {
-        "mail": (True, "ann", end, "r", True, 1),
-        "other": (False, "eve", None, "", False, 3),
+        "mail": (True, "ann", end, "r", True, 3),
+        "other": (False, "eve", None, "", False, 5),
     }  # fmt: skip
 
 
@@ -390,6 +450,8 @@ def test_commands_say_what_they_did_and_who_paused_what(cli: CommandLine, tmp_pa
     assert "`jobledger queues resume mail` ends that" in " ".join(examined.split())
     drained = cli.run("queues", "drain", "mail", "--json", *rows)
     assert (drained.code, json.loads(drained.out)["running"]) == (0, 0)
+    assert json.loads(drained.out)["pause"] == said["pause"]  # it was paused, and is as it was
+    assert cli.run("queues", "drain", "mail", "--reason", "another", *rows).code == 0
     assert cli.run("queues", "pause", "fresh", *cli.where).code == 0  # a queue that never had a job
     listed = [json.loads(line) for line in cli.run("queues", "list", "--json", *rows).out.splitlines()]
     assert [each["queue"] for each in listed if each["pause"]] == ["fresh", "mail"]

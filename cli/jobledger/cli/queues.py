@@ -68,10 +68,14 @@ async def drain(
     interrupt: _Interrupt = False,
     wait_timeout: _WaitTimeout = 600.0,
 ) -> None:
-    """Pause a queue, and wait until no job of it runs; it stays paused."""
+    """Pause a queue unless it is paused, and wait until no job of it runs; it stays paused."""
     end = time_of("--until", until, ahead=True)
     async with cli.ledger() as ledger:
-        state = await ledger.pause_queue(queue, until=end, reason=reason, interrupt=interrupt, by=operator())
+        state = await ledger.queue_state(queue)
+        if end is not None or reason or interrupt or not state.is_paused(ledger.clock.now()):
+            state = await ledger.pause_queue(
+                queue, until=end, reason=reason, interrupt=interrupt, by=operator()
+            )
         await _tell_unserved(cli.output, ledger, queue)
 
         def tell(running: Running) -> None:

@@ -19,7 +19,8 @@ _LOOK_AGAIN_MAX_S: Final = 0.5
 async def until_idle(ledger: Ledger, worker: Worker) -> None:
     """Return when no job of the worker's queues is ready or runs, here or in another worker.
 
-    Jobs that wait for a time (delayed, retried later, snoozed) stay for the next worker. A look that finds nothing
+    Jobs that wait for a time (delayed, retried later, snoozed) stay for the next worker, and so do those of a paused
+    queue. A look that finds nothing
     counts only if nothing was stored in the ledger while it was taken.
 
     Raises: UnreachableError.
@@ -41,11 +42,11 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
 
 
 async def _unsettled(ledger: Ledger, worker: Worker) -> bool:
-    """Whether a queue has a job that is ready, or that somebody works on."""
+    """Whether a queue that is not paused has a job that is ready, or that somebody works on."""
     names = ledger.names
     for queue in worker.queues:
         for priority in PRIORITIES:
             info = await find_consumer(ledger.inbox, names.ledger_stream, names.consumer(queue, priority))
-            if info is not None and info.unsettled:
+            if info is not None and info.unsettled and not info.paused:
                 return True
     return False

@@ -126,14 +126,11 @@ def decide(queue: str, state: QueueState | None, command: QueueCommand, stamp: S
 
 
 def _words(event: QueueEvent) -> str:
-    reason = f": {event.reason}" if event.reason else ""
-    match event:
-        case QueuePaused(until=until, interrupt=interrupt):
-            lasts = "" if until is None else f" until {shown_time(until)}"
-            running = ", running attempts are given back" if interrupt else ""
-            return f"by {event.by}{lasts}{running}{reason}"
-        case QueueResumed():
-            return f"by {event.by}{reason}"
+    said: list[str] = []
+    if isinstance(event, QueuePaused):
+        said += [] if event.until is None else [f"until {shown_time(event.until)}"]
+        said += ["running attempts are given back"] if event.interrupt else []
+    return ", ".join([*said, *([event.reason] if event.reason else [])])
 
 
 def _check(before: QueueState | None, event: QueueEvent, _stream_sequence: int) -> Iterator[Broken]:
