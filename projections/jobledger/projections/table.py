@@ -173,3 +173,5 @@ class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[Table, ...]
     views: tuple[View, ...] = ()
     rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages
+    #: Its rows depend on other aggregates' too: they are given every message, before the rows of those know of it.
+    reads_all: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,9 +18,10 @@ from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed
 from jobledger.cli.text import age, moment, plain, shortened
 from jobledger.ledger.model.limits.definition import Terms, terms_words
-from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.limits.names import joined, split
 from jobledger.ledger.model.times import shown_time, time_text
 from jobledger.projections.tables.limits import LimitRow, limit_rows
+from jobledger.projections.tables.slots import slots_taken
 
 
 @command(LIMITS, "list", takes=ROWS)
@@ -27,22 +29,35 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
     """List the limits that are defined, with a line for each key that differs, now or at a past moment."""
     output = cli.output
     async with viewed(cli, asked(at, sequence)) as view:
-        rows = limit_rows(view.store.select)
+        rows, taken = limit_rows(view.store.select), slots_taken(view.store.select)
     if output.as_json:
         for row in rows:
-            output.object({**msgspec.structs.asdict(row), **rows_begin(view)})
+            body = {**msgspec.structs.asdict(row), "taken": _taken(row, rows, taken)}
+            output.object({**body, **rows_begin(view)})
     elif not rows:
         output.say("no limit is set; set one with `jobledger limits set NAME --slots N`")
     else:
-        output.table(("limit", "holds", "set by", "since!"), [_cells(row, view.now) for row in rows])
+        output.table(
+            ("limit", "holds", "taken>", "set by", "since!"),
+            [_cells(row, _taken(row, rows, taken), view.now) for row in rows],
+        )
 
 
-def _cells(row: LimitRow, now: datetime) -> tuple[Cell, ...]:
+def _taken(row: LimitRow, rows: list[LimitRow], taken: Mapping[str, int]) -> int:
+    """Return how many slots are taken: of one key, or of all keys that have no row of their own."""
+    if row.key:
+        return taken.get(joined(row.name, row.key), 0)
+    apart = {joined(each.name, each.key) for each in rows if each.key}
+    return sum(count for key, count in taken.items() if split(key)[0] == row.name and key not in apart)
+
+
+def _cells(row: LimitRow, taken: int, now: datetime) -> tuple[Cell, ...]:
     terms = msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
     since = datetime.fromisoformat(row.set_at)
     return (
         shortened(joined(row.name, row.key), 60),
         terms_words(terms),
+        taken,
         "code" if row.source == "code" else shortened(row.set_by, 30),
         age(since, max(now, since)),
     )

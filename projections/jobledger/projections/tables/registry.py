@@ -21,12 +21,13 @@ from jobledger.projections.tables.jobs import JOB_TABLES
 from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.queues import QUEUE_TABLES
 from jobledger.projections.tables.schedules import SCHEDULE_TABLES
+from jobledger.projections.tables.slots import SLOT_TABLES
 from jobledger.projections.tables.unreadable import UNREADABLE_TABLES
 
 #: By aggregate, the second word of a ledger subject.
 TABLES: Final[dict[str, AggregateTables]] = {
     each.aggregate: each
-    for each in (JOB_TABLES, UNREADABLE_TABLES, LIMIT_TABLES, QUEUE_TABLES, SCHEDULE_TABLES)
+    for each in (JOB_TABLES, UNREADABLE_TABLES, LIMIT_TABLES, QUEUE_TABLES, SCHEDULE_TABLES, SLOT_TABLES)
 }
 
 
@@ -50,16 +51,20 @@ class LedgerRows(Rows):
 
     def __init__(self, connection: sqlite3.Connection, cache: CacheLimits) -> None:
         self._rows = {each.aggregate: each.rows(connection, cache) for each in TABLES.values()}
+        self._of_all = [self._rows[each.aggregate] for each in TABLES.values() if each.reads_all]
 
     def apply(self, messages: Sequence[Message]) -> None:
         """Bring the rows of every aggregate forward; nearly all messages are about jobs, known by their class."""
+        for each in self._of_all:
+            each.apply(messages)
         jobs = jobs_among(messages)
         if jobs:
             self._rows[JOB.name].apply(jobs)
         if len(jobs) < len(messages):
             for aggregate, chosen in _others(messages).items():
-                if aggregate in self._rows:
-                    self._rows[aggregate].apply(chosen)
+                rows = self._rows.get(aggregate)
+                if rows is not None and rows not in self._of_all:
+                    rows.apply(chosen)
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
         """Begin with what was counted; see `table.Rows`."""
