@@ -41,7 +41,9 @@ from jobledger.ledger.metrics.exposition import Measure
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.queues.pause import QUEUE, PauseQueue, decide
-from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer
+from jobledger.ledger.nats import api as api_of_nats
+from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer, make_consumer
+from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, Store
@@ -193,6 +195,39 @@ async def test_another_worker_and_a_changed_setting_keep_the_pause(
             await ledger.resume_queue("mail")
             for job in jobs:
                 await ended(job)
+
+
+async def test_who_tells_consumers_late_does_not_undo_what_came_after(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client resumes the queue after the event of a pause and before its consumers are told."""
+    tell = api_of_nats.pause_consumer
+    async with connected() as other, taking(ledger, reactors=False):
+
+        async def tell_late(inbox: Inbox, *given: str) -> None:
+            if inbox is ledger.inbox and (await other.queue_state("mail")).paused:
+                await other.resume_queue("mail")
+            await tell(inbox, *given)
+
+        monkeypatch.setattr(api_of_nats, "pause_consumer", tell_late)
+        assert not (await ledger.pause_queue("mail")).paused
+        assert await are_paused(ledger) == [False] * 3
+
+
+async def test_a_consumer_that_is_made_while_its_queue_is_resumed_is_not_paused(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ledger.pause_queue("mail")
+    async with connected() as other:
+
+        async def make_late(*given: Any) -> ConsumerInfo:
+            if (await other.queue_state("mail")).paused:
+                await other.resume_queue("mail")
+            return await make_consumer(*given)
+
+        monkeypatch.setattr("jobledger.ledger.nats.pauses.make_consumer", make_late)
+        async with taking(ledger, reactors=False):
+            assert await are_paused(ledger) == [False] * 3
 
 
 async def test_a_pause_with_a_time_ends_by_itself(ledger: Ledger) -> None:

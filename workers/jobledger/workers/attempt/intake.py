@@ -162,7 +162,7 @@ class Intake:
             ),
             make=work_maker(self._ledger.log, lane.queue),
         )
-        lane.empty = found.paused  # what would be asked for now stays unanswered until the end of the pause
+        lane.empty = found.paused  # there is nothing to be had before the end of the pause
         # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
         self._held.ack_wait_s = min(each.ack_wait_s for each in self._lanes)
