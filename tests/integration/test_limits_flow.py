@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.limited import define, enqueue, grants, times_granted
@@ -23,6 +23,9 @@ from jobledger.workers.reactors.flow.admitting import Admitting
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
 
 pytestmark = pytest.mark.anyio
 
@@ -286,3 +289,28 @@ async def test_a_paused_queue_is_given_no_slots(ledger: Ledger, connected: Conne
         assert await types(waits) == ["held"]
         await ledger.resume_queue("elsewhere")
         assert (await ended(waits)).state is JobState.COMPLETED
+
+
+async def test_messages_that_are_no_events_keep_nobody_from_granting(
+    ledger: Ledger, connected: Connect, raw: Client
+) -> None:
+    await define(ledger, "api", slots=1)
+    root = ledger.names.ledger_root
+
+    async def litter() -> None:
+        for subject in (
+            "flow.main.granted",
+            "job.work.x.held",
+            "limit.api.set",
+            "queue.work.paused",
+            "flow.main.x",
+        ):
+            await raw.jetstream().publish(f"{root}.{subject}", b"no event")
+
+    await litter()
+    async with connected() as other, working(other, work):
+        assert (await ended(await enqueue(ledger, work, "api"))).state is JobState.COMPLETED
+        await litter()
+        assert (await ended(await enqueue(ledger, work, "api"))).state is JobState.COMPLETED
+    async with connected() as other, working(other, work):
+        assert (await ended(await enqueue(ledger, work, "api"))).state is JobState.COMPLETED

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.events import PRIORITIES, Carried, Held
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import LIMIT, Terms
@@ -70,7 +70,10 @@ class Folding:
             self._fold_job(message)
             return
         kind = aggregate_of(message.subject)
-        if kind == FLOW.name:
+        if isinstance(message, Unreadable):
+            if kind == FLOW.name:
+                self._chain.passed(sequence)
+        elif kind == FLOW.name:
             event = self._chain.heard(message)
             if isinstance(event, Granted):
                 self.granter.granted(event, sequence)

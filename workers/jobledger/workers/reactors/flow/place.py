@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.codec import Message, digest
@@ -49,6 +51,11 @@ class Chain:
             self._own.discard(message.hash)
             return None
         return event
+
+    def passed(self, stream_sequence: int) -> None:
+        """Take note of a message of the chain that is no event: the next append has to name its sequence."""
+        if stream_sequence > self.view.last_sequence:
+            self.view = msgspec.structs.replace(self.view, last_sequence=stream_sequence)
 
     async def newest_snapshot(self) -> Snapshotted | None:
         """Return the newest snapshot that is stored, None without one."""

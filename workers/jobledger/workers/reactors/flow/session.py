@@ -74,6 +74,7 @@ class Session:
         self._undone_since: float | None = (
             None  # since when a follower knows of something that could be granted
         )
+        self._heard_at = 0.0  # when another's `granted` was heard last
         self._tick_at = 0.0
         self._tending: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -126,6 +127,7 @@ class Session:
     def _on_granted(self, event: Granted, sequence: int) -> None:
         """Take note of what another reactor granted."""
         self._undone_since = None
+        self._heard_at = self._ledger.clock.monotonic()
         self._note(event.jobs, sequence, is_ours=False)
 
     def _on_left(self, queue: str, job: str) -> None:
@@ -285,6 +287,8 @@ class Session:
 
     async def _follow_politely(self) -> None:
         """Grant where something could be granted for a while and nobody did."""
+        if self._ledger.clock.monotonic() - self._heard_at < _TICK_S:
+            return  # somebody grants: what is undone at this moment is done in the next
         if not self._granter_could():
             self._undone_since = None
             return
