@@ -109,7 +109,7 @@ class Checker:
             for aggregate in AGGREGATES.values()
             if aggregate is not JOB
         }
-        self._grants = GrantRules(None if memory is None else max(1, memory // _OTHERS_PART))
+        self._grants = GrantRules(None if memory is None else max(1, memory // _OTHERS_PART), from_sequence)
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half

@@ -19,7 +19,7 @@ from jobledger.ledger.model.events import Carried, JobEvent, Queued, Started, ev
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
-from jobledger.ledger.model.limits.holders import Holders, JobKey, carried_holding
+from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carried_holding
 from jobledger.ledger.model.limits.lines import fairness_of
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.rates import Rates, nanoseconds
@@ -44,8 +44,9 @@ class _Open(msgspec.Struct, gc=False):
 class GrantRules:
     """The rules of limits, told the events of one ledger in stream order. Call `close`."""
 
-    def __init__(self, memory_bytes_max: int | None) -> None:
-        """Begin: nothing is defined, nobody holds anything."""
+    def __init__(self, memory_bytes_max: int | None, from_sequence: int = 1) -> None:
+        """Begin: nothing is defined, nobody holds anything. `from_sequence`: of the first event that is told."""
+        self._from_sequence = from_sequence
         self.grants = 0  #: jobs that were granted
         self.void = 0  #: of them, those that did not wait any more
         self._holders = Holders()
@@ -165,6 +166,8 @@ class GrantRules:
             self._open.pop(key, None)
 
     def _slot(self, key: JobKey, before: Job | None, event: Queued | Started) -> Iterator[Broken]:
+        if isinstance(event, Queued) and 0 < event.grant < self._from_sequence and before is not None:
+            self._granted_earlier(key, before, event.grant)
         holding, kind = self._holders.jobs.get(key), event_type(event)
         if holding is None or len(holding.limits) < (0 if before is None else len(before.order.limits)):
             yield "slot", f"`{kind}`, and it holds no slot of its limits"
@@ -177,6 +180,12 @@ class GrantRules:
                     "slot",
                     f"the grant at {event.grant} answers `held` at {holding.held}, the job waits since {wait}",
                 )
+
+    def _granted_earlier(self, key: JobKey, job: Job, grant: int) -> None:
+        """Take in who holds slots by a grant that lies before the range, and was queued only in it."""
+        if job.state is JobState.HELD:
+            kept = tuple(filter(self._keeps, job.order.limits))
+            self._holders.put(key, Holding(job.order.limits, kept, grant, job.wait_sequence))
 
     def _carried(self, key: JobKey, event: Carried) -> None:
         """Take in who holds slots by a `carried`, where the events that told it are in an archive."""

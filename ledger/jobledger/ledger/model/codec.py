@@ -5,11 +5,12 @@ One JSON object per event, fields in the order of their definition. The hash cha
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Collection, Iterator
 from datetime import datetime
-from typing import Annotated, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
 import msgspec
 
@@ -167,11 +168,23 @@ def _moments(value: object) -> Iterator[datetime]:
     if isinstance(value, datetime):
         yield value
     elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
+        for name in _timed_fields(type(value)):
             yield from _moments(getattr(value, name))
     elif isinstance(value, tuple):
         for each in cast("tuple[object, ...]", value):
             yield from _moments(each)
+
+
+@functools.cache
+def _timed_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields of a class in which a time may be: a grant of 500 jobs has but one."""
+    return tuple(each.name for each in msgspec.structs.fields(kind) if _may_be_time(each.type))
+
+
+def _may_be_time(kind: object) -> bool:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return bool(_timed_fields(kind))
+    return kind is datetime or kind is Any or kind is object or any(map(_may_be_time, get_args(kind)))
 
 
 def _refusal(

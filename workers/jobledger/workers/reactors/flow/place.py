@@ -42,6 +42,9 @@ class Chain:
     def heard(self, message: Message) -> FlowEvent | None:
         """Take in what was read; return the event if another reactor appended it, None for our own."""
         sequence = message.stream_sequence
+        if sequence <= self.view.last_sequence and message.hash in self._own:
+            self._own.discard(message.hash)
+            return None
         event = FLOW.decode(message)
         if sequence > self.view.last_sequence:
             state = FLOW.evolve(self.view.state, event, sequence)
