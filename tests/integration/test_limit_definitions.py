@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.tables import each_row
 
 from jobledger.admin.limits import set_limit
 from jobledger.ledger import Ledger
@@ -82,7 +83,7 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
     assert cli.run("projection", "verify", *cli.where).code == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "code", "sentence"),
     [
         (("set", "tenant"), 2, "say what is to hold: --slots N"),

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.admin.limits import remove_limit, set_limit
-from jobledger.ledger import JobState, Limit, Queue, Task, task
+from jobledger.ledger import JobState, Limit, Queue, Task, TaskRegistry, task
 from jobledger.ledger.limits.defining import CodeLimits, look
 from jobledger.ledger.model.errors import (
     ConfigurationError,
@@ -18,6 +18,7 @@ from jobledger.ledger.model.errors import (
     InvalidInputError,
     InvalidTokenError,
     PermissionRefusedError,
+    TaskDefinitionError,
 )
 from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.limits.definition import Definition, Terms
@@ -63,14 +64,14 @@ async def test_keys_come_from_the_input_the_metadata_and_the_tenant() -> None:
         "region:eu",
     )  # a default is a value, too
     event = await held(remind.options(tenant="acme"), to=1)
-    assert (event.limits, event.fair, event.tenant) == (("queue:email", "smtp"), "acme", "acme")
+    assert (event.limits, event.fair, event.tenant) == (("queue:email", "smtp"), "tenant:acme", "acme")
 
 
 async def test_an_argument_comes_before_the_tenant_of_the_same_name_and_own_keys_need_no_word() -> None:
     one = UUID(int=1)
     event = await held(send.options(tenant="of_the_order"), to=one, tenant="of_the_input")
     assert event.limits == ("queue:email", "smtp", "task:send", "tenant:of_the_input")
-    assert event.fair == "of_the_input"
+    assert event.fair == "tenant:of_the_input"
     event = await held(send.options(limits=(Limit("to", key="to"),)), to=one)
     assert f"to:{one}" in event.limits
 
@@ -78,7 +79,7 @@ async def test_an_argument_comes_before_the_tenant_of_the_same_name_and_own_keys
 async def test_another_queue_has_not_the_limits_of_the_task_s_own() -> None:
     event = await held(send.options(queue="other"), to=UUID(int=1))
     assert (event.limits, event.fair, event.queue) == (("task:send", "tenant:acme"), "", "other")
-    assert (await held(send.options(queue="email"), to=UUID(int=1))).fair == "acme"
+    assert (await held(send.options(queue="email"), to=UUID(int=1))).fair == "tenant:acme"
     plain = await MemoryLedger().enqueue(remind.options(queue="other"), to=1)
     assert isinstance((await plain.history())[0].event, Queued)
 
@@ -143,6 +144,33 @@ def test_what_cannot_work_is_refused_where_it_is_declared(
 ) -> None:
     with pytest.raises(error, match=sentence):
         declare()
+
+
+@each_row(
+    ("limits", "queue", "sentence"),
+    [
+        (
+            (Limit("x", key="nothing"),),
+            None,
+            "limit x of task t takes its key from 'nothing', and the task has no such",
+        ),
+        ((), Queue("q", fair="nothing"), "queue q of task t takes its key from 'nothing'"),
+        ((), Queue("q", limits=(Limit("y", key="no"),)), r"limit y of task t.*\(its arguments: number\)"),
+        ((Limit("x", key="number"), Limit("task", slots=1)), Queue("q", fair="metadata.region"), None),
+        (("a:b", Limit("x", key="tenant")), Queue("q", limits=("smtp",), fair="tenant"), None),
+    ],
+)
+def test_a_key_that_no_job_can_have_is_refused_where_the_task_is_loaded(
+    limits: tuple[Limit | str, ...], queue: Queue | None, sentence: str | None
+) -> None:
+    @task(name="t", queue=queue or "q", limits=limits)
+    async def declared(number: int) -> None: ...
+
+    if sentence is None:
+        assert len(TaskRegistry([declared])) == 1
+        return
+    with pytest.raises(TaskDefinitionError, match=sentence):
+        TaskRegistry([declared])
 
 
 # What the code writes to the ledger.

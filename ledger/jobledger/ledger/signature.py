@@ -63,6 +63,11 @@ class TaskSignature:
             _refuse_foreign(wanted, f"task {name}: parameter {parameter}")
         self._result_decoder = _result_decoder(hints.get("return", Any), name)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are a job's input, in their order."""
+        return self._names
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the input's JSON text after checking it against the signature.
 

@@ -19,6 +19,7 @@ import msgspec
 
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
+from jobledger.ledger.limits.keys import check_keys
 from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError, UnknownTaskError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
@@ -197,6 +198,9 @@ class TaskRegistry:
             )
             raise ConfigurationError(message)
         # A wrong signature is reported here, not by the first job.
+        options = task.defaults
+        if options.declared or options.declared_queue is not None:
+            check_keys(task.name, task.signature.names, options.declared, options.declared_queue)
         if task.signature.context_parameter is None and task.rules.heartbeat_s is not None:
             message = f"task {task.name} has heartbeat_s but no Context parameter to give signs of life by"
             raise TaskDefinitionError(message)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.limits.declared import Limit, Queue
-from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.foreign_types import to_builtin
 from jobledger.ledger.model.inputs import check_word, checked_limits
@@ -42,11 +42,7 @@ class Keyed(msgspec.Struct, frozen=True):
             return self._checked(of, source, value, "a text or a whole number")
         if source == _TENANT:
             return self._checked(of, source, self.order.tenant or None, "tenant=...")
-        known = ", ".join(arguments) or "none"
-        raise InvalidInputError(
-            f"{of} of task {self.task} takes its key from {source!r}, and the task has no such argument "
-            f"(its arguments: {known}): name one of them, metadata.<name> or tenant"
-        )
+        raise InvalidInputError(_no_argument(of, self.task, source, arguments))
 
     def _checked(self, of: str, source: str, value: object, wanted: str) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -59,13 +55,40 @@ class Keyed(msgspec.Struct, frozen=True):
         return check_word(f"{source} of task {self.task}, the key of {of},", value)
 
 
+def check_keys(
+    task: str, arguments: Sequence[str], limits: Sequence[Limit | str], queue: Queue | None
+) -> None:
+    """Refuse, where a task is loaded, a key that no job of it can have.
+
+    Raises: TaskDefinitionError.
+    """
+    asked = [(f"limit {each.name}", each.key) for each in _all_of(limits, queue) if isinstance(each, Limit)]
+    if queue is not None:
+        asked.append((f"queue {queue.name}", queue.fair))
+    for of, source in asked:
+        if source not in (None, _TENANT, *arguments) and not str(source).startswith(_METADATA):
+            raise TaskDefinitionError(_no_argument(of, task, source or "", arguments))
+
+
+def _all_of(limits: Sequence[Limit | str], queue: Queue | None) -> tuple[Limit | str, ...]:
+    return (*limits, *(() if queue is None else queue.limits))
+
+
+def _no_argument(of: str, task: str, source: str, arguments: Iterable[str]) -> str:
+    known = ", ".join(arguments) or "none"
+    return (
+        f"{of} of task {task} takes its key from {source!r}, and the task has no such argument "
+        f"(its arguments: {known}): name one of them, metadata.<name> or tenant"
+    )
+
+
 def with_limits(job: Keyed, limits: Sequence[Limit | str], queue: Queue | None) -> Order:
     """Return the job's order with the limits of its task, its queue and its options, and its key of fairness.
 
     Raises: InvalidTokenError, InvalidInputError.
     """
     fair = ""
-    found = [_name(job, limit) for limit in (*limits, *(() if queue is None else queue.limits))]
+    found = [_name(job, limit) for limit in _all_of(limits, queue)]
     if queue is not None and queue.fair is not None:
         # Named as a limit is, so that `limits set tenant:acme --weight 3` says how often it is its turn.
         fair = joined(queue.fair.removeprefix(_METADATA), job.key(f"queue {queue.name}", queue.fair))
