@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from jobledger.cli.times import seconds
-from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT
+from jobledger.ledger.model.schedules import definition
+
+
+def _words(choices: Any) -> str:
+    *first, last = get_args(choices)
+    return f"{', '.join(first)} or {last}"
+
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
@@ -49,19 +55,19 @@ Input = Annotated[
     ),
 ]
 Overlap = Annotated[
-    Literal["skip", "allow"],
+    definition.Overlap,
     typer.Option(
         "--overlap",
-        metavar="skip|allow",
-        help="What happens while the job of the tick before still runs or waits: no job, or one more.",
+        metavar="WORD",
+        help=f"What happens while the job of the tick before has not ended: {_words(definition.Overlap)}.",
     ),
 ]
 Catchup = Annotated[
-    Literal["latest", "none", "all"],
+    definition.Catchup,
     typer.Option(
         "--catchup",
-        metavar="latest|none|all",
-        help="Which ticks that were missed by over a minute get a job: the newest one, none, or all.",
+        metavar="WORD",
+        help=f"Which ticks that were missed by over a minute get a job: {_words(definition.Catchup)}.",
     ),
 ]
 Window = Annotated[
@@ -70,7 +76,7 @@ Window = Annotated[
         "--window",
         metavar="SPAN",
         parser=seconds(),
-        help=f"With --catchup all: how far back. (default: {WINDOW_S_DEFAULT} s, which is a day)",
+        help=f"With --catchup all: how far back. (default: {definition.WINDOW_S_DEFAULT} s, which is a day)",
         show_default=False,
     ),
 ]
