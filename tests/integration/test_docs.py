@@ -389,7 +389,10 @@ def free_port() -> int:
     "page",
     [
         README,
-        *(ROOT / "docs" / f"{each}.md" for each in ("start", "looking-back", "queues", "schedules")),
+        *(
+            ROOT / "docs" / f"{each}.md"
+            for each in ("start", "looking-back", "limits", "queues", "schedules")
+        ),
         ROOT / "CONTRIBUTING.md",
     ],
     ids=_name,

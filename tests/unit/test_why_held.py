@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from tests.support.tables import each_row
 
 from jobledger.audit.why_held import HeldFacts, LimitState, explain_held
-from jobledger.ledger.model.events import Held, Order
+from jobledger.ledger.model.events import Held
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.limits.definition import Terms
 
@@ -18,8 +17,7 @@ LIMITS = ("api", "tenant:acme")
 
 
 def job() -> Job:
-    order = {**msgspec.structs.asdict(Order()), "limits": LIMITS}
-    return evolve(None, Held(job="j", queue="q", task="t", at=NOW, by="test", **order), 7)
+    return evolve(None, Held(job="j", queue="q", task="t", at=NOW, by="test", limits=LIMITS), 7)
 
 
 def state(limit: str, terms: Terms | None, **said: Any) -> LimitState:
