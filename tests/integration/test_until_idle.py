@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.support.limited import define
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Ledger, TaskRegistry, task
@@ -125,3 +126,19 @@ async def test_an_outage_of_a_moment_does_not_end_the_wait(
     monkeypatch.setattr(ledger.log, "head", away_once)
     await _run_until_idle(ledger, nothing)
     assert asked > 1
+
+
+async def test_jobs_that_wait_for_limits_are_done_as_long_as_these_admit_them(ledger: Ledger) -> None:
+    done: list[int] = []
+
+    @task(queue="idle")
+    async def count(number: int) -> None:
+        done.append(number)
+
+    await define(ledger, "api", slots=2)
+    for number in range(5):
+        await ledger.enqueue(count.options(limits=("api",)), number)
+    stuck = await ledger.enqueue(count.options(limits=("api", "undefined")), 9)
+    await _run_until_idle(ledger, count)
+    assert sorted(done) == [0, 1, 2, 3, 4]
+    assert (await stuck.state()) == "held"

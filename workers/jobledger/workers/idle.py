@@ -19,9 +19,9 @@ _LOOK_AGAIN_MAX_S: Final = 0.5
 async def until_idle(ledger: Ledger, worker: Worker) -> None:
     """Return when no job of the worker's queues is ready or runs, here or in another worker.
 
-    Jobs that wait for a time (delayed, retried later, snoozed) stay for the next worker, and so do those of a paused
-    queue. A look that finds nothing
-    counts only if nothing was stored in the ledger while it was taken.
+    A job that is held counts as ready as long as its limits admit it. Jobs that wait for a time (delayed, retried
+    later, snoozed) stay for the next worker, and so do those of a paused queue. A look that finds nothing counts only if
+    nothing was stored in the ledger while it was taken.
 
     Raises: UnreachableError.
     """
@@ -30,7 +30,8 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
     while True:
         try:
             before = (await ledger.log.head()).last_sequence
-            if not worker.running and not await _unsettled(ledger, worker):
+            is_quiet = worker.flow is None or worker.flow.is_quiet
+            if is_quiet and not worker.running and not await _unsettled(ledger, worker):
                 if (await ledger.log.head()).last_sequence == before:
                     return
                 pause_s = _LOOK_AGAIN_FIRST_S

@@ -35,7 +35,8 @@ from jobledger.workers.attempt.settlement import busy_s, nak
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.hosting import start_reactors
+from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
 from jobledger.workers.reactors.schedules.declaring import Declaring
 from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
@@ -144,6 +145,10 @@ class Worker:
             pauses=self._pauses,
         )
 
+    flow: FlowReactor | None = (
+        None  #: what gives slots of limits here; None before it takes work, and without reactors
+    )
+
     @property
     def identity(self) -> str:
         """The name under which the worker claims at present; it changes when a lease is lost."""
@@ -194,6 +199,8 @@ class Worker:
         await self._cancels.open()
         await self._pauses.open()
         await self._intake.open()
+        if self._config.reactors:
+            self.flow = flow_reactor(self._ledger, self.name)
         self.taking.set()
         logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
         keepers = [
@@ -209,7 +216,7 @@ class Worker:
             keepers.append(self._serve("the schedules", declaring.run))
         pulling = self._serve("the intake", self._intake.run, fatal=(PermissionRefusedError,))
         reactors = (
-            start_reactors(self._ledger, self._on_dead_letter, self.name) if self._config.reactors else []
+            start_reactors(self._ledger, self._on_dead_letter, self.flow) if self._config.reactors else []
         )
         try:
             await self._until_stopped(pulling)

@@ -14,31 +14,31 @@ from jobledger.workers.reactors.stranded import OnDeadLetter
 from jobledger.workers.reactors.timers import timer_reactors
 
 
+def flow_reactor(ledger: Ledger, identity: Callable[[], str]) -> FlowReactor:
+    """Return the reactor of the limits; `identity`: the name under which the process holds its lease."""
+    return FlowReactor(ledger, identity)
+
+
 def all_reactors(
-    ledger: Ledger,
-    on_dead_letter: OnDeadLetter | None = None,
-    identity: Callable[[], str] | None = None,
+    ledger: Ledger, on_dead_letter: OnDeadLetter | None = None, flow: FlowReactor | None = None
 ) -> list[Reactor]:
     """Return the reactors of one process, new ones at each call; `on_dead_letter` hears of what they give up.
 
-    `identity`: the name under which the process holds its lease; without one it gives no slots of limits.
+    `flow`: the process's reactor of the limits; without one it gives no slots.
     """
-    flow = [] if identity is None else [FlowReactor(ledger, identity)]
     return [
         *timer_reactors(ledger),
         DeadLetterReactor(ledger, on_dead_letter=on_dead_letter),
         Reconciler(ledger, on_dead_letter=on_dead_letter),
-        *flow,
+        *([] if flow is None else [flow]),
     ]
 
 
 def start_reactors(
-    ledger: Ledger,
-    on_dead_letter: OnDeadLetter | None = None,
-    identity: Callable[[], str] | None = None,
+    ledger: Ledger, on_dead_letter: OnDeadLetter | None = None, flow: FlowReactor | None = None
 ) -> list[asyncio.Task[None]]:
     """Start them all, each in a task of its own that ends when it is cancelled."""
     return [
         asyncio.create_task(host(ledger, each), name=each.name)
-        for each in all_reactors(ledger, on_dead_letter, identity)
+        for each in all_reactors(ledger, on_dead_letter, flow)
     ]

@@ -66,6 +66,11 @@ class Admitting:
         if kept is not None:
             self._kept_bytes -= len(kept.data) + _KEPT_COST
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a granted job is not queued yet."""
+        return bool(self._in_flight or self._tasks or self.owed)
+
     async def room(self) -> None:
         """Wait until few enough appends are on their way."""
         while self._in_flight >= _IN_FLIGHT_MAX:

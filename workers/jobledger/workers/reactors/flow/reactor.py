@@ -26,6 +26,13 @@ class FlowReactor:
         self._seats = Seats(ledger, identity)
         self.session: Session | None = None  #: while this worker hosts it
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody waits here for slots that are free, as far as is known: all of it where others host this."""
+        if self._seats.identity not in self._seats.fleet.candidates:
+            return False  # it did not look yet
+        return not self._seats.is_host or (self.session is not None and self.session.is_quiet)
+
     async def run(self) -> None:
         """Host it whenever it is this worker's turn, until cancelled.
 

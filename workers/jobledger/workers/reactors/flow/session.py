@@ -81,6 +81,7 @@ class Session:
         self._started: list[JobKey] = []  # holders that were found to have started
         self._folded_at_snapshot = 0
         self._snapshot_at = 0.0
+        self.is_quiet = False  #: nothing that was read can be granted, and all that was granted is queued
         self.refused = 0  #: grants of ours that came second
         self.granted = 0  #: jobs that were granted here
 
@@ -157,7 +158,9 @@ class Session:
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
             await self._tick()
-        if not self._arrived and wake_s > 0:
+        may_wait = not self._arrived and wake_s > 0
+        self.is_quiet = may_wait and self._undone_since is None and not self._admitting.is_busy
+        if may_wait:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wake_s):
                     await self._news.wait()
