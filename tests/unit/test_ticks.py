@@ -219,6 +219,29 @@ def test_what_is_absurd_is_refused_at_once(cron: str) -> None:
     assert min(took) < 0.001, f"took {min(took) * 1000:.3f} ms"
 
 
+@each_row("cron", ["0 0 1--100000000 * *", "0 0 1-100000000 * *", "R * * * *", "", "* 5-5 * * *"])
+def test_an_expression_that_somebody_stored_unchecked_holds_up_nobody(cron: str) -> None:
+    for zone in ("UTC", "Europe/Berlin"):
+        with pytest.raises(InvalidInputError):
+            next_tick(Spec(cron=cron, timezone=zone), utc("2026-01-01T00:00Z"))
+
+
+def test_clock_steps_neither_double_nor_skip_a_tick() -> None:
+    """Whoever records a tick may be an hour behind or ahead: the tick is the planned moment, and the next one follows."""
+    hourly = Definition(spec=Spec(cron="0 * * * *"), task="t", queue="q", catchup="all")
+    event = decide("s", None, Declare(definition=hourly), Stamp(at=utc("2026-01-01T00:30Z"), by="a"))
+    schedule: Schedule | None = None
+    ran: list[datetime] = []
+    for clock in ("01:00", "00:30", "03:00", "03:00", "02:10", "05:00", "05:00", "07:59"):
+        assert event is not None
+        schedule = evolve(schedule, event, 1)
+        event = decide("s", schedule, Tick(), Stamp(at=utc(f"2026-01-01T{clock}Z"), by="a"))
+        assert isinstance(event, Ticked)
+        ran += [tick for tick in event.ticks or (event.tick,) if tick is not None]
+    assert ran == [utc("2026-01-01T01:00Z") + timedelta(hours=n) for n in range(len(ran))]
+    assert len(ran) >= 8
+
+
 @each_row(
     ("zone", "is_known"),
     [

@@ -74,11 +74,14 @@ def check_cron(text: str) -> None:
 
 def counts_hours(text: str) -> bool:
     """Return whether the hour field begins with `*`: such an expression names no hours, it counts them."""
-    return _split(text)[1].startswith("*")
+    return any(part.startswith("*") for part in _split(text)[1:2])
 
 
 def next_wall_time(text: str, after: datetime) -> datetime | None:
-    """Return the first naive time after the naive time `after` that a checked expression names; None: there is none."""
+    """Return the first naive time after the naive time `after` that an expression names; None: there is none.
+
+    Raises: InvalidInputError.
+    """
     finder = copy.copy(_finder(text))  # it remembers where it is, and threads share the one that is kept
     try:
         found: Any = finder.get_next(datetime, start_time=after)
@@ -90,6 +93,7 @@ def next_wall_time(text: str, after: datetime) -> datetime | None:
 
 @functools.lru_cache(maxsize=1_024)
 def _finder(text: str) -> croniter:
+    check_cron(text)  # also what somebody stored who did not: croniter could take for ever
     # Imported late: processes that only enqueue have no use for it.
     from croniter import croniter  # noqa: PLC0415
 

@@ -63,7 +63,7 @@ def next_tick(spec: Spec, after: datetime) -> datetime | None:
 
     `after` has a time zone. The same on every machine that has the same time zone database.
 
-    Raises: InvalidInputError for a time zone that this machine does not know.
+    Raises: InvalidInputError for a time zone that this machine does not know, and for what is no expression.
     """
     after = max(after.astimezone(UTC), TIME_MIN - _MICROSECOND)
     try:
