@@ -24,6 +24,7 @@ from jobledger.ledger.model.unique import (
     decide,
     evolve,
     is_held,
+    said_again,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "unique"
@@ -124,6 +125,31 @@ def test_the_checker_counts(before: int | None, changes: dict[str, object], is_b
     assert UNIQUE.check is not None
     found = list(UNIQUE.check(None if before is None else key(), event, 9))
     assert [rule for rule, _ in found] == (["transition"] if is_broken else [])
+
+
+@each_row(
+    ("until", "expires_s", "owner", "made", "expected"),
+    [
+        ("ended", None, job(JobState.QUEUED), False, True),
+        ("started", None, job(JobState.RUNNING, attempts=1), False, True),  # another caller may ask for more
+        ("ended", None, job(JobState.COMPLETED, attempts=1), False, None),
+        ("ended", None, job(JobState.DEAD_LETTERED, attempts=1), False, None),
+        ("ended", None, None, False, False),  # its job is still to be made
+        ("ended", None, None, True, None),  # its job is in an archive
+        ("ended", 1, job(JobState.COMPLETED, attempts=1), False, True),
+        ("ended", 0, job(JobState.COMPLETED, attempts=1), False, None),
+        ("ended", 1, None, True, True),
+    ],
+)
+def test_an_archive_run_says_again_what_is_held(
+    until: Until, expires_s: float | None, owner: Job | None, made: bool, expected: bool | None
+) -> None:
+    expires_at = None if expires_s is None else NOW + timedelta(seconds=expires_s)
+    taken = decide(REF, None, None, TAKE, STAMP)
+    taken = msgspec.structs.replace(taken, until=until, expires_at=expires_at, made=made, prev="x")
+    again = said_again(taken, owner, NOW)
+    assert (None if again is None else again.made) is expected
+    assert again is None or again == msgspec.structs.replace(taken, made=again.made, prev="")
 
 
 def test_an_event_says_who_holds_the_key_and_how_long() -> None:

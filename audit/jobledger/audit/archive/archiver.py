@@ -26,6 +26,7 @@ from jobledger.audit.archive.chain import (
     place_of,
 )
 from jobledger.audit.archive.deps import ArchiveDeps, Step
+from jobledger.audit.archive.keys import carry_keys
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
@@ -186,6 +187,7 @@ class Archiver:
         late = await self._carry_fenced(through)
         await restate(self._log, through)
         await self._carry_schedules(through)
+        await carry_keys(self._log, found.keys, through, self._deps.clock)
         await self._count(export, force=force)
         self._progress("record")(0, 1)
         await self._record(export)

@@ -15,13 +15,14 @@ import msgspec
 from jobledger.audit.verify.checker import Checker
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Carried, Fenced
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
-from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names
+from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names, aggregate_of
+from jobledger.ledger.model.unique import UNIQUE, KeyRef, Taken, key_of
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
@@ -141,6 +142,7 @@ class Prefix:
         self.bytes = 0
         self.jobs_over = 0  #: jobs that come to their end in the prefix, and all of whose events are in it
         self.jobs: dict[JobRef, Job] = {}  #: the others, without inputs and errors
+        self.keys: dict[KeyRef, Taken] = {}  #: unique keys that jobs may still hold, as they were taken last
         self.newest_at: datetime | None = None
 
     def feed(self, batch: Sequence[Message]) -> None:
@@ -151,6 +153,9 @@ class Prefix:
             self.newest_at = message.stored_at
             if isinstance(message, StoredEvent):
                 self._take(message)
+            elif aggregate_of(message.subject) == UNIQUE.name and not isinstance(message, Unreadable):
+                taken = UNIQUE.decode(message)
+                self.keys[KeyRef(task=taken.task, key=taken.key)] = taken
 
     async def finish(self, checker: Checker) -> None:
         """Have nothing to say."""
@@ -165,8 +170,15 @@ class Prefix:
         if job.state in CLOSED_STATES:
             self.jobs_over += not isinstance(event, Carried)  # that one came to its end before
             self.jobs.pop(ref, None)
+            self._let_go(job)
         else:
             self.jobs[ref] = job
+
+    def _let_go(self, job: Job) -> None:
+        """Forget the key of a job that is over, unless it was taken for a time."""
+        taken = self.keys.get(key_of(job)) if job.order.unique else None
+        if taken is not None and (taken.queue, taken.job) == (job.queue, job.id) and taken.expires_at is None:
+            del self.keys[key_of(job)]
 
     @property
     def work_items(self) -> int:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import UniqueKeyTakenError
@@ -139,6 +139,18 @@ def decide(ref: KeyRef, key: UniqueKey | None, owner: Job | None, command: Take,
     )
 
 
+def said_again(taken: Taken, owner: Job | None, now: datetime) -> Taken | None:
+    """Return what an archive run says of a key instead of its newest event; None: the key is free, and may go away.
+
+    `owner`: the job that took it, None where the ledger has none of its events.
+    """
+    lives = not taken.made if owner is None else not owner.is_final
+    lasts = taken.expires_at is not None and now < taken.expires_at
+    if not lives and not lasts:
+        return None
+    return msgspec.structs.replace(taken, made=taken.made or owner is not None, prev="")
+
+
 _UNTIL: Final = {"due": "until it is due", "started": "until it is started", "ended": "until it has ended"}
 
 
@@ -161,6 +173,11 @@ def _check(before: UniqueKey | None, event: Taken, stream_sequence: int) -> Iter
         yield "transition", f"`taken` has the number {event.number} and does not follow on {number}"
 
 
+def _keeps(_event: Taken, _stream_sequence: int) -> Kept | None:
+    """Nothing: an archive run says again which keys are held."""
+    return None
+
+
 UNIQUE: Aggregate[Taken, UniqueKey] = Aggregate(
-    "unique", ("task", "key"), Taken, state=UniqueKey, evolve=evolve, words=_words, check=_check
+    "unique", ("task", "key"), Taken, state=UniqueKey, evolve=evolve, words=_words, check=_check, keeps=_keeps
 )
