@@ -326,9 +326,9 @@ class Ledger:
 
         return await change_queue(self, queue, command, by=by)
 
-    async def tell_consumers(self, queue: str) -> QueueState:
+    async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
         """Have the server do what the ledger says of a queue; see `pauses.bring_in_line`."""
-        return await bring_in_line(self.inbox, self.log, queue)
+        return await bring_in_line(self.inbox, self.log, queue, known)
 
     def lock(
         self, scope: str, lock_id: str, *, wait_s: float = WAIT_S_DEFAULT

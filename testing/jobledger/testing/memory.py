@@ -81,9 +81,9 @@ class MemoryLedger(Ledger):
             self, self.tasks, config=self.config, clock=self.clock, tracing=self.tracing, children=children
         )
 
-    async def tell_consumers(self, queue: str) -> QueueState:
+    async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
         """Return the queue as it is: there are no consumers, and `run_pending` leaves the jobs of a paused one."""
-        return await queue_state(self.log, queue)
+        return known or await queue_state(self.log, queue)
 
     async def run_pending(self, *, jobs_max: int = JOBS_MAX) -> list[Job]:
         """Run every job that is queued or due, and those that they enqueue, one after the other; return them as they ended.

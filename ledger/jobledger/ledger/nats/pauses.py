@@ -47,23 +47,25 @@ async def queue_states(log: Log) -> dict[str, QueueState]:
     return found
 
 
-async def bring_in_line(inbox: Inbox, log: Log, queue: str) -> QueueState:
+async def bring_in_line(inbox: Inbox, log: Log, queue: str, known: QueueState | None = None) -> QueueState:
     """Tell the consumers of a queue what its newest event says, again while another one comes; return what it says.
 
-    Whoever tells them last has read the newest event after that, so what two say at once never stays wrong.
+    Whoever tells them last has read the newest event after that, so what two say at once never stays wrong. `known`:
+    the queue after an event that its appender has just stored, and that a replica which lags may not have.
 
     Raises: UnreachableError, LedgerError, PermissionRefusedError.
     """
-    state = await queue_state(log, queue)
+    state = known or await queue_state(log, queue)
     for _ in range(_TRIES_MAX):
         for priority in PRIORITIES:
             with contextlib.suppress(api.MissingError):  # who makes it makes it paused
                 await api.pause_consumer(
                     inbox, log.names.ledger_stream, log.names.consumer(queue, priority), _until(state)
                 )
-        told, state = state, await queue_state(log, queue)
-        if state == told:
+        newest = await queue_state(log, queue)
+        if newest.sequence <= state.sequence:
             break
+        state = newest
     return state
 
 

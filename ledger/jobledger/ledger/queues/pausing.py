@@ -8,7 +8,7 @@ from jobledger.ledger.model.chain import retry_raced
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import ServerUnreachableError, UnreachableError
 from jobledger.ledger.model.log import Log, end_of_chain
-from jobledger.ledger.model.queues.pause import QUEUE, QueueCommand, QueueState, decide
+from jobledger.ledger.model.queues.pause import QUEUE, QueueCommand, QueueState, decide, evolve
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.patience import Patience
@@ -25,7 +25,7 @@ class Client(Protocol):
         """Return who and when."""
         ...
 
-    async def tell_consumers(self, queue: str) -> QueueState:
+    async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
         """Have the server do what the ledger says of a queue."""
         ...
 
@@ -36,9 +36,9 @@ async def change_queue(client: Client, queue: str, command: QueueCommand, *, by:
     Raises: as `Ledger.pause_queue` and `resume_queue`.
     """
     check_token("queue", queue)
-    await client.patience.read(lambda: retry_raced(lambda: _record(client, queue, command, by)))
+    recorded = await client.patience.read(lambda: retry_raced(lambda: _record(client, queue, command, by)))
     try:
-        state = await client.patience.read(lambda: client.tell_consumers(queue))
+        state = await client.patience.read(lambda: client.tell_consumers(queue, recorded))
     except UnreachableError as error:
         raise ServerUnreachableError(
             f"it is recorded, but the consumers of queue {queue} could not be told: do it again, or wait until "
@@ -48,8 +48,8 @@ async def change_queue(client: Client, queue: str, command: QueueCommand, *, by:
     return state
 
 
-async def _record(client: Client, queue: str, command: QueueCommand, by: str) -> int:
+async def _record(client: Client, queue: str, command: QueueCommand, by: str) -> QueueState:
     log = client.log
     view = QUEUE.view(*await end_of_chain(log, QUEUE.chain(log.names, queue)))
     event = decide(queue, view.state, command, client.stamp(by))
-    return await log.append(QUEUE.link(log.names, [event], view))
+    return evolve(view.state, event, await log.append(QUEUE.link(log.names, [event], view)))

@@ -83,7 +83,9 @@ class PauseWatch:
         if newest is not None and newest.stream_sequence != self._newest:
             for queue in self._queues:
                 await self._learn(queue)
-            self._newest = newest.stream_sequence
+            seen = max((state.sequence for state in self.states.values()), default=0)
+            if seen >= newest.stream_sequence or QUEUE.key_in(newest.subject)[0] not in self._queues:
+                self._newest = newest.stream_sequence  # else a replica lags, and this is looked at again
 
     async def _learn(self, queue: str) -> bool:
         """Return whether a queue's newest event is another than before; tell what it says."""

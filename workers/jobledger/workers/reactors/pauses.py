@@ -38,7 +38,7 @@ class Pauses:
         wrong = {queue for info, queue in work if queue in states and not agrees(info, states[queue], now)}
         for queue in sorted(wrong):
             try:
-                await self._ledger.tell_consumers(queue)
+                self._states[queue] = await self._ledger.tell_consumers(queue)
             except (JetStreamDisabledError, UnreachableError):
                 raise
             except LedgerError as error:
