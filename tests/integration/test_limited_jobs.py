@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.support.limited import define
 from tests.support.working import LIMIT_S, Connect, types, working
 
 from jobledger.ledger import Backoff, Context, JobHandle, JobState, Ledger, task
@@ -127,6 +128,16 @@ async def test_what_is_put_back_runs_once_however_late_its_work_item_comes(ledge
     assert await types(job) == ["held", "queued", "held", "queued", "started", "completed"]
     with pytest.raises(IllegalTransitionError):  # whoever claims first, wins
         await ledger.execute(job.ref, PutBack(asked_by=queued))
+
+
+async def test_a_worker_tells_what_it_granted(ledger: Ledger) -> None:
+    await define(ledger, "by-hand", slots=2)
+    async with working(ledger, once) as worker:
+        jobs = [await ledger.enqueue(once, number) for number in range(5)]
+        assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [0, 1, 2, 3, 4]
+        counts = worker.counts().flow
+        assert (counts.hosts, counts.granted, counts.refused) == (True, 5, 0)
+    assert (worker.counts().flow.hosts, worker.counts().flow.granted) == (False, 5)
 
 
 async def test_in_memory_a_job_with_limits_runs_like_any_other() -> None:

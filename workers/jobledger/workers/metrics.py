@@ -94,6 +94,19 @@ _LAG_NOW = Measure(
     "How late the event loop is at this moment, 0 while it is not.",
 )
 
+_FLOW_HOSTS = Measure(
+    "jobledger_worker_flow_hosting", "gauge", "1 while this process hosts the reactor of limits, else 0."
+)
+_FLOW_GRANTED = Measure(
+    "jobledger_worker_flow_granted_total", "counter", "Jobs that this process gave slots of limits."
+)
+_FLOW_REFUSED = Measure(
+    "jobledger_worker_flow_refused_total", "counter", "Its grants refused because another host was faster."
+)
+_FLOW_BEHIND = Measure(
+    "jobledger_worker_flow_behind_events", "gauge", "Events of limited jobs read and not obeyed yet."
+)
+
 #: Everything that a worker's `/metrics` has.
 WORKER_METRICS: Final = (
     _BUILD,
@@ -117,6 +130,10 @@ WORKER_METRICS: Final = (
     _LOSSES,
     _LAG,
     _LAG_NOW,
+    _FLOW_HOSTS,
+    _FLOW_GRANTED,
+    _FLOW_REFUSED,
+    _FLOW_BEHIND,
 )
 
 
@@ -182,6 +199,10 @@ class WorkerCollector:
             (_RENEWAL_FAILURES, counts.lease_failures),
             (_LOSSES, counts.lease_losses),
             (_LAG_NOW, lag.late_now_s),
+            (_FLOW_HOSTS, counts.flow.hosts),
+            (_FLOW_GRANTED, counts.flow.granted),
+            (_FLOW_REFUSED, counts.flow.refused),
+            (_FLOW_BEHIND, counts.flow.behind),
         ):
             yield value(measure, float(number))
         yield histograms(_APPEND, [((), Distribution.of(meter.latency_s))])

@@ -35,7 +35,7 @@ from jobledger.workers.attempt.settlement import busy_s, nak
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.flow.reactor import FlowCounts, FlowReactor
 from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
 from jobledger.workers.reactors.schedules.declaring import Declaring
 from jobledger.workers.reactors.schedules.hooking import with_hooks
@@ -66,6 +66,7 @@ class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     lease_renewals: int
     lease_failures: int  #: renewals that were not answered in time
     lease_losses: int
+    flow: FlowCounts  #: what the process did as host of the limits' reactor
 
 
 class Worker:
@@ -180,6 +181,7 @@ class Worker:
             lease_renewals=lease.renewals,
             lease_failures=lease.failures,
             lease_losses=lease.losses,
+            flow=FlowCounts() if self.flow is None else self.flow.counts(),
         )
 
     def stop(self) -> None:

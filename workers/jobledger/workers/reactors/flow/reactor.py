@@ -5,11 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from jobledger.ledger.client import Ledger
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.seats import Seats
 from jobledger.workers.reactors.flow.session import Session
 from jobledger.workers.services import outlive
+
+
+class FlowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process did for limits, at one moment."""
+
+    hosts: bool = False  #: whether it is its turn to grant, or to follow who does
+    granted: int = 0  #: jobs that it gave slots
+    refused: int = 0  #: grants that came second, because another host was faster
+    behind: int = 0  #: events that it has read and not obeyed yet
 
 
 class FlowReactor:
@@ -24,7 +35,21 @@ class FlowReactor:
         self._ledger = ledger
         self._options = options or FlowOptions()
         self._seats = Seats(ledger, identity)
-        self.session: Session | None = None  #: while this worker hosts it
+        #: What earlier turns did, and the present one; set together, since another thread counts.
+        self._turns: tuple[FlowCounts, Session | None] = (FlowCounts(), None)
+
+    @property
+    def session(self) -> Session | None:
+        """The present turn, while this worker hosts it."""
+        return self._turns[1]
+
+    def counts(self) -> FlowCounts:
+        """Return the figures of this moment; from any thread."""
+        before, session = self._turns
+        if session is None:
+            return before
+        granted, refused = before.granted + session.granted, before.refused + session.refused
+        return FlowCounts(hosts=True, granted=granted, refused=refused, behind=session.behind)
 
     @property
     def is_quiet(self) -> bool:
@@ -45,11 +70,13 @@ class FlowReactor:
                 while not self._seats.is_host:
                     self._seats.changed.clear()
                     await self._seats.changed.wait()
-                self.session = Session(self._ledger, self._seats, self._options)
+                session = Session(self._ledger, self._seats, self._options)
+                self._turns = (self._turns[0], session)
                 try:
-                    await self.session.run()
+                    await session.run()
                 finally:
-                    self.session = None
+                    done = self.counts()
+                    self._turns = (FlowCounts(granted=done.granted, refused=done.refused), None)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -85,6 +85,11 @@ class Session:
         self.refused = 0  #: grants of ours that came second
         self.granted = 0  #: jobs that were granted here
 
+    @property
+    def behind(self) -> int:
+        """How many events were read and are not folded yet."""
+        return len(self._arrived)
+
     async def run(self) -> None:
         """Serve until it is not this worker's turn any more.
 
