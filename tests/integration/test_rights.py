@@ -17,7 +17,7 @@ from tests.support.subjects import EVERYBODY, rows
 from tests.support.working import until, working
 
 from jobledger.cli.main import run
-from jobledger.ledger import Ledger, TaskRegistry, connect, task
+from jobledger.ledger import JobState, Ledger, Limit, TaskRegistry, connect, task
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.log import Entry
@@ -131,6 +131,7 @@ def server(nats_server_binary: str, tmp_path_factory: pytest.TempPathFactory) ->
     users += [user("info", "$JS.API.STREAM.INFO.>"), user("inbox", subscribe="_INBOX.>")]
     users += [
         user("claim", "ledger.job.*.*.started"),
+        user("define", "ledger.limit.>"),
         *(role(each) for each in ("Producer", "Worker", "Auditor")),
     ]
     text = f"authorization {{ users: [ {{ user: all, password: p }}, {', '.join(users)} ] }}\n"
@@ -181,6 +182,18 @@ async def test_a_worker_that_may_not_claim_says_so_and_lives_on(
 ) -> None:
     async with connect(ready, user="claim", password="p") as ledger, working(ledger, add, keep):
         await until(lambda: "publish to ledger.job.work.one.started" in caplog.text)
+
+
+async def test_code_that_may_not_define_its_limit_says_so_and_the_job_is_held(
+    ready: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(ready, user="define", password="p") as ledger:
+        begun = time.monotonic()
+        job = await ledger.enqueue(add.options(limits=(Limit("api", slots=1),)), 1, 2)
+        assert await job.state() is JobState.HELD
+        assert time.monotonic() - begun < AT_ONCE_S
+    assert "limit api could not be set as the code has it" in caplog.text
+    assert "does not allow this user to publish to ledger.limit.api.set" in caplog.text
 
 
 async def test_the_rights_of_the_page_are_enough_for_a_role(

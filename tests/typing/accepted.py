@@ -8,7 +8,20 @@ from typing import Any, assert_type
 
 from pydantic import BaseModel
 
-from jobledger.ledger import Cancel, Context, Job, JobHandle, JobState, Ledger, Retry, Snooze, sync, task
+from jobledger.ledger import (
+    Cancel,
+    Context,
+    Job,
+    JobHandle,
+    JobState,
+    Ledger,
+    Limit,
+    Queue,
+    Retry,
+    Snooze,
+    sync,
+    task,
+)
 from jobledger.testing import MemoryLedger, MovableClock, assert_enqueued
 
 
@@ -42,7 +55,15 @@ def poll() -> Snooze:
     return Snooze(60)
 
 
+@task(queue=Queue("mail", fair="tenant"), limits=(Limit("tenant", key="tenant", slots=5), "global"))
+async def limited(tenant: str) -> int:
+    return len(tenant)
+
+
 async def use(ledger: Ledger) -> None:
+    assert_type(await ledger.enqueue(limited, "acme"), JobHandle[int])
+    chosen = limited.options(queue=Queue("other"), limits=["api:x", Limit("api", rate=5.0)], tenant="acme")
+    assert_type(await ledger.enqueue(chosen, tenant="acme"), JobHandle[int])
     assert_type(await ledger.enqueue(add, 1), JobHandle[int])
     assert_type(await ledger.enqueue(add, 1, b=2), JobHandle[int])
     assert_type(await ledger.enqueue(add.options(id="x", priority="high"), a=1), JobHandle[int])

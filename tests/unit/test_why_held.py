@@ -39,6 +39,8 @@ API = "api has room (2 of 9)"
         (HeldFacts(limits=(FULL, state("api", None)), place=1),
          f"nobody defined limit api; it is number 1 of its line; {ACME}",
          "jobledger limits set api --slots 10"),
+        (HeldFacts(limits=(state("task:t", None),), place=1), "nobody defined limit task:t; it is number 1 of its line",
+         "jobledger limits set task:t --slots 10"),
         (HeldFacts(limits=(ROOM, state("tenant:acme", Terms(slots=0))), place=1),
          f"tenant:acme has 0 slots, so that none may start; it is number 1 of its line; {API}",
          "jobledger limits show tenant:acme"),

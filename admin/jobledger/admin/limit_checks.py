@@ -9,6 +9,7 @@ from typing import Final
 
 from jobledger.admin.checks import Check
 from jobledger.admin.held import present, undefined
+from jobledger.audit.why_held import to_define
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
 from jobledger.ledger.model.log import end_of_chain
@@ -40,7 +41,7 @@ async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
     if missing:
         named = ", ".join(f"{each.limit} ({each.jobs:,} held)" for each in missing[:_NAMES_SHOWN])
         more = f" and {len(missing) - _NAMES_SHOWN:,} more" if len(missing) > _NAMES_SHOWN else ""
-        advice = f"`jobledger limits set {missing[0].limit.partition(':')[0]} --slots N` defines one"
+        advice = f"`jobledger limits set {to_define(missing[0].limit)} --slots N` defines one"
         said = f"jobs are held by limits that nobody defined: {named}{more}"
         found.append(Check(check="limits", status="warn", found=said, advice=advice))
     if could and not await _is_granted(ledger):

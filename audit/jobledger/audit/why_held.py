@@ -11,7 +11,7 @@ import msgspec
 from jobledger.audit.trail_words import count
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import Terms, rate_words
-from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.limits.names import RESERVED, split
 
 _HOLDERS_SHOWN: Final = 3
 
@@ -95,8 +95,13 @@ def explain_held(job: Job, facts: HeldFacts, moment: Callable[[datetime], str]) 
     return "; ".join((*said, "it is the next of its line")), "jobledger doctor"
 
 
+def to_define(limit: str) -> str:
+    """Return what a person defines for a key that nobody defined: its limit, or itself where all queues share the name."""
+    name, _ = split(limit)
+    return limit if name in RESERVED else name
+
+
 def _hint(limit: LimitState) -> str:
-    name, _ = split(limit.limit)
     if limit.terms is None:
-        return f"jobledger limits set {name} --slots 10"
+        return f"jobledger limits set {to_define(limit.limit)} --slots 10"
     return f"jobledger limits show {limit.limit}"

@@ -91,7 +91,8 @@ def with_limits(job: Keyed, limits: Sequence[Limit | str], queue: Queue | None) 
     found = [_name(job, limit) for limit in _all_of(limits, queue)]
     if queue is not None and queue.fair is not None:
         # Named as a limit is, so that `limits set tenant:acme --weight 3` says how often it is its turn.
-        fair = joined(queue.fair.removeprefix(_METADATA), job.key(f"queue {queue.name}", queue.fair))
+        key = job.key(f"queue {queue.name}", queue.fair)
+        fair = check_word(f"the turn in queue {queue.name}", joined(queue.fair.removeprefix(_METADATA), key))
         found.append(joined("queue", queue.name))
     return msgspec.structs.replace(job.order, limits=checked_limits([*job.order.limits, *found]), fair=fair)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.events import Cancelled, Carried, CarriedJob, Held, JobEvent, Queued
+from jobledger.ledger.model.events import Cancelled, Carried, CarriedJob, Completed, Held, JobEvent, Queued
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.definition import LIMIT, Definition
 from jobledger.ledger.model.limits.flow import FLOW, Granted
@@ -60,13 +60,22 @@ _KEEP: Final = (
 )
 _COUNT: Final = "SELECT limit_key, count(*) FROM slots GROUP BY limit_key ORDER BY limit_key"
 
-#: Events of jobs that say something about slots.
-_TOLD: Final[frozenset[type[JobEvent]]] = FINAL | OF_AN_ATTEMPT | {Queued, Carried}
+#: Events of jobs that may say something about slots, beside `queued` and `completed`.
+_TOLD: Final[frozenset[type[JobEvent]]] = FINAL | OF_AN_ATTEMPT | {Carried}
 
 
 def slots_taken(select: Callable[[str], Sequence[Sequence[Any]]]) -> dict[str, int]:
     """Return how many jobs hold a slot of each limit that somebody holds; `select` runs a statement on a projection."""
     return {str(key): int(count) for key, count in select(_COUNT)}
+
+
+def _tells(event: JobEvent) -> bool:
+    """Return whether an event may say something about slots: of jobs without limits hardly any does."""
+    if isinstance(event, Queued):
+        return event.grant > 0
+    if isinstance(event, Completed):
+        return event.limited
+    return type(event) in _TOLD
 
 
 class _Wait(NamedTuple):
@@ -97,7 +106,7 @@ class SlotRows(Rows):
             holders = self._holders = self._read()
         for message in messages:
             if isinstance(message, StoredEvent):
-                if type(message.event) in _TOLD:
+                if _tells(message.event):
                     self._job(holders, message)
                 continue
             kind = aggregate_of(message.subject)
