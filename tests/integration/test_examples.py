@@ -150,6 +150,12 @@ SHOWN = {
         "ada paid 1500 cents",
         "grace paid 1400 cents",
     ],
+    "schedules.py": [
+        "s made job reports-...",
+        "report 1 is sent",
+        "report 2 is sent",
+        "paused, as code declared it",
+    ],
     "seals.py": [
         "sealed 1 to 3",
         "the ledger is sound",

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import msgspec
 import pytest
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
-from tests.support.schedules import begun_jobs, declare, facts, ticked_jobs
+from tests.support.schedules import begun_jobs, declare, facts, overdue, ticked_jobs
 from tests.support.timing import in_stream, reacting, until
+from tests.support.working import working
 
-from jobledger.ledger import JobRef, Ledger
+from jobledger.ledger import IllegalTransitionError, JobRef, Ledger, task
 from jobledger.ledger.model.commands import CancelJob
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.schedules.decisions import Backfill, Pause, Remove, Resume, Tick, Trigger, decide
+from jobledger.ledger.model.schedules.definition import Overlap
 from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import manual_job_id, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
-from jobledger.ledger.schedules.acting import Known
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import schedule_timer
 
@@ -96,7 +101,7 @@ async def test_a_tick_cut_off_by_a_crash_is_healed_before_the_next_tick(ledger: 
 
 async def test_a_timer_that_comes_again_heals_the_tick_that_it_made(ledger: Ledger) -> None:
     """As after a crash between the two appends: the due timer is delivered once more, and its tick is there."""
-    at = datetime.now(UTC) + timedelta(seconds=0.2)
+    at = datetime.now(UTC) + timedelta(seconds=0.5)
     known = await declare(ledger, at=at)
     assert known.event is not None
     timer = schedule_timer(known.event, known.sequence)
@@ -174,15 +179,8 @@ async def test_skip_leaves_a_tick_out_while_the_last_job_has_not_ended(ledger: L
 
 
 async def test_missed_ticks_are_caught_up_a_thousand_at_once_and_the_rest_after(ledger: Ledger) -> None:
-    hour_ago = datetime.now(UTC) - timedelta(seconds=1_200)
     known = await declare(ledger, every_s=1, catchup="all", overlap="allow")
-    assert known.event is not None
-    late = Known(known.view, known.event)
-    # A schedule that has ticked last 20 minutes ago.
-    event = msgspec.structs.replace(
-        known.event, next_tick=hour_ago.replace(microsecond=0), next_at=hour_ago.replace(microsecond=0)
-    )
-    await ledger.log.append(SCHEDULE.link(ledger.names, [event], late.view))
+    await overdue(ledger, known, hours=1 / 3)
     async with reacting(ledger):
         await until(lambda: _has_ticked(ledger, 3), 2 * LIMIT_S)
     first, second, *_ = [each for each in await facts(ledger) if isinstance(each, Ticked)]
@@ -198,7 +196,7 @@ async def test_a_lost_stream_of_timers_is_filled_from_the_newest_event_of_each_s
     async with reacting(ledger):
         await declare(ledger, every_s=3600)
         await declare(ledger, "other", every_s=7200)
-        await declare(ledger, "ended", at=datetime.now(UTC) + timedelta(milliseconds=5))
+        await declare(ledger, "ended", at=datetime.now(UTC) + timedelta(seconds=0.5))
         await until(lambda: _has_ticked(ledger, 1, "ended"))
 
         async def both_set() -> bool:
@@ -211,3 +209,51 @@ async def test_a_lost_stream_of_timers_is_filled_from_the_newest_event_of_each_s
     done = await rebuild_timers(ledger)
     assert (done.waits, done.set) == (2, 2)
     assert await both_set()
+
+
+@task(queue="cron")
+async def add() -> None:
+    """Run until it is told to end."""
+    await asyncio.Event().wait()
+
+
+OVERLAPS: tuple[Overlap, ...] = ("buffer_all", "buffer_one", "cancel_other")
+
+
+async def test_jobs_of_ticks_wait_for_each_other_by_a_limit_of_one(ledger: Ledger) -> None:
+    async with working(ledger, add, cancel_grace_s=1.0):
+        for overlap in OVERLAPS:
+            await declare(ledger, overlap, overlap=overlap)
+        await _tick(ledger, 1)
+        for overlap in OVERLAPS:
+            await until(partial(_are, ledger, overlap, lambda count: ["running", *["held"] * (count - 1)]))
+        for times in (2, 3):
+            for overlap in OVERLAPS:
+                await ledger.schedules.act(overlap, Resume())
+            await _tick(ledger, times)
+        await until(lambda: _are(ledger, "buffer_all", lambda count: ["running", *["held"] * (count - 1)]))
+        await until(
+            lambda: _are(
+                ledger, "buffer_one", lambda count: ["running", *["cancelled"] * (count - 2), "held"]
+            )
+        )
+        await until(
+            lambda: _are(ledger, "cancel_other", lambda count: [*["cancelled"] * (count - 1), "running"])
+        )
+        for job in await ticked_jobs(ledger):
+            with contextlib.suppress(IllegalTransitionError):
+                await ledger.cancel(JobRef(queue="cron", job_id=job))
+
+
+async def _tick(ledger: Ledger, times: int) -> None:
+    """Let each of the schedules tick until it has done so that often, and then no more."""
+    for overlap in OVERLAPS:
+        await until(partial(_has_ticked, ledger, times, overlap))
+        await ledger.schedules.act(overlap, Pause())
+
+
+async def _are(ledger: Ledger, name: str, wanted: Callable[[int], list[str]]) -> bool:
+    """Return whether the jobs of a schedule's ticks are in the states that are wanted of so many."""
+    jobs = [each.job for each in await facts(ledger, name) if isinstance(each, Ticked)]
+    handles = [await ledger.job(JobRef(queue="cron", job_id=job)) for job in jobs]
+    return [(await each.snapshot()).state for each in handles] == wanted(len(jobs))

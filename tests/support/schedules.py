@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Held, Order, Queued
 from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import Definition
-from jobledger.ledger.model.schedules.events import ScheduleEvent, Ticked
+from jobledger.ledger.model.schedules.events import Declared, Schedule, ScheduleEvent, Ticked, state_fields
 from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.schedules.ticks import Spec
@@ -28,6 +28,18 @@ async def declare(
     order = fields.pop("order", Order(input=msgspec.Raw(b"{}")))
     definition = Definition(spec=spec, task="add", queue="cron", order=order, **fields)
     return await ledger.schedules.act(name, Declare(definition=definition, replace=True))
+
+
+async def overdue(ledger: Ledger, known: Known, *, hours: float) -> Known:
+    """Let a schedule be one whose next tick was due so long ago."""
+    assert known.event is not None
+    every_s = known.event.definition.spec.every_s
+    due = (datetime.now(UTC) - timedelta(hours=hours)).timestamp() // every_s * every_s
+    moment = datetime.fromtimestamp(due, UTC)
+    fields: dict[str, Any] = state_fields(known.schedule or Schedule(definition=known.event.definition))
+    fields |= {"next_tick": moment, "next_at": moment}
+    event = Declared(schedule=known.event.schedule, at=known.event.at, by=known.event.by, **fields)
+    return await ledger.schedules.append(known, event)
 
 
 async def facts(ledger: Ledger, name: str = "nightly") -> list[ScheduleEvent]:

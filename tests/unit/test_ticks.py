@@ -419,7 +419,7 @@ _ZONES: Final = (
 )
 _KINDS: Final[tuple[Callable[[random.Random], str], ...]] = (
     lambda r: f"{r.randrange(60)} {r.randrange(24)} * * {r.randrange(7)}",
-    lambda r: f"{r.randrange(60)} {r.randrange(24)} {r.randrange(1, 29)} */2 *",
+    lambda r: f"{r.randrange(60)} {r.randrange(24)} * * {r.randrange(7)}",
     lambda r: f"{r.randrange(60)} {r.randrange(24)} {r.randrange(1, 32)} * *",
     lambda r: f"{r.randrange(60)} {r.randrange(4)} 1,11,21 * *",
     lambda r: f"{r.randrange(60)} */12 L * *",

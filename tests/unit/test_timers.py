@@ -25,10 +25,31 @@ from jobledger.ledger.model.events import (
     Started,
 )
 from jobledger.ledger.model.log import ChainEvents
+from jobledger.ledger.model.schedules.decisions import (
+    Backfill,
+    Declare,
+    Pause,
+    Remove,
+    ScheduleCommand,
+    Tick,
+    Trigger,
+)
+from jobledger.ledger.model.schedules.decisions import decide as decide_schedule
+from jobledger.ledger.model.schedules.definition import Definition
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import id_of
-from jobledger.ledger.timers import KnownWaits, Timer, read_timer, schedule_headers, timer_of
+from jobledger.ledger.timers import (
+    KnownWaits,
+    ScheduleTimer,
+    Timer,
+    read_timer,
+    schedule_headers,
+    schedule_timer,
+    timer_of,
+)
 from jobledger.workers.reactors.timers import TwoClocks
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -67,6 +88,9 @@ def test_events_that_name_a_moment_ask_for_a_timer(
         cause,
         due_at,
     )
+
+
+_EVERY_MINUTE = Definition(spec=Spec(every_s=60), task="add", queue="cron")
 
 
 def _timer(due_at: datetime) -> Timer:
@@ -174,6 +198,36 @@ class CountingLog(MemoryLog):
     async def read_chain(self, chain: str) -> ChainEvents:
         self.reads += 1
         return await super().read_chain(chain)
+
+
+@each_row(
+    ("command", "moment"),
+    [
+        (Declare(definition=_EVERY_MINUTE), "next_at"),
+        (Tick(), "next_at"),
+        (Trigger(), "at"),  # for its job, which nobody else may be left to make
+        (Backfill(from_at=NOW - timedelta(minutes=5), to_at=NOW), "at"),
+        (Pause(), None),
+        (Remove(), None),
+    ],
+)
+def test_events_of_schedules_ask_for_the_timer_of_the_next_tick_or_for_their_jobs(
+    command: ScheduleCommand, moment: str | None
+) -> None:
+    stamp = Stamp(at=NOW, by="w")
+    declared = decide_schedule("nightly", None, Declare(definition=_EVERY_MINUTE), stamp)
+    assert declared is not None
+    before = None if isinstance(command, Declare) else SCHEDULE.evolve(None, declared, 1)
+    event = decide_schedule("nightly", before, command, stamp)
+    assert event is not None
+    timer = schedule_timer(event, 42)
+    if moment is None:
+        assert timer is None
+        return
+    assert timer is not None
+    assert timer == ScheduleTimer(schedule="nightly", asked_by=42, due_at=getattr(event, moment))
+    assert read_timer(msgspec.json.encode(timer)) == timer
+    assert Names("staging").timer_at(timer.chain, 42) == "staging_timer.at.schedule.nightly.42"
 
 
 @pytest.mark.anyio

@@ -247,7 +247,7 @@ async def _check_schedules(ledger: Ledger, path: Path) -> Check:
     """Look whether a tick is late. Raises: ProjectionError, UnreachableError."""
     late = await find_late(ledger, path)
     if late.since is None:
-        return Check(check="schedules", status="ok", found=f"{late.known:,} to tick, none is late")
+        return Check(check="schedules", status="ok", found=f"{late.known:,} tick, none is late")
     named = ", ".join(late.names[:_SCHEDULES_SHOWN_MAX])
     more = (
         f" and {len(late.names) - _SCHEDULES_SHOWN_MAX:,} more"

@@ -39,45 +39,51 @@ _LIKE: Final = "like"  # no job has it: the order is what counts
 
 
 class Listed(NamedTuple):
-    """A schedule with what only the present, or its jobs, tell of it."""
+    """A schedule with what only the present tells of it."""
 
     row: ScheduleRow
     in_code: InCode  #: `unknown` for an operator's, too
     is_late: bool  #: its tick was due more than a minute ago and has not come
-    failure: LastFailure | None  #: the newest failure among the jobs of its ticks
-
-    def told(self) -> dict[str, Any]:
-        """Return it as one object for programs."""
-        failure = None if self.failure is None else msgspec.structs.asdict(self.failure)
-        more = {"in_code": self.in_code, "is_late": self.is_late, "last_failure": failure}
-        return {**msgspec.structs.asdict(self.row), **more}
 
 
-async def list_schedules(rows: Rows, name: str | None = None, *, removed: bool = False) -> list[Listed]:
-    """Return the schedules by name, or one; with `removed` also those that were removed.
+async def list_schedules(rows: Rows, *, removed: bool = False) -> list[Listed]:
+    """Return the schedules by name, with `removed` also those that were removed.
 
     Raises: ProjectionError, UnreachableError.
     """
     workers = await rows.ledger.leases.all()
     async with rows.opened() as view:
-        select = view.store.select
-        late = {each for each, _ in late_schedules(select, view.now - LATE)}
-        return [
-            Listed(row, _in_code(row, workers), row.name in late, last_failure(select, row.name))
-            for row in read_schedules(select, name)
-            if removed or row.status != "removed"
-        ]
+        found = read_schedules(view.store.select)
+        late = {name for name, _ in late_schedules(view.store.select, view.now - LATE)}
+    return [
+        Listed(row, _in_code(row, workers), row.name in late)
+        for row in found
+        if removed or row.status != "removed"
+    ]
 
 
-async def show_schedule(rows: Rows, name: str) -> Listed:
+class Shown(NamedTuple):
+    """One schedule whole."""
+
+    listed: Listed
+    failure: LastFailure | None  #: the newest failure among the jobs of its ticks
+    now: datetime
+
+
+async def show_schedule(rows: Rows, name: str) -> Shown:
     """Return one schedule; one that was removed is not found.
 
     Raises: ScheduleNotFoundError, ProjectionError, UnreachableError.
     """
-    found = await list_schedules(rows, check_token("schedule name", name))
-    if not found:
-        raise ScheduleNotFoundError(name)
-    return found[0]
+    check_token("schedule name", name)
+    workers = await rows.ledger.leases.all()
+    async with rows.opened() as view:
+        found = read_schedules(view.store.select, name)
+        if not found or found[0].status == "removed":
+            raise ScheduleNotFoundError(name)
+        late = [each for each, _ in late_schedules(view.store.select, view.now - LATE)]
+        failure = last_failure(view.store.select, name)
+        return Shown(Listed(found[0], _in_code(found[0], workers), name in late), failure, view.now)
 
 
 async def to_prune(rows: Rows) -> list[ScheduleRow]:
@@ -149,3 +155,13 @@ async def like_unloaded(
     value, reference = await ledger.inputs.put(encode_value(dict(values), what=what), what=what)
     order = Order(input=value, input_ref=reference, **{name: getattr(options, name) for name in _ORDERED})
     return Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
+
+
+def told(shown: Shown) -> dict[str, Any]:
+    """Return a schedule as one object for programs."""
+    row, failure = shown.listed.row, shown.failure
+    body = msgspec.structs.asdict(row)
+    body["in_code"] = shown.listed.in_code
+    body["is_late"] = shown.listed.is_late
+    body["last_failure"] = None if failure is None else msgspec.structs.asdict(failure)
+    return body

@@ -146,6 +146,15 @@ Reload = Annotated[
         help="For development: restart the worker when a source file changes.",
     ),
 ]
+NoSchedules = Annotated[
+    bool,
+    typer.Option(
+        "--no-schedules",
+        metavar="",
+        envvar="JOBLEDGER_NO_SCHEDULES",
+        help="Do not declare the schedules of the loaded modules.",
+    ),
+]
 UntilIdle = Annotated[
     bool,
     typer.Option(

@@ -73,6 +73,8 @@ def _command(
         words += ["--pool", str(config.pool_size)]
     if config.pool_memory_bytes_max is not None:
         words += ["--pool-memory", str(config.pool_memory_bytes_max >> 20)]
+    if not config.schedules:
+        words += ["--no-schedules"]
     if target.tracing:
         words += ["--traces"]
     if target.environment:

@@ -54,6 +54,7 @@ def worker(
     pool: process.Pool = None,
     pool_memory: process.PoolMemory = None,
     reload: process.Reload = False,
+    no_schedules: process.NoSchedules = False,
     traces: process.Traces = False,
     metrics_port: process.MetricsPort = None,
     metrics_host: process.MetricsHost = LOOPBACK,
@@ -77,6 +78,7 @@ def worker(
         cancel_grace_s=cancel_grace,
         pool_size=pool,
         pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
+        schedules=not no_schedules,
         supervisor=parent.identity if parent is not None else "",
     )
     target, output = msgspec.structs.replace(cli.target, tracing=traces), cli.output
@@ -84,8 +86,6 @@ def worker(
     if until_idle and (processes is not None or reload):
         raise UsageError("--until-idle is for one process: leave out --processes and --reload")
     if parent is None and (processes is not None or reload):
-        switches = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
-        switches += ["--log-format", log_format()]
         crew = Crew(
             modules=named_modules(app),
             queues=options.split(queues),
@@ -93,7 +93,7 @@ def worker(
             reload=reload,
             exposure=exposure,
         )
-        return supervise(output, target, config, crew, switches, until_eof=until_eof)
+        return supervise(output, target, config, crew, _switches(context), until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
     process.warn_of_foreign(served, registry)
@@ -101,6 +101,12 @@ def worker(
         target = msgspec.structs.replace(target, create=False)
     ends = _Ends(on_eof=until_eof, when_idle=until_idle)
     return _worker(output, target, registry, config, parent, exposure, ends)
+
+
+def _switches(context: typer.Context) -> list[str]:
+    """Return what stands before the command, for the workers of a supervisor."""
+    given = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
+    return [*given, "--log-format", log_format()]
 
 
 def _of_root(context: typer.Context, name: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.text import Text
 
-from jobledger.admin.schedules import Listed, list_schedules, show_schedule
+from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule, told
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.output import Cell, Output
@@ -31,7 +31,7 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
         now = ledger.clock.now()
     if cli.output.as_json:
         for each in found:
-            cli.output.object(each.told())
+            cli.output.object(_object(each))
     elif not found:
         cli.output.say(
             'no schedules; add one with `jobledger schedules add NAME --task TASK --cron "30 2 * * *"`'
@@ -39,6 +39,10 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
     else:
         columns = ("schedule", "when", "next run!", "last run!", "runs>", "status")
         cli.output.table(columns, [_cells(each, now) for each in found])
+
+
+def _object(each: Listed) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(each.row), "in_code": each.in_code, "is_late": each.is_late}
 
 
 def _cells(each: Listed, now: datetime) -> tuple[Cell, ...]:
@@ -76,21 +80,20 @@ async def show(cli: Cli, *, name: options.Name) -> None:
     """Show one schedule: all that it was told, its ticks, and the newest failure among its jobs."""
     async with cli.ledger() as ledger:
         shown = await show_schedule(cli.rows(ledger), name)
-        now = ledger.clock.now()
     if cli.output.as_json:
-        cli.output.object(shown.told())
+        cli.output.object(told(shown))
     else:
-        _show(cli.output, shown, now)
+        _show(cli.output, shown)
 
 
-def _show(output: Output, shown: Listed, now: datetime) -> None:
-    row, failure = shown.row, shown.failure
+def _show(output: Output, shown: Shown) -> None:
+    row, failure, now = shown.listed.row, shown.failure, shown.now
     definition = msgspec.json.decode(row.definition, type=Definition)
     order = definition.order
     output.facts(
         [
             ("schedule", row.name),
-            ("status", _status(shown)),
+            ("status", _status(shown.listed)),
             ("paused", _said(row.paused_at, row.paused_by, row.pause_reason, now)),
             ("when", _when(row)),
             ("next run", _moment(row.next_run_at, now)),

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 import typer
 
 from jobledger.cli.times import seconds
-from jobledger.ledger.model.schedules import definition
-
-
-def _words(choices: Any) -> str:
-    *first, last = get_args(choices)
-    return f"{', '.join(first)} or {last}"
-
+from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
@@ -55,19 +49,20 @@ Input = Annotated[
     ),
 ]
 Overlap = Annotated[
-    definition.Overlap,
+    Literal["skip", "allow", "buffer_one", "buffer_all", "cancel_other"],
     typer.Option(
         "--overlap",
-        metavar="WORD",
-        help=f"What happens while the job of the tick before has not ended: {_words(definition.Overlap)}.",
+        metavar="skip|allow|buffer_one|buffer_all|cancel_other",
+        help="What happens while the job of the tick before still runs or waits: no job, one more, one that waits "
+        "(at most one, or all in line), or one that ends the other.",
     ),
 ]
 Catchup = Annotated[
-    definition.Catchup,
+    Literal["latest", "none", "all"],
     typer.Option(
         "--catchup",
-        metavar="WORD",
-        help=f"Which ticks that were missed by over a minute get a job: {_words(definition.Catchup)}.",
+        metavar="latest|none|all",
+        help="Which ticks that were missed by over a minute get a job: the newest one, none, or all.",
     ),
 ]
 Window = Annotated[
@@ -76,7 +71,7 @@ Window = Annotated[
         "--window",
         metavar="SPAN",
         parser=seconds(),
-        help=f"With --catchup all: how far back. (default: {definition.WINDOW_S_DEFAULT} s, which is a day)",
+        help=f"With --catchup all: how far back. (default: {WINDOW_S_DEFAULT} s, which is a day)",
         show_default=False,
     ),
 ]

@@ -91,6 +91,14 @@ async def change(
     return await retry_raced(attempt)
 
 
+async def define_key(log: Log, limit: str, key: str, terms: Terms, stamp: Callable[[], Stamp]) -> None:
+    """Define one key of a limit as code does: what a person set for that key stays.
+
+    Raises: WrongSequenceError after too many lost races, and what `Log` raises.
+    """
+    await change(log, limit, lambda before: _wish(before, key, terms), stamp)
+
+
 class CodeLimits:
     """The definitions that this process's code has, each written to the ledger once, before its first job."""
 

@@ -14,14 +14,18 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from jobledger.ledger.limits.defining import define_key
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, retry_raced
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, Fenced
+from jobledger.ledger.model.limits.definition import Terms
+from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.schedules.decisions import ScheduleCommand, Tick, decide
-from jobledger.ledger.model.schedules.events import Schedule, ScheduleEvent
+from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, overlap_limit
+from jobledger.ledger.model.schedules.events import Declared, Schedule, ScheduleEvent
 from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
@@ -52,6 +56,13 @@ class Known(msgspec.Struct, frozen=True, gc=False):
         return [] if self.event is None else jobs_of(self.event, self.sequence)
 
 
+def known_from(newest: Message, last_sequence: int = 0) -> Known:
+    """Return a schedule as its newest event says; `last_sequence`: of its newest message, where that is no event."""
+    event, sequence = SCHEDULE.decode(newest), newest.stream_sequence
+    state = SCHEDULE.evolve(None, event, sequence)
+    return Known(View(state, max(sequence, last_sequence), newest.data), event, sequence)
+
+
 class Schedules:
     """The schedules of a ledger, as one client acts on them."""
 
@@ -64,7 +75,7 @@ class Schedules:
         newest = await end_of_chain(self._client.log, SCHEDULE.chain(self._client.log.names, name))
         if newest.event is None:
             return Known(View(last_sequence=newest.last_sequence))
-        return Known(SCHEDULE.view(*newest), SCHEDULE.decode(newest.event), newest.event.stream_sequence)
+        return known_from(newest.event, newest.last_sequence)
 
     async def act(self, name: str, command: ScheduleCommand, *, by: str = "") -> Known:
         """Do what a command asks of a schedule: its newest event's jobs first, then the event, then that one's jobs.
@@ -77,9 +88,25 @@ class Schedules:
         async def attempt() -> Known:
             known = await self.healed(await self.read(name))
             event = decide(name, known.schedule, command, self._client.stamp(by))
-            return known if event is None else await self.append(known, event)
+            if event is None:
+                return known
+            if isinstance(event, Declared):  # before it can tick
+                await self._define_limit(name, event.definition.overlap)
+            return await self.append(known, event)
 
         return await retry_raced(attempt)
+
+    async def _define_limit(self, name: str, overlap: Overlap) -> None:
+        """Define the limit that keeps jobs of the schedule's ticks apart; one that a person set stays.
+
+        Raises: WrongSequenceError after too many lost races, LedgerFullError, UnreachableError.
+        """
+        mode = OVERLAP_MODES.get(overlap)
+        if mode is None:
+            return
+        limit, key = split(overlap_limit(name))
+        terms = Terms(slots=1, keep="job", mode=mode)
+        await define_key(self._client.log, limit, key, terms, self._client.stamp)
 
     async def tick(self, name: str, known: Known) -> Known:
         """Record the tick that is due, and make its jobs.

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import commit, retry_raced
 from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Dispatch
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
@@ -30,7 +30,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER, made_at
-from jobledger.ledger.timers import AnyTimer, KnownWaits, Timer, Timers, read_timer, timer_in
+from jobledger.ledger.timers import AnyTimer, KnownWaits, ScheduleTimer, Timer, Timers, read_timer, timer_in
 from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor
 from jobledger.workers.reactors.schedules.ticker import Ticker
@@ -46,6 +46,8 @@ _NEAR_S: Final = 1.0
 _SKEW_S_MAX: Final = 5.0
 _CLOCK_KEPT_S: Final = 60.0
 _SLEEP_S_MAX: Final = 0.5
+#: How long before its tick a schedule is looked at.
+_READY_BEFORE: Final = timedelta(seconds=0.2)
 _WARN_EVERY_S: Final = 60.0
 #: Delay and limit of deliveries that seem to come from a stream of timers that was lost.
 _OTHER_STREAM_S: Final = 1.0
@@ -139,17 +141,27 @@ class Dispatcher:
 
 
 class Acting:
-    """What is done about a timer whose moment has come: each kind has its own hands."""
+    """Waits for a timer's moment, then does what it is for: each kind has its own hands."""
 
-    def __init__(self, dispatcher: Dispatcher, ticker: Ticker) -> None:
+    def __init__(self, clocks: TwoClocks, dispatcher: Dispatcher, ticker: Ticker) -> None:
+        self._clocks = clocks
         self._dispatcher = dispatcher
         self._ticker = ticker
 
-    def on(self, timer: AnyTimer, delivery: Delivery) -> Coroutine[Any, Any, Later | None]:
+    def heard(self, message: Message) -> None:
+        """Take note of an event of a schedule."""
+        self._ticker.heard(message)
+
+    async def on(self, timer: AnyTimer, delivery: Delivery) -> Later | None:
         """Do it; None when it is settled. Raises: what `Log` raises, WrongSequenceError after too many lost races."""
         if isinstance(timer, Timer):
-            return self._dispatcher.dispatch(timer, delivery)
-        return self._ticker.tick(timer, delivery)
+            await self._clocks.reach(timer.due_at)
+            return await self._dispatcher.dispatch(timer, delivery)
+        # Many schedules tick at one moment: what can be done before is done before.
+        await self._clocks.reach(timer.due_at - _READY_BEFORE)
+        await self._ticker.prepare(timer)
+        await self._clocks.reach(timer.due_at)
+        return await self._ticker.tick(timer, delivery)
 
 
 class TimerSetter(ConsumerReactor):
@@ -179,9 +191,12 @@ class TimerSetter(ConsumerReactor):
 
     def keep(self, delivery: Delivery) -> Delivery | None:
         """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
-        timer = timer_in(delivery.read())
+        message = delivery.read()
+        timer = timer_in(message)
         if timer is None:
             return None
+        if isinstance(timer, ScheduleTimer):
+            self._acting.heard(message)
         self._clocks.heard(delivery)
         return msgspec.structs.replace(delivery, data=msgspec.json.encode(timer))
 
@@ -191,7 +206,6 @@ class TimerSetter(ConsumerReactor):
         if self._clocks.wait_s(timer.due_at) > _NEAR_S:
             await self._set(timer)
             return None
-        await self._clocks.reach(timer.due_at)
         return await self._acting.on(timer, delivery)
 
     async def _set(self, timer: AnyTimer) -> None:
@@ -256,7 +270,6 @@ class DueTimers(ConsumerReactor):
         left_s = self._clocks.wait_s(timer.due_at)
         if left_s > _NEAR_S:
             return await self._too_early(timer, delivery, left_s)
-        await self._clocks.reach(timer.due_at)
         return await self._acting.on(timer, delivery)
 
     async def _too_early(self, timer: AnyTimer, delivery: Delivery, left_s: float) -> Later | None:
@@ -280,6 +293,6 @@ def timer_reactors(ledger: Ledger) -> list[Reactor]:
     """Return both reactors of one process."""
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
     clocks = TwoClocks(ledger.clock)
-    acting = Acting(Dispatcher(ledger), Ticker(ledger, timers))
+    acting = Acting(clocks, Dispatcher(ledger), Ticker(ledger, timers))
     setter = TimerSetter(ledger, timers, clocks, acting)
     return [setter, DueTimers(ledger, timers, clocks, acting, setter=setter)]

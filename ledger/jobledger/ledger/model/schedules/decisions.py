@@ -263,7 +263,7 @@ def _latest(definition: Definition, first: datetime, now: datetime) -> _CaughtUp
 
 def _none(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
     tick = newest_tick(definition.spec, first, max(first, _end(definition, now - LATE)))
-    return [tick], min(TICKS_MAX, _count(definition, first, tick) + 1), "late"
+    return [tick], _count(definition, first, tick) + 1, "late"
 
 
 def _all(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:

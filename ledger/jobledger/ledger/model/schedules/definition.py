@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final, Literal, get_args
 
@@ -10,12 +11,22 @@ import msgspec
 from jobledger.ledger.model.envelope import Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Order
-from jobledger.ledger.model.inputs import check_whole
+from jobledger.ledger.model.inputs import LIMITS_MAX, check_whole
+from jobledger.ledger.model.limits.definition import Mode
+from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.schedules.ticks import Spec, check_spec
 from jobledger.ledger.model.subjects import check_token
 
 #: What happens at a tick while the job of the newest tick has not ended. `skip`: no job is made. `allow`: one is made.
-Overlap = Literal["skip", "allow"]
+#: In the others one is made and waits, by a limit of one slot: `buffer_all` in line; `buffer_one` in the place of the
+#: one that waits already; `cancel_other` likewise, and the one that runs is asked to end.
+Overlap = Literal["skip", "allow", "buffer_one", "buffer_all", "cancel_other"]
+#: The overlaps that are a limit, and the mode of that.
+OVERLAP_MODES: Final[Mapping[str, Mode]] = {
+    "buffer_one": "newest",
+    "buffer_all": "queue",
+    "cancel_other": "replace",
+}
 #: What happens to ticks that are more than `LATE` late. `latest`: one job is made, for the newest of them. `none`: no
 #: job is made. `all`: a job is made for each of the last `window_s` seconds.
 Catchup = Literal["latest", "none", "all"]
@@ -50,6 +61,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     )
 
 
+def overlap_limit(schedule: str) -> str:
+    """Return the limit that keeps jobs of a schedule's ticks apart."""
+    return joined("schedule", schedule)
+
+
 def check_definition(definition: Definition) -> None:
     """Refuse what cannot tick, or could not be recorded.
 
@@ -62,6 +78,10 @@ def check_definition(definition: Definition) -> None:
         value = getattr(definition, field)
         if value not in get_args(words):
             raise InvalidInputError(f"{field} must be {' or '.join(get_args(words))}, got {value!r}")
+    if definition.overlap in OVERLAP_MODES and len(definition.order.limits) >= LIMITS_MAX:
+        raise InvalidInputError(
+            f"overlap {definition.overlap} is a limit of its own: leave one of the {LIMITS_MAX} limits out"
+        )
     for field in ("window_s", "jitter_s"):
         value = getattr(definition, field)
         check_whole(field, value)

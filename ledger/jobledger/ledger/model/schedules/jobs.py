@@ -14,6 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Definition, overlap_limit
 from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Ticked, Triggered
 from jobledger.ledger.model.subjects import JobRef
 
@@ -53,7 +55,8 @@ def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
     """
     match event:
         case Ticked(tick=datetime() as tick, skipped=""):
-            return [_of_tick(event, each) for each in event.ticks or (tick,)]
+            limit = overlap_limit(event.schedule) if event.definition.overlap in OVERLAP_MODES else ""
+            return [_of_tick(event, each, limit) for each in event.ticks or (tick,)]
         case Backfilled(ticks=ticks):
             return [_of_tick(event, each) for each in ticks]
         case Triggered():
@@ -62,16 +65,22 @@ def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
             return []
 
 
-def _of_tick(event: ScheduleEvent, tick: datetime) -> Enqueue:
-    return _job(event, tick, tick_name(event.schedule, tick))
+def order_of(definition: Definition, tick: str, limit: str = "") -> Order:
+    """Return the order of a tick's job; `limit` is the one that keeps jobs of ticks apart, "" for none."""
+    limits = definition.order.limits
+    return replace(definition.order, tick=tick, limits=tuple(sorted({*limits, limit})) if limit else limits)
 
 
-def _job(event: ScheduleEvent, moment: datetime, tick: str) -> Enqueue:
+def _of_tick(event: ScheduleEvent, tick: datetime, limit: str = "") -> Enqueue:
+    return _job(event, tick, tick_name(event.schedule, tick), limit)
+
+
+def _job(event: ScheduleEvent, moment: datetime, tick: str, limit: str = "") -> Enqueue:
     definition, job_id = event.definition, _job_id(tick)
     if not definition.hooks:
         ref = JobRef(queue=definition.queue, job_id=job_id)
-        return Enqueue(ref=ref, task=definition.task, order=replace(definition.order, tick=tick))
-    told = {"at": moment.astimezone(UTC), "job_id": job_id, "tick": tick}
+        return Enqueue(ref=ref, task=definition.task, order=order_of(definition, tick, limit))
+    told = {"at": moment.astimezone(UTC), "job_id": job_id, "tick": tick, "limit": limit}
     order = replace(
         definition.order, input=msgspec.Raw(msgspec.json.encode(told)), input_ref=None, limits=(), tick=""
     )

@@ -19,7 +19,7 @@ from jobledger.ledger.decorator import task
 from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, ScheduleNotFoundError
-from jobledger.ledger.model.schedules.jobs import hooks_task
+from jobledger.ledger.model.schedules.jobs import hooks_task, order_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
 from jobledger.ledger.tasks import Task, TaskRegistry
@@ -39,7 +39,7 @@ def with_hooks(tasks: TaskRegistry) -> TaskRegistry:
 
 
 def _calling(schedule: Schedule) -> Task[..., Any]:
-    async def call_hooks(context: Context, at: datetime, job_id: str, tick: str) -> str | None:
+    async def call_hooks(context: Context, at: datetime, job_id: str, tick: str, limit: str) -> str | None:
         told = Tick(schedule=schedule.name, at=at, job_id=job_id)
         values: Any = await _ask(schedule.before, told) if schedule.before is not None else None
         if isinstance(values, Skip):
@@ -49,8 +49,8 @@ def _calling(schedule: Schedule) -> Task[..., Any]:
             raise InvalidInputError(
                 f"`before` of schedule {schedule.name} returned a {type(values).__name__}: return a dict, Skip or None"
             )
-        ref = JobRef(queue=context.queue, job_id=job_id)
-        job = await _make(context, schedule, ref, tick, cast("Mapping[str, Any] | None", values))
+        given = cast("Mapping[str, Any] | None", values)
+        job = await _make(context, schedule, job_id, given, tick=tick, limit=limit)
         if schedule.after is not None:
             await _ask(schedule.after, told, job)
         return job_id
@@ -59,19 +59,26 @@ def _calling(schedule: Schedule) -> Task[..., Any]:
 
 
 async def _make(
-    context: Context, schedule: Schedule, ref: JobRef, tick: str, values: Mapping[str, Any] | None
+    context: Context,
+    schedule: Schedule,
+    job_id: str,
+    values: Mapping[str, Any] | None,
+    *,
+    tick: str,
+    limit: str,
 ) -> Any:
     """Begin the tick's job as the schedule is declared now, with the input that `before` returned."""
     ledger = context.ledger
     known = (await ledger.schedules.read(schedule.name)).schedule
     if known is None:
         raise ScheduleNotFoundError(schedule.name)
-    order = msgspec.structs.replace(known.definition.order, tick=tick)
+    order = order_of(known.definition, tick, limit)
     enqueuer = Enqueuer(ledger, config=ledger.config, clock=ledger.clock, tracing=None)
     if values is not None:
         assert schedule.task is not None, "it was checked when it was loaded"
         given = (await enqueuer.like(schedule.task, values)).order
         order = msgspec.structs.replace(order, input=given.input, input_ref=given.input_ref)
+    ref = JobRef(queue=context.queue, job_id=job_id)
     sequence, created = await enqueuer.begin(Enqueue(ref=ref, task=known.definition.task, order=order))
     return ledger.handle_of(ref, created=created, sequence=sequence)
 

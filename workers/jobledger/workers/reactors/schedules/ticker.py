@@ -6,9 +6,11 @@ import asyncio
 from typing import Final
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.schedules.acting import Known
+from jobledger.ledger.schedules.acting import Known, known_from
 from jobledger.ledger.timers import ScheduleTimer, Timers
 from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import Later
@@ -32,6 +34,25 @@ class Ticker:
         self._schedules = ledger.schedules
         self._known: dict[str, Known] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def heard(self, message: Message) -> None:
+        """Take note of a schedule's event, so that it need not be read when it is due."""
+        (name,) = SCHEDULE.key_in(message.subject)
+        known = self._known.get(name)
+        if known is None or known.sequence < message.stream_sequence:
+            self._keep(name, known_from(message))
+
+    async def prepare(self, timer: ScheduleTimer) -> None:
+        """Read a schedule that is about to tick, and make what is missing, so that the tick itself waits for little.
+
+        Raises: LedgerFullError, UnreachableError, CorruptLedgerError.
+        """
+        known = self._known.get(timer.schedule)
+        if known is None or known.sequence < timer.asked_by:
+            known = await self._schedules.read(timer.schedule)
+        if not known.whole:
+            known = await self._schedules.healed(known)
+        self._keep(timer.schedule, known)
 
     async def tick(self, timer: ScheduleTimer, delivery: Delivery) -> Later | None:
         """Make what is missing of the schedule's newest event, then tick if that event is the one that asked for it.

@@ -1,0 +1,172 @@
+"""What ticks cost: how late they are, and how much of a core nats-server and the workers need for them.
+
+    python benchmarks/schedules.py [--schedules N] [--every S] [--workers N] [--seconds N] [--durability ...] [--json]
+
+A fresh embedded server, and workers in processes of their own, which tick and run no job. Every schedule ticks each
+`--every` seconds, all at the same moment. Lateness is the server's stamp on the job's first event against the moment of
+the tick. CPU is that of the server, and of all workers together, in percent of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger import Ledger, TaskRegistry, connect, task
+from jobledger.ledger.model.events import Order, Queued
+from jobledger.ledger.model.schedules.decisions import Declare
+from jobledger.ledger.model.schedules.definition import Definition
+from jobledger.ledger.model.schedules.ticks import Spec
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.workers import Worker
+from jobledger.workers.process import tune_collector
+
+LEDGER_BYTES = 2 << 30
+WARM_S = 5.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@task(queue="idle")
+async def idle() -> None:
+    """Never runs: the jobs of the ticks stay queued."""
+
+
+def cpu_s(pid: int | None) -> float:
+    """Return the CPU seconds that a process has used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+@contextlib.asynccontextmanager
+async def workers(url: str, ledger: Ledger, count: int) -> AsyncGenerator[list[int], None]:
+    """Run workers in processes of their own; give their pids once all hold a lease."""
+    command = [sys.executable, __file__, "--worker", url]
+    processes = [subprocess.Popen(command) for _ in range(count)]  # noqa: ASYNC220, S603 - ourselves
+    try:
+        async with asyncio.timeout(60):
+            while len(await ledger.leases.all()) < count:  # noqa: ASYNC110 - another process sets no event of ours
+                await asyncio.sleep(0.05)
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
+
+
+async def declare(ledger: Ledger, count: int, every_s: int) -> None:
+    """Declare the schedules."""
+    definition = Definition(
+        spec=Spec(every_s=every_s),
+        task="add",
+        queue="cron",
+        order=Order(input=msgspec.Raw(b'{"n":1}')),
+        overlap="allow",
+    )
+    command = Declare(definition=definition)
+    await asyncio.gather(*(ledger.schedules.act(f"s{number}", command) for number in range(count)))
+
+
+async def lateness_ms(ledger: Ledger, begin: datetime, end: datetime) -> list[float]:
+    """Return how late each tick within a range of time was, sorted."""
+    late: list[float] = []
+    async for stored in ledger.events(follow=False):
+        event = stored.event
+        if isinstance(event, Queued) and event.tick:
+            moment = datetime.strptime(event.tick.rpartition("-")[2], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+            if begin <= moment < end:
+                late.append(1000 * (stored.stored_at - moment).total_seconds())
+    return sorted(late)
+
+
+async def measure(given: argparse.Namespace) -> dict[str, float]:
+    """Let all tick on a fresh server."""
+    with tempfile.TemporaryDirectory() as directory:
+        server = EmbeddedServer(Path(directory), port=0, durability=given.durability, monitor_port=None)
+        async with (
+            server,
+            connect(server.url, ledger_bytes_max=LEDGER_BYTES) as ledger,
+            workers(server.url, ledger, given.workers) as pids,
+        ):
+            await asyncio.sleep(WARM_S)
+            idle_s, idle_at = cpu_s(server.pid), time.monotonic()
+            await asyncio.sleep(WARM_S)
+            idle_share = (cpu_s(server.pid) - idle_s) / (time.monotonic() - idle_at)
+            await declare(ledger, given.schedules, given.every)
+            await asyncio.sleep(WARM_S)
+            begin, began = datetime.now(UTC), time.monotonic()
+            before, workers_before = cpu_s(server.pid), sum(map(cpu_s, pids))
+            await asyncio.sleep(given.seconds)
+            took_s = time.monotonic() - began
+            share = (cpu_s(server.pid) - before) / took_s
+            of_workers = (sum(map(cpu_s, pids)) - workers_before) / took_s
+            end = datetime.now(UTC)
+            await asyncio.sleep(2.0)
+            late = await lateness_ms(ledger, begin, end)
+    return {
+        "ticks_per_s": round(len(late) / took_s),
+        "late_p50_ms": round(statistics.median(late), 1),
+        "late_p99_ms": round(late[int(0.99 * len(late))], 1),
+        "late_max_ms": round(late[-1], 1),
+        "server_percent": round(100 * share, 2),
+        "server_idle_percent": round(100 * idle_share, 2),
+        "workers_percent": round(100 * of_workers, 2),
+    }
+
+
+async def work(url: str) -> None:
+    """Be one worker."""
+    tune_collector()
+    async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
+        worker = Worker(ledger, TaskRegistry([idle]))
+        asyncio.get_running_loop().add_signal_handler(15, worker.stop)
+        await worker.run()
+
+
+def run(main: Any) -> Any:
+    """Run on uvloop where it is installed, as the command line does."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+def main() -> None:
+    """Read the arguments, measure, print."""
+    parser = argparse.ArgumentParser(description="lateness and cost of ticks")
+    parser.add_argument("--schedules", type=int, default=200)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--durability", choices=("power", "process"), default="process")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        run(work(given.worker))
+        return
+    figures = run(measure(given))
+    if given.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:20} {value:>12,}")
+
+
+if __name__ == "__main__":
+    main()
