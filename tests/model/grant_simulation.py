@@ -36,6 +36,7 @@ class World:
         redrive: bool = True,
         reactors: int = 2,
         changes: bool = True,
+        rates: bool = True,
     ) -> None:
         self.random = random.Random(seed)
         self.seed, self.modes, self.redrive = seed, modes, redrive
@@ -45,7 +46,7 @@ class World:
             "in_memory_max": self.random.choice((5, 100_000)),
         }
         self.reactors = [Reactor(self.ledger, conditional=conditional, **bounds) for _ in range(reactors)]
-        self.changes, self.now, self.count = changes, T0, 0
+        self.changes, self.rates, self.now, self.count = changes, rates, T0, 0
         self.waiting: dict[JobKey, tuple[int, Held]] = {}
         self.holding: dict[JobKey, Held] = {}  # granted; the value says which keys
         self.kept: dict[JobKey, set[str]] = defaultdict(set)
@@ -61,7 +62,7 @@ class World:
     def define(self, name: str) -> None:
         pick = self.random.choice
         slots = self.random.randint(1, 6) if name == "g" else pick((None, 1, 1, 2, 3, 5, 0))
-        rated = self.random.random() < 0.3
+        rated = self.random.random() < 0.3 and self.rates
         rate = {"rate": pick((0.5, 3.0, 20.0)), "burst": self.random.randint(1, 3)} if rated else {}
         mode = "queue" if name == "g" else pick(self.modes)
         self.add(limit(name, slots, mode=mode, keep=self.keep[name], weight=pick((1.0, 2.0, 0.5)), **rate))

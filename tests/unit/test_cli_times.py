@@ -9,7 +9,7 @@ import typer
 from tests.support.tables import each_row
 
 from jobledger.cli.errors import UsageError
-from jobledger.cli.times import parse_span, parse_time, seconds
+from jobledger.cli.times import parse_range, parse_span, parse_time, seconds
 
 NOW = datetime(2025, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -90,3 +90,27 @@ def test_an_option_in_seconds_takes_numbers_too() -> None:
             seconds()(text)
     with pytest.raises(typer.BadParameter, match=r"'50ms' is less than 0\.1 s"):
         seconds(0.1)("50ms")
+
+
+@each_row(
+    ("text", "begin", "end"),
+    [
+        ("last friday 09:00/10:00", "2025-01-03T09:00", "2025-01-03T10:00"),
+        ("friday 23:00/01:00", "2025-01-03T23:00", "2025-01-04T01:00"),
+        ("last wednesday 09:00/10:00", "2025-01-01T09:00", "2025-01-01T10:00"),
+        ("yesterday 9:00/12:00", "2025-01-07T09:00", "2025-01-07T12:00"),
+        ("2025-01-02T08:00/2025-01-03", "2025-01-02T08:00", "2025-01-03T00:00"),
+        ("2h/30m", "2025-01-08T10:00", "2025-01-08T11:30"),
+        ("09:00/10:00", "2025-01-08T09:00", "2025-01-08T10:00"),
+    ],
+)
+def test_a_range_is_two_times(text: str, begin: str, end: str) -> None:
+    now = datetime(2025, 1, 8, 12, tzinfo=UTC)  # a Wednesday
+    wanted = tuple(datetime.fromisoformat(f"{each}+00:00") for each in (begin, end))
+    assert parse_range("--at", text, now=now) == wanted
+
+
+@each_row("text", ["", "09:00", "last someday 09:00/10:00", "friday/10:00", "09:00/"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--at"):
+        parse_range("--at", text)

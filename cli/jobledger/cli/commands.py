@@ -61,6 +61,8 @@ COMMANDS: Final = Group(
                 "list": "limits.show",
                 "show": "limits.show",
                 "remove": "limits.change",
+                "verify": "limits.again",
+                "simulate": "limits.again",
             },
         ),
         "schedules": Group(

@@ -14,6 +14,7 @@ from jobledger.cli.errors import UsageError
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SERVER_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
+_WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _PART: Final = r"\d{1,9}(?:\.\d{1,6})?\s*[a-z]+"
 _SPAN: Final = re.compile(rf"{_PART}(?:[\s,]*{_PART})*", flags=re.ASCII | re.IGNORECASE)
 _PARTS: Final = re.compile(r"(?P<count>[\d.]+)\s*(?P<unit>[a-z]+)", flags=re.ASCII | re.IGNORECASE)
@@ -87,6 +88,37 @@ def _of_day(text: str) -> time | None:
 def time_of(option: str, text: str | None, *, ahead: bool = False) -> datetime | None:
     """Read the time of an option, None where it was not given; see `parse_time`. Raises: UsageError."""
     return None if text is None else parse_time(option, text, ahead=ahead)
+
+
+def parse_range(option: str, text: str, *, now: datetime | None = None) -> tuple[datetime, datetime]:
+    """Read a span of time, `FROM/TO`: each a time, and FROM also `yesterday 09:00` or `last friday 09:00`, in UTC.
+
+    A TO that is only a time of day is of the day of FROM, or of the next day where it is not later.
+
+    Raises: UsageError.
+    """
+    now = datetime.now(UTC) if now is None else now
+    first, separator, last = text.partition("/")
+    if not separator:
+        raise UsageError(
+            f"{option} {text[:60]!r} is not FROM/TO, such as 09:00/10:00 or `last friday 09:00/10:00`"
+        )
+    begin = _on_a_day(first.strip().lower(), now) or parse_time(option, first, now=now)
+    of_day = _of_day(last.strip())
+    if of_day is None:
+        return begin, parse_time(option, last, now=now)
+    end = datetime.combine(begin.date(), of_day, UTC)
+    return begin, end if end > begin else end + _DAY
+
+
+def _on_a_day(text: str, now: datetime) -> datetime | None:
+    """Read `yesterday 09:00` and `last friday 09:00`, in UTC; None for another form."""
+    day, _, hour = text.removeprefix("last ").partition(" ")
+    of_day = _of_day(hour.strip())
+    if of_day is None or not (day == "yesterday" or day in _WEEKDAYS):
+        return None
+    back = 1 if day == "yesterday" else (now.weekday() - _WEEKDAYS.index(day) - 1) % 7 + 1
+    return datetime.combine(now.date() - timedelta(days=back), of_day, UTC)
 
 
 def parse_span(option: str, text: str) -> timedelta:

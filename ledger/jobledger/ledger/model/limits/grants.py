@@ -180,7 +180,7 @@ class Granter:
             line = (_RANK[state.order.priority], event.queue, state.order.fair, limits)
             self.wait(job, line, wait)
             return
-        self.holders.put(job, carried_holding(state, self._keeps))
+        self.holders.put(job, carried_holding(state, self.keeps))
 
     def wait(self, job: JobKey, order: LineKey, held: int, *, is_new: bool = True) -> None:
         """Let a job wait at the end of its line; `order`: priority, queue, fairness key, all limits that it names.
@@ -388,7 +388,7 @@ class Granter:
         assert line is not None, "it waits"
         self.guard.passed(line, (line.share.v, entry.held), self._turn(), self.picker.is_stuck)
         self.remove(entry)
-        self.holders.take(job, entry.limits, held=entry.held, grant=grant, keeps=self._keeps)
+        self.holders.take(job, entry.limits, held=entry.held, grant=grant, keeps=self.keeps)
         self._charge(line.share, line.keys, entry.held)
         if self.picker.any_rate:
             for name in self.picker.rated(line.keys):
@@ -405,7 +405,8 @@ class Granter:
                 self.rates.take(name, terms, self.picker.at)
         self.guard.granted(keys, held)
 
-    def _keeps(self, limit: str) -> bool:
+    def keeps(self, limit: str) -> bool:
+        """Return whether a job keeps its slot of a key until it has ended for good."""
         terms = self.picker.key(limit).terms
         return terms is not None and terms.keep == "job"
 

@@ -1,0 +1,130 @@
+"""Grants once more: decided again to compare them, and simulated with other limits. Both read the ledger and change nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.aggregate import Aggregate
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.inputs import checked_limits
+from jobledger.ledger.model.limits.definition import LIMIT, Definition, Override, Terms
+from jobledger.ledger.model.limits.flow import FLOW
+from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.limits.recompute import Recomputation, Recomputed
+from jobledger.ledger.model.limits.simulation import (
+    KeyWaits,
+    Recording,
+    TooManyWaitsError,
+    recorded,
+    simulated,
+)
+from jobledger.ledger.model.log import events_among
+from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.workers.reactors.flow.spill import DiskSpill
+
+_OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """How long jobs waited, by key, as it was and as it would have been."""
+
+    begin: datetime
+    end: datetime
+    waits: int  #: how often a job waited
+    recorded: dict[str, KeyWaits]
+    simulated: dict[str, KeyWaits]
+
+
+async def compare_grants(ledger: Ledger) -> Recomputed:
+    """Decide every grant of the ledger again over what its author knew.
+
+    Raises: UnreachableError, CorruptLedgerError, sqlite3.Error where there is no room for temporary files.
+    """
+    with contextlib.closing(DiskSpill()) as spill:
+        again = Recomputation(spill)
+        async with contextlib.aclosing(_events(ledger)) as events:
+            async for event, message in events:
+                again.feed(event, message.stream_sequence)
+        return again.found
+
+
+async def simulate_limits(
+    ledger: Ledger, begin: datetime, end: datetime, slots: Mapping[str, int | None]
+) -> Simulated:
+    """Return how long the jobs of a span of time would have waited with other slots.
+
+    `slots`: by limit, or by `name:key` for one key of it; None: any number.
+
+    Raises: InvalidTokenError, InvalidInputError for a limit that cannot be, a span that ends before it begins or holds too
+        many waits; UnreachableError, CorruptLedgerError.
+    """
+    for limit in slots:
+        checked_limits((limit,))
+    if end <= begin:
+        raise InvalidInputError(f"the span ends at {end.isoformat()}, before it begins: {begin.isoformat()}")
+    recording = Recording(begin, end)
+    try:
+        async with contextlib.aclosing(_events(ledger)) as events:
+            async for event, message in events:
+                if message.stored_at > end:
+                    break
+                recording.feed(event, message.stream_sequence, message.stored_at)
+        recording.done()
+    except TooManyWaitsError as error:
+        raise InvalidInputError(
+            "too many jobs waited in that span to simulate it: choose a shorter one"
+        ) from error
+    changed = _changed(recording.limits, slots, begin)
+    return Simulated(
+        begin=begin,
+        end=end,
+        waits=len(recording.waits),
+        recorded=recorded(recording),
+        simulated=simulated(recording, changed),
+    )
+
+
+async def _events(ledger: Ledger) -> AsyncGenerator[tuple[Envelope, Message], None]:
+    """Yield every event of jobs, grants and limits up to the present end."""
+    last = (await ledger.log.head()).last_sequence
+    async with contextlib.aclosing(ledger.log.read_messages()) as batches:
+        async for batch in batches:
+            for message in events_among(batch):
+                if message.stream_sequence > last:
+                    return
+                of = _OTHERS.get(aggregate_of(message.subject))
+                if isinstance(message, StoredEvent):
+                    yield message.event, message
+                elif of is not None:
+                    yield of.decode(message), message
+            if batch[-1].stream_sequence >= last:
+                return
+
+
+def _changed(
+    limits: Mapping[str, Definition], slots: Mapping[str, int | None], at: datetime
+) -> dict[str, Definition]:
+    found: dict[str, Definition] = {}
+    for limit, number in slots.items():
+        name, key = split(limit)
+        before = found.get(name) or limits.get(name)
+        if before is None:
+            before = Definition(limit=name, sequence=0, at=at, by="")
+        common = before.common or Terms()
+        if key:
+            override = msgspec.structs.replace(before.overrides.get(key, Override()), slots=number)
+            before = msgspec.structs.replace(
+                before, common=common, overrides={**before.overrides, key: override}
+            )
+        else:
+            before = msgspec.structs.replace(before, common=msgspec.structs.replace(common, slots=number))
+        found[name] = before
+    return found

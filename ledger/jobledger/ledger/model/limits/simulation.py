@@ -1,0 +1,310 @@
+"""What would have been with other limits: recorded arrivals and services, and the same `Granter`. Pure.
+
+A recording has each wait of each job: when it was held, how long it kept its slots, when it came back. A run of the
+simulation lets the same jobs come at the same moments, gives each the time that it took, and decides who is granted. What it
+cannot know: that more jobs at once may be slower, and what a job that never ran would have taken (as others do: the median).
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, Snoozed
+from jobledger.ledger.model.limits.definition import Definition, LimitRemoved, LimitSet, Terms, evolve
+from jobledger.ledger.model.limits.flow import Granted
+from jobledger.ledger.model.limits.grants import Granter
+from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
+
+#: How many waits one recording may have: about 400 MB.
+WAITS_MAX: Final = 500_000
+_NO_TIME: Final = timedelta()
+_BY: Final = "simulation"
+
+
+class Wait(msgspec.Struct, kw_only=True, gc=False):
+    """One wait of a job, and the time for which it then held its slots."""
+
+    event: Held
+    held_at: datetime  #: by the server's clock, as all times here
+    granted_at: datetime | None = None
+    left_at: datetime | None = None  #: when it gave its slots back, or left while it waited
+    is_final: bool = False  #: whether the job had ended then
+    back_after: timedelta | None = (
+        None  #: how long after the wait before this one ended it came back; None: the first
+    )
+
+
+class TooManyWaitsError(Exception):
+    """A recording has more waits than fit in memory."""
+
+
+class Recording:
+    """The waits of a span of time, and the definitions at its beginning; told a ledger in stream order up to its end."""
+
+    def __init__(self, begin: datetime, end: datetime) -> None:
+        """Record who waits or holds slots between two moments of the server's clock."""
+        self.begin, self.end = begin, end
+        self.limits: dict[str, Definition] = {}
+        self.slots: dict[str, int] = {}  #: of keys without a definition, as the newest grant saw them
+        self.waits: list[Wait] = []
+        self._open: dict[JobKey, Wait] = {}
+        self._left: dict[JobKey, datetime] = {}  # of jobs that may come back
+
+    def feed(self, event: Envelope, sequence: int, stored_at: datetime) -> None:
+        """Take in the next event. Raises: TooManyWaitsError."""
+        if isinstance(event, LimitSet | LimitRemoved):
+            if stored_at <= self.begin or event.limit not in self.limits:
+                self.limits[event.limit] = evolve(None, event, sequence)
+        elif isinstance(event, Granted):
+            self.slots.update(event.slots)
+            for each in event.jobs:
+                wait = self._open.get((each.queue, each.job))
+                if wait is not None and wait.granted_at is None:
+                    wait.granted_at = stored_at
+        elif type(event) in FINAL or type(event) in OF_AN_ATTEMPT:
+            self._leave_or_wait(event, stored_at)  # type: ignore[arg-type]
+
+    def _leave_or_wait(self, event: JobEvent, stored_at: datetime) -> None:
+        job, is_final = (event.queue, event.job), type(event) in FINAL
+        wait = self._open.pop(job, None)
+        if wait is not None:
+            wait.left_at, wait.is_final = stored_at, is_final
+            if stored_at >= self.begin:
+                self._keep(wait)
+            if not is_final:
+                self._left[job] = stored_at
+        if is_final:
+            self._left.pop(job, None)
+        elif isinstance(event, Held) and event.limits:
+            left = self._left.pop(job, None)
+            back_after = None if left is None or left < self.begin else stored_at - left
+            self._open[job] = Wait(event=event, held_at=stored_at, back_after=back_after)
+
+    def _keep(self, wait: Wait) -> None:
+        if len(self.waits) >= WAITS_MAX:
+            raise TooManyWaitsError
+        self.waits.append(wait)
+
+    def done(self) -> None:
+        """End the recording: who waits or holds slots still does. Raises: TooManyWaitsError."""
+        for wait in self._open.values():
+            self._keep(wait)
+        self._open.clear()
+        self.waits.sort(key=lambda wait: wait.held_at)
+
+
+class KeyWaits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How long jobs waited for the limits of which one key is one."""
+
+    key: str  #: `name` or `name:key`
+    jobs: int  #: waits that began before the end
+    granted: int  #: of them, those that were granted in the span
+    p50_s: float  #: of all of them; who was not granted waited until the end
+    p99_s: float
+    longest_s: float
+
+    @property
+    def starves(self) -> bool:
+        """Whether somebody waited and nobody was granted."""
+        return not self.granted
+
+
+class _Waited:
+    """Waits by key, as they come out."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.granted: dict[str, int] = defaultdict(int)
+
+    def add(self, wait: Wait, waited: timedelta, *, granted: bool) -> None:
+        for key in wait.event.limits:
+            self.seconds[key].append(max(0.0, waited.total_seconds()))
+            self.granted[key] += granted
+
+    def by_key(self) -> dict[str, KeyWaits]:
+        return {key: self._of(key, sorted(seconds)) for key, seconds in self.seconds.items()}
+
+    def _of(self, key: str, seconds: list[float]) -> KeyWaits:
+        count = len(seconds)
+        return KeyWaits(
+            key=key,
+            jobs=count,
+            granted=self.granted[key],
+            p50_s=seconds[(count - 1) // 2],
+            p99_s=seconds[(count - 1) * 99 // 100],
+            longest_s=seconds[-1],
+        )
+
+
+def recorded(recording: Recording) -> dict[str, KeyWaits]:
+    """Return how long jobs waited as it was, by key."""
+    found = _Waited()
+    for wait in recording.waits:
+        until = wait.granted_at or wait.left_at or recording.end
+        begin = max(wait.held_at, recording.begin)
+        if until >= recording.begin:
+            is_granted = wait.granted_at is not None and wait.granted_at <= recording.end
+            found.add(wait, min(until, recording.end) - begin, granted=is_granted)
+    return found.by_key()
+
+
+def simulated(recording: Recording, limits: Mapping[str, Definition]) -> dict[str, KeyWaits]:
+    """Return how long the same jobs would have waited with the limits as recorded, but for those given here, by key."""
+    return _Run(recording, limits).run()
+
+
+class _Run:
+    def __init__(self, recording: Recording, limits: Mapping[str, Definition]) -> None:
+        self._recording = recording
+        self._granter = Granter()
+        self._sequence = 0  # of what is told to the granter
+        self._planned = 0
+        self._found = _Waited()
+        self._events: list[tuple[datetime, int, str, Wait]] = []
+        self._since: dict[JobKey, tuple[datetime, Wait]] = {}  # who waits, and since when
+        self._holds: dict[JobKey, Wait] = {}
+        self._next: dict[JobKey, list[Wait]] = {}  # waits of a job after its first one
+        self._median = _median_service(recording)
+        self._define({**recording.limits, **limits})
+        for wait in recording.waits:
+            job = (wait.event.queue, wait.event.job)
+            if wait.back_after is not None and job in self._next:
+                self._next[job].append(wait)
+            else:
+                self._next.setdefault(job, [])
+                self._begin(wait)
+
+    def _define(self, limits: dict[str, Definition]) -> None:
+        definitions = self._granter.definitions
+        definitions.limits.update(limits)
+        for key, slots in self._recording.slots.items():
+            if slots and definitions.of(key) is None:
+                self._granter.offer(key, Terms(slots=slots))
+
+    def _begin(self, wait: Wait) -> None:
+        """Let a wait begin: at its moment, or at the beginning for who waits or holds slots then."""
+        begin = self._recording.begin
+        was_granted = wait.granted_at is not None and wait.granted_at < begin
+        self._at(
+            begin if was_granted else max(begin, wait.held_at), "holds" if was_granted else "arrives", wait
+        )
+
+    def _at(self, moment: datetime, what: str, wait: Wait) -> None:
+        self._planned += 1
+        heapq.heappush(self._events, (moment, self._planned, what, wait))
+
+    def _tell(self, event: JobEvent) -> None:
+        self._sequence += 1
+        self._granter.job(event, self._sequence)
+
+    def run(self) -> dict[str, KeyWaits]:
+        end = self._recording.end
+        wake: datetime | None = None
+        while self._events or wake is not None:
+            moments = [wake] if wake is not None else []
+            now = min([*moments, *(each[0] for each in self._events[:1])])
+            if now > end:
+                break
+            while self._events and self._events[0][0] <= now:
+                _, _, what, wait = heapq.heappop(self._events)
+                self._happen(now, what, wait)
+            wake = self._decide(now)
+        for since, wait in self._since.values():
+            self._found.add(wait, end - since, granted=False)
+        return self._found.by_key()
+
+    def _decide(self, now: datetime) -> datetime | None:
+        while True:
+            decision = self._granter.decide(now)
+            for cancel in decision.cancels:
+                self._drop((cancel.queue, cancel.job), now)
+            if not decision.grants:
+                return decision.wake_at
+            self._sequence += 1
+            self._granter.confirm(self._sequence)
+            for each in decision.grants:
+                self._grant((each.queue, each.job), now)
+
+    def _grant(self, job: JobKey, now: datetime) -> None:
+        since, wait = self._since.pop(job)
+        self._granter.started(job)
+        self._holds[job] = wait
+        self._found.add(wait, now - since, granted=True)
+        self._at(now + self._service(wait), "leaves", wait)
+
+    def _service(self, wait: Wait) -> timedelta:
+        if wait.granted_at is None or wait.left_at is None:
+            return self._median
+        return wait.left_at - wait.granted_at
+
+    def _happen(self, now: datetime, what: str, wait: Wait) -> None:
+        job = (wait.event.queue, wait.event.job)
+        match what:
+            case "arrives":
+                self._arrive(job, wait, now)
+                if wait.granted_at is None and wait.left_at is not None and wait.left_at > now:
+                    self._at(wait.left_at, "gives up", wait)
+            case "holds":
+                self._arrive(job, wait, now)
+                self._force(job, wait, now)
+            case "leaves" if self._holds.get(job) is wait:
+                del self._holds[job]
+                self._tell(_end(wait, now))
+                self._come_back(job, now)
+            case "gives up" if job in self._since and self._since[job][1] is wait:
+                self._drop(job, now)
+            case _:
+                pass  # it was cancelled meanwhile for its limit's mode
+
+    def _arrive(self, job: JobKey, wait: Wait, now: datetime) -> None:
+        self._since[job] = (now, wait)
+        self._tell(wait.event)
+
+    def _force(self, job: JobKey, wait: Wait, now: datetime) -> None:
+        """Give a job the slots that it held when the recording began."""
+        entry = self._granter.lines.find(job)
+        del self._since[job]
+        if entry is not None:
+            self._granter.remove(entry)
+            self._granter.holders.take(job, entry.limits, held=entry.held, grant=0, keeps=self._granter.keeps)
+        self._holds[job] = wait
+        left = wait.left_at or now + self._median
+        self._at(max(now, left), "leaves", wait)
+
+    def _come_back(self, job: JobKey, now: datetime) -> None:
+        later = self._next.get(job)
+        if later:
+            wait = later.pop(0)
+            self._at(now + (wait.back_after or _NO_TIME), "arrives", wait)
+
+    def _drop(self, job: JobKey, now: datetime) -> None:
+        """Cancel a job that waits, or that holds a slot which another one takes."""
+        found = self._since.pop(job, None)
+        self._holds.pop(job, None)
+        self._tell(Cancelled(at=now, by=_BY, queue=job[0], job=job[1], task=""))
+        if found is not None:
+            self._found.add(found[1], now - found[0], granted=False)
+
+
+def _end(wait: Wait, now: datetime) -> JobEvent:
+    queue, job = wait.event.queue, wait.event.job
+    if wait.is_final or wait.left_at is None:
+        return Completed(at=now, by=_BY, queue=queue, job=job, task="", attempt=1)
+    return Snoozed(at=now, by=_BY, queue=queue, job=job, task="", attempt=1, until=now)
+
+
+def _median_service(recording: Recording) -> timedelta:
+    taken = [
+        wait.left_at - wait.granted_at
+        for wait in recording.waits
+        if wait.granted_at is not None and wait.left_at is not None
+    ]
+    return statistics.median_low(taken) if taken else _NO_TIME

@@ -1,0 +1,115 @@
+"""Grants decided again, and what would have been with other limits: over histories that random worlds wrote."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+from tests.model.grant_simulation import World
+from tests.support.grant_worlds import T0, Ledger, Reactor, completed, held, limit
+
+from jobledger.ledger.model.envelope import Envelope
+from jobledger.ledger.model.limits.definition import LimitSet, evolve
+from jobledger.ledger.model.limits.flow import Granted
+from jobledger.ledger.model.limits.recompute import Recomputation, Recomputed
+from jobledger.ledger.model.limits.simulation import KeyWaits, Recording, recorded, simulated
+
+
+def _recomputed(events: list[Envelope]) -> Recomputed:
+    again = Recomputation()
+    for sequence, event in enumerate(events, 1):
+        again.feed(event, sequence)
+    return again.found
+
+
+def test_grants_of_one_reactor_come_out_the_same() -> None:
+    for seed in range(3):
+        found = _recomputed(World(seed, reactors=1, rates=False).run().ledger.events)
+        assert found.grants > 20
+        assert (found.different, found.differences) == (0, ())
+
+
+def test_a_grant_of_another_job_than_the_one_whose_turn_it_was_is_told() -> None:
+    events = list(World(1, reactors=1, rates=False).run().ledger.events)
+    place = next(n for n, event in enumerate(events) if isinstance(event, Granted) and len(event.jobs) > 2)
+    granted = events[place]
+    assert isinstance(granted, Granted)
+    first, second, *rest = granted.jobs
+    events[place] = msgspec.structs.replace(granted, jobs=(second, first, *rest))
+    found = _recomputed(events)
+    assert found.different >= 1
+    told = found.differences[0]
+    assert (told.stream_sequence, told.at) == (place + 1, 0)
+    assert (told.recorded, told.recomputed) == (f"{second.queue}/{second.job}", f"{first.queue}/{first.job}")
+
+
+def test_grants_by_other_rules_are_counted_and_not_compared() -> None:
+    events = [
+        msgspec.structs.replace(event, policy=99) if isinstance(event, Granted) else event
+        for event in World(1, reactors=1).run().ledger.events
+    ]
+    found = _recomputed(events)
+    assert found.other_policy > 20
+    assert found.grants == 0
+
+
+class Morning:
+    """Jobs of two tenants that come at once and take ten seconds each; each tenant has one slot."""
+
+    def __init__(self, jobs: int = 6) -> None:
+        self.ledger = Ledger()
+        self.times: list[timedelta] = []
+        self.reactor = Reactor(self.ledger)
+        self.now = timedelta()
+        self.add(limit("tenant", 1))
+        for n in range(jobs):
+            for tenant in ("a", "b"):
+                self.add(held(f"{tenant}{n}", f"tenant:{tenant}"))
+        for _ in range(jobs):
+            self.reactor.read()
+            decision = self.reactor.act(T0 + self.now)
+            assert decision is not None
+            self.times.append(self.now)
+            self.now += timedelta(seconds=10)
+            for each in decision.grants:
+                self.add(completed(each.job))
+
+    def add(self, event: Envelope) -> None:
+        self.ledger.add(event)
+        self.times.append(self.now)
+
+    def recording(self, begin_s: float = 0, end_s: float = 1_000) -> Recording:
+        recording = Recording(T0 + timedelta(seconds=begin_s), T0 + timedelta(seconds=end_s))
+        for sequence, (event, at) in enumerate(zip(self.ledger.events, self.times, strict=True), 1):
+            if T0 + at > recording.end:
+                break
+            recording.feed(event, sequence, T0 + at)
+        recording.done()
+        return recording
+
+    def with_slots(self, slots: int, **more: float) -> dict[str, KeyWaits]:
+        event: LimitSet = limit("tenant", slots)
+        return simulated(self.recording(**more), {"tenant": evolve(None, event, 1)})
+
+
+def test_with_the_same_limits_jobs_wait_as_long_as_they_did() -> None:
+    morning = Morning()
+    waits = recorded(morning.recording())
+    assert [waits["tenant:a"].p50_s, waits["tenant:a"].p99_s, waits["tenant:a"].jobs] == [20, 40, 6]
+    assert waits == simulated(morning.recording(), {})
+    assert waits == morning.with_slots(1)
+
+
+def test_with_more_slots_they_wait_less_and_with_none_they_starve() -> None:
+    morning = Morning()
+    more = morning.with_slots(3)["tenant:b"]
+    assert (more.p50_s, more.longest_s, more.starves) == (0, 10, False)
+    none = morning.with_slots(0)["tenant:b"]
+    assert (none.granted, none.longest_s, none.starves) == (0, 1_000, True)
+
+
+def test_who_waits_or_runs_at_the_beginning_counts_from_there() -> None:
+    morning = Morning()
+    same = recorded(morning.recording(begin_s=15, end_s=35))
+    assert same == morning.with_slots(1, begin_s=15, end_s=35)
+    assert (same["tenant:a"].jobs, same["tenant:a"].granted, same["tenant:a"].longest_s) == (4, 2, 20)
