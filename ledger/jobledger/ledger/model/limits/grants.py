@@ -12,14 +12,14 @@ fairness key that was given least for its weight, then the job that was held fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, TypeVar
 
 import msgspec
 
 from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, JobEvent, Priority, Started
-from jobledger.ledger.model.limits.definition import LimitEvent, Terms, evolve
+from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import JOBS_MAX, Granted
 from jobledger.ledger.model.limits.guard import Guard
 from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carried_holding
@@ -262,6 +262,21 @@ class Granter:
         self.through = sequence
         self.at = max(self.at, nanoseconds(event.at))
         self.picker.at = self.at
+        newer = self.definitions.replaced_after(event.limits_sequence)
+        if newer:  # its author had not read these yet
+            present = {limit: self.definitions.limits.get(limit) for limit in newer}
+            self._see(newer)
+            self._take_all(event, sequence)
+            self._see(present)
+        else:
+            self._take_all(event, sequence)
+        self._settle(event.through)
+
+    def _see(self, limits: Mapping[str, Definition | None]) -> None:
+        self.picker.see(limits)
+        self._weigh()
+
+    def _take_all(self, event: Granted, sequence: int) -> None:
         for each in event.jobs:
             job = (each.queue, each.job)
             entry = self._waits_again(job, each.held) or self.lines.find(job)
@@ -270,7 +285,6 @@ class Granter:
                 self._take(entry, sequence)
             elif gone is not None and gone.held == each.held and gone.left > event.through:
                 self._void(gone)
-        self._settle(event.through)
 
     def _waits_again(self, job: JobKey, held: int) -> Waiting | None:
         """Let a job wait again that was to be cancelled, since somebody granted it."""
@@ -298,8 +312,8 @@ class Granter:
 
     def limit(self, event: LimitEvent, sequence: int) -> None:
         """Take in a definition."""
-        self.through = self.definitions.sequence = sequence
-        self.definitions.limits[event.limit] = evolve(None, event, sequence)
+        self.through = sequence
+        self.definitions.set(evolve(None, event, sequence), sequence)
         self._redefined(name for name in self.picker.keys if split(name)[0] == event.limit)
 
     def _redefined(self, names: Iterable[str]) -> None:
@@ -307,10 +321,13 @@ class Granter:
             terms = self.definitions.of(name)
             if terms is not None and terms.rate is not None:
                 self.rates.redefine(name, terms, self.at)
-        for share in self.shares.values():
-            share.weight = self._weight(share)
+        self._weigh()
         self.picker.redefined()
         self.modes.rebuild()
+
+    def _weigh(self) -> None:
+        for share in self.shares.values():
+            share.weight = self._weight(share)
 
     # What is known otherwise.
 

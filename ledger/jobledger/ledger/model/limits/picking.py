@@ -7,7 +7,7 @@ two looks a grant, however many lines there are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from jobledger.ledger.model.limits.definition import Definition, Terms
@@ -31,6 +31,20 @@ class Definitions:
         self.limits: dict[str, Definition] = {}
         self.offered: dict[str, Terms] = {}  #: by key; before a definition
         self.sequence = 0  #: stream sequence of the newest event about a limit
+        self._before: list[
+            tuple[int, str, Definition | None]
+        ] = []  # what each event that is newer than a grant replaced
+
+    def set(self, definition: Definition, sequence: int) -> None:
+        """Take in the newest definition of a limit."""
+        self._before.append((sequence, definition.limit, self.limits.get(definition.limit)))
+        self.limits[definition.limit] = definition
+        self.sequence = sequence
+
+    def replaced_after(self, sequence: int) -> dict[str, Definition | None]:
+        """Return the limits that were defined after a stream sequence, as they were at it; older ones are forgotten."""
+        self._before = [each for each in self._before if each[0] > sequence]
+        return {name: before for _, name, before in reversed(self._before)}
 
     def of(self, key: str) -> Terms | None:
         """Return what holds for a key, None where nothing is defined."""
@@ -134,6 +148,17 @@ class Picker:
             if spot.shown is None or order < spot.shown:
                 spot.shown = order
                 heapq.heappush(self._ready[spot.priority], (order, spot))
+
+    def see(self, limits: Mapping[str, Definition | None]) -> None:
+        """Go by these definitions of some limits; who waits where stays as it is."""
+        for limit, definition in limits.items():
+            if definition is None:
+                self._definitions.limits.pop(limit, None)
+            else:
+                self._definitions.limits[limit] = definition
+        for name, key in self.keys.items():
+            if split(name)[0] in limits:
+                key.terms = self._definitions.of(name)
 
     def redefined(self) -> None:
         """Look again at everybody: definitions are others than before."""

@@ -161,8 +161,8 @@ def refill(granter: Granter, event: JobEvent | Granted, sequence: int) -> None:
 
 def _wait(granter: Granter, job: JobKey, line: LineKey, held: int) -> None:
     """Let a job wait, unless what was written knows better: of a grant that lies behind `through`, or of its end."""
-    known = granter.holders.jobs.get(job) or granter.modes.doomed.get(job)
-    if known is None or known.held != held:
+    known = (granter.holders.jobs.get(job), granter.modes.doomed.get(job))
+    if all(each is None or each.held != held for each in known):
         granter.wait(job, line, held, is_new=False)
 
 
