@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-unique faults simulate clean
+.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-queues bench-unique faults simulate clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -76,6 +76,9 @@ bench: install ## the core benchmark, both durability settings
 
 bench-unique: install ## what unique and debounced enqueues cost beside plain ones
 	@$(BIN)/python benchmarks/unique.py
+
+bench-queues: install ## how soon workers see that a queue is paused and resumed
+	@$(BIN)/python benchmarks/queues.py
 
 bench-limits: install ## what limits cost, beside jobs without limits, against what they may cost; BIG=1: a million wait
 	@$(BIN)/python benchmarks/limits.py $(if $(BIG),--big)

@@ -59,7 +59,7 @@ from jobledger.workers.reactors.reconciler import Reconciler
 pytestmark = pytest.mark.anyio
 
 #: How long a paused queue is watched to see that nothing of it is started.
-WATCHED_S = 0.3
+WATCHED_S = 0.2
 HOUR = timedelta(hours=1)
 #: A pause and its end are seen within 50 ms (benchmarks/queues.py); these tests share two CPUs with others.
 SEEN_S = 0.8
@@ -232,7 +232,7 @@ async def test_a_consumer_that_is_made_while_its_queue_is_resumed_is_not_paused(
 
 async def test_a_pause_with_a_time_ends_by_itself(ledger: Ledger) -> None:
     async with taking(ledger):
-        end = datetime.now(UTC) + timedelta(seconds=1)
+        end = datetime.now(UTC) + timedelta(seconds=0.3)
         state = await ledger.pause_queue("mail", until=end)
         job = await ledger.enqueue(send, 1)
         await ended(job)
@@ -417,7 +417,7 @@ async def test_draining_waits_for_what_runs_but_not_for_workers_that_are_gone(
                 ends.append(asyncio.create_task(ledger.cancel(jobs[0].ref)))
             told.append(running)
 
-        still = await drained(rows, "mail", limit_s=1.0, on_change=tell)
+        still = await drained(rows, "mail", limit_s=0.7, on_change=tell)
         assert (told, still) == ([Running(2, 1, 0), Running(1, 1, 0)], Running(1, 1, 0))
         assert still.words() == "1 job runs on 1 worker"
         await ledger.pause_queue("mail", interrupt=True)
@@ -473,6 +473,8 @@ def test_commands_say_what_they_did_and_who_paused_what(cli: CommandLine, tmp_pa
     (row,) = [json.loads(line) for line in cli.run("queues", "list", "--json", *rows).out.splitlines()]
     assert (row["queue"], row["counts"]["queued"]) == ("mail", 1)
     assert row["pause"]["until"] == said["pause"]["until"]
+    (before,) = cli.run("queues", "list", "--sequence", "1", "--json", *rows).out.splitlines()
+    assert json.loads(before)["pause"] is None
     shown = cli.run("queues", "list", *rows).out
     assert (
         f"by {said['pause']['by']}, ends in 1 h" in shown

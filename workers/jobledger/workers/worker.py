@@ -234,6 +234,7 @@ class Worker:
     def _on_queue(self, queue: str, state: QueueState) -> None:
         """Obey a pause or the end of one."""
         if not state.is_paused(self._ledger.clock.now()):
+            logger.info("queue %s is not paused any more", queue)
             self._intake.resume(queue)
             return
         logger.info("queue %s is %s", queue, state.words())
