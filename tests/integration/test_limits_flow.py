@@ -230,7 +230,7 @@ async def test_a_reactor_begins_with_the_newest_snapshot(
 ) -> None:
     options(snapshot_events=20)
     await define(ledger, "all", slots=3)
-    async with connected() as other, working(other, work):
+    async with connected(inline_bytes_max=1) as other, working(other, work):  # its state is put away
         for job in [await enqueue(ledger, work, "all", f"key:{n % 2}") for n in range(5)]:
             assert (await job.snapshot()).state is JobState.HELD  # nobody defined `key`
         await define(ledger, "key", slots=1)

@@ -73,10 +73,12 @@ class Stage:
         self._recorder = recorder
 
     @contextlib.asynccontextmanager
-    async def client(self, role: str) -> AsyncGenerator[Ledger, None]:
+    async def client(self, role: str, **settings: int) -> AsyncGenerator[Ledger, None]:
         async with contextlib.AsyncExitStack() as stack:
             with self._recorder.playing(role):
-                ledger = await stack.enter_async_context(connect(self._url, ledger_bytes_max=16 << 20))
+                ledger = await stack.enter_async_context(
+                    connect(self._url, ledger_bytes_max=16 << 20, **settings)
+                )
             yield ledger
 
     def command(self, role: str, *words: str) -> None:
@@ -116,7 +118,7 @@ class Stage:
     async def work(self) -> None:
         """Run a worker with every reactor while another process produces."""
         async with (
-            self.client("Worker") as ledger,
+            self.client("Worker", inline_bytes_max=1) as ledger,  # a snapshot of the limits is above that
             working(ledger, large, later, never, forever, ack_wait_s=1.0) as worker,
         ):
             await worker.taking.wait()

@@ -24,7 +24,7 @@ from jobledger.ledger.model.subjects import JobRef
 logger = logging.getLogger("jobledger.workers.reactors.flow.admitting")
 
 #: Stored `held` events kept so that their jobs' chains need not be read; what does not fit is read when it is granted.
-_KEPT_BYTES_MAX: Final = 32 << 20
+_KEPT_BYTES_MAX: Final = 24 << 20
 _KEPT_COST: Final = 250  # of an entry beside its bytes, about
 _CHAINS_AT_ONCE: Final = 64
 #: Appends on their way at a time.

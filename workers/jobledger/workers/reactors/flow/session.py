@@ -345,8 +345,11 @@ class Session:
         except WrongSequenceError:
             await self._hear()
             return False
-        except LedgerFullError as error:
+        except LedgerError as error:  # grants go on without one
             logger.error("no snapshot of the limits: %s", error)  # noqa: TRY400 - a sentence
+            self._note_snapshot()
+            if self._chain.view.state is None:
+                await asyncio.sleep(_FULL_PAUSE_S)
             return False
         self._note_snapshot()
         return True
