@@ -83,7 +83,7 @@ async def test_limits_hold_while_workers_and_reactors_are_killed(  # noqa: PLR09
     record: Recorder,
 ) -> None:
     """Killed at random and between `granted` and `queued`, frozen: each job ends once, and no limit is passed."""
-    fleet.variables |= {"LIMITS_CRASH": "0.0005", "LIMITS_STALL": "0.004"}
+    fleet.variables |= {"LIMITS_CRASH": "0.001", "LIMITS_STALL": "0.004"}
     done = dict.fromkeys(("killed", "frozen", "crashed"), 0)
     async with Watch.following(ledger) as watch:
         workers = [await fleet.begin("--concurrency", "60") for _ in range(WORKERS)]
@@ -104,12 +104,12 @@ async def test_limits_hold_while_workers_and_reactors_are_killed(  # noqa: PLR09
             else:
                 done["frozen"] += 1
                 await fleet.freeze(granting.pid, chance.uniform(1.4, 2.4))
-            await keep(fleet, workers)
+            done["crashed"] += await keep(fleet, workers)
         fleet.variables |= {"LIMITS_CRASH": "0", "LIMITS_STALL": "0"}
         for worker in workers:
             await worker.stop()
         calm = [await fleet.begin("--concurrency", "60") for _ in range(2)]
-        await watch.until_ended(len(ids))
+        await watch.until_ended(len(ids), limit_s=180.0)
         proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
         for worker in calm:
             await worker.stop()
@@ -176,7 +176,7 @@ async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa
         finally:
             fleet.go_on(frozen.pid, since)
         ids = await filling
-        await watch.until_ended(len(ids))
+        await watch.until_ended(len(ids), limit_s=180.0)
         proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
         for worker in workers:
             await worker.stop()
@@ -192,6 +192,48 @@ async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa
         events=proof.report.events,
         now=time.monotonic(),
         worst_recovery=f"{taken_over_s:.2f} s until the other one granted",
+    )
+
+
+async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed(  # noqa: PLR0917 - as above
+    ledger: Ledger,
+    fleet: Fleet,
+    limited: Task[..., Any],
+    refused: Path,
+    chance: random.Random,
+    record: Recorder,
+) -> None:
+    """Nobody stands by any more: the next one hosts it once their leases are over."""
+    async with Watch.following(ledger) as watch:
+        workers = [await fleet.start("--concurrency", "40") for _ in range(3)]
+        filling = asyncio.create_task(fill(ledger, limited, chance, 20_000, seconds=0.05))
+        async with asyncio.timeout(LIMIT_S):
+            while len(await grants(ledger)) < 20:
+                await asyncio.sleep(0.1)
+        names = sorted(info.worker for info in await ledger.leases.all())
+        hosts = [each for each in workers if any(f"-{each.pid}-" in name for name in names[:2])]
+        assert len(hosts) == 2
+        for host in hosts:
+            killed_at = fleet.kill(host.pid)
+        async with asyncio.timeout(LIMIT_S):
+            while (await grants(ledger))[-1].by != names[2]:
+                await asyncio.sleep(0.05)
+        taken_over_s = time.monotonic() - killed_at
+        ids = await filling
+        await watch.until_ended(len(ids), limit_s=180.0)
+        proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
+        await fleet.stop()
+    proof.hold()
+    assert lines(refused) == 0
+    assert taken_over_s <= fleet.lease_s + 2.0
+    record(
+        "18d",
+        "SIGKILL of both workers that host the reactor of the limits",
+        faults="2 kills at once",
+        jobs=len(ids),
+        events=proof.report.events,
+        now=time.monotonic(),
+        worst_recovery=f"{taken_over_s:.1f} s until a third one granted, under leases of {fleet.lease_s:g} s",
     )
 
 
@@ -224,7 +266,7 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
                 seen = len(watch.ended)
                 await watch.until(lambda: len(watch.ended) > seen + 200)
                 recovery_s = time.monotonic() - began
-                await watch.until_ended(len(ids))
+                await watch.until_ended(len(ids), limit_s=180.0)
             proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
         finally:
             await fleet.close()
