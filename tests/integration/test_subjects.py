@@ -11,7 +11,7 @@ import functools
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import nats
@@ -73,7 +73,7 @@ class Stage:
         self._recorder = recorder
 
     @contextlib.asynccontextmanager
-    async def client(self, role: str, **settings: int) -> AsyncGenerator[Ledger, None]:
+    async def client(self, role: str, **settings: Any) -> AsyncGenerator[Ledger, None]:
         async with contextlib.AsyncExitStack() as stack:
             with self._recorder.playing(role):
                 ledger = await stack.enter_async_context(
