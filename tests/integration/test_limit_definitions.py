@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.limits import LIMIT_S
 from tests.support.tables import each_row
 
 from jobledger.admin.limits import set_limit
-from jobledger.ledger import Ledger
+from jobledger.ledger import Ledger, Limit, task
 from jobledger.ledger.limits.defining import look
+from jobledger.ledger.model.errors import ForeignLoopError
 from jobledger.ledger.model.limits.definition import Override, Terms
 from jobledger.ledger.server import EmbeddedServer
 
@@ -125,3 +129,19 @@ async def test_changes_made_at_once_are_all_kept(ledger: Ledger) -> None:
     assert limit is not None
     assert dict(limit.overrides) == {f"t{number}": Override(slots=number) for number in range(8)}
     assert (limit.of("t3"), limit.of("other")) == (Terms(slots=3), Terms(slots=1))
+
+
+@task(queue="elsewhere", limits=(Limit("elsewhere", slots=1),))
+async def elsewhere() -> None: ...
+
+
+async def test_a_limited_job_of_another_loop_is_refused_before_its_limit_is_asked_for(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    def enqueue() -> None:
+        asyncio.run(asyncio.wait_for(ledger.enqueue(elsewhere), LIMIT_S))
+
+    with pytest.raises(ForeignLoopError):
+        await anyio.to_thread.run_sync(enqueue)
+    assert "could not be set" not in caplog.text
+    assert (await look(ledger.log, "elsewhere")).state is None

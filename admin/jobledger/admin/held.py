@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -64,9 +66,9 @@ async def held_facts(ledger: Ledger, job: Job) -> HeldFacts:
         entry = granter.lines.find(name)
         if entry is not None and entry.line is not None:
             place = 1 + sum(other.held < entry.held for other in granter.lines.of(entry.line))
-        needs = granter.holders.needs(name, job.order.limits)
+        needs, waits = granter.holders.needs(name, job.order.limits), waiting(granter)
         return HeldFacts(
-            limits=tuple(_state(granter, limit, now) for limit in needs),
+            limits=tuple(_state(granter, limit, now, waits) for limit in needs),
             place=place,
             is_open=job.queue not in granter.picker.closed,
             grant=0 if holding is None else holding.grant,
@@ -84,21 +86,21 @@ async def limit_now(ledger: Ledger, limit: str, *, waits_max: int = HOLDERS_MAX)
             Waits(queue=entry.queue, job=entry.job, held=entry.held, limits=entry.limits)
             for entry in itertools.islice(first, waits_max)
         )
-        now = ledger.clock.now()
-        keys = sorted(
-            (_state(granter, each, now) for each in _in_use(granter) if each.startswith(f"{limit}:")),
-            key=lambda each: (-each.waiting, -each.used, each.limit),
+        now, counts = ledger.clock.now(), waiting(granter)
+        used = (each for each in _in_use(granter, counts) if each.startswith(f"{limit}:"))
+        most = heapq.nsmallest(
+            HOLDERS_MAX, used, key=lambda each: (-counts[each], -granter.holders.used(each), each)
         )
-        return LimitNow(state=_state(granter, limit, now), waits=waits, keys=tuple(keys[:HOLDERS_MAX]))
+        keys = tuple(_state(granter, each, now, counts) for each in most)
+        return LimitNow(state=_state(granter, limit, now, counts), waits=waits, keys=keys)
 
 
-def _in_use(granter: Granter) -> set[str]:
+def _in_use(granter: Granter, counts: Mapping[str, int]) -> set[str]:
     """Return the keys that somebody holds or waits for."""
-    waited = {key for line in granter.lines.lines.values() for key in line.keys if key}
-    return waited | set(granter.holders.keys())
+    return {*counts, *granter.holders.keys()}
 
 
-def _state(granter: Granter, limit: str, now: datetime) -> LimitState:
+def _state(granter: Granter, limit: str, now: datetime, counts: Mapping[str, int]) -> LimitState:
     key = granter.picker.key(limit)
     free_at = 0
     if key.terms is not None and key.terms.rate is not None:
@@ -108,20 +110,26 @@ def _state(granter: Granter, limit: str, now: datetime) -> LimitState:
         terms=key.terms,
         used=granter.holders.used(limit),
         holders=tuple("/".join(job) for job in itertools.islice(granter.holders.of(limit), HOLDERS_MAX)),
-        waiting=waiting(granter, limit),
+        waiting=counts.get(limit, 0),
         free_at=moment_of(free_at) if free_at > nanoseconds(now) else None,
         unstarted=len(key.unstarted),
     )
 
 
-def waiting(granter: Granter, limit: str) -> int:
-    """Return how many jobs wait for a slot of a limit."""
-    lines = (line for line in granter.lines.lines.values() if limit in line.keys)
-    return sum(sum(entry.line is not None for entry in line.heads) + line.spilled for line in lines)
+def waiting(granter: Granter) -> Counter[str]:
+    """Return how many jobs wait for a slot of each limit, in one pass over the lines."""
+    counts: Counter[str] = Counter()
+    for line in granter.lines.lines.values():
+        jobs = sum(entry.line is not None for entry in line.heads) + line.spilled
+        counts.update({key: jobs for key in line.keys if key})
+    return counts
 
 
 def undefined(granter: Granter) -> list[Undefined]:
     """Return the limits that jobs wait for and nobody defined, those with most jobs first."""
-    missing = (key for key in _in_use(granter) if granter.picker.key(key).terms is None)
-    found = [Undefined(limit=key, jobs=waiting(granter, key)) for key in missing]
-    return sorted((each for each in found if each.jobs), key=lambda each: (-each.jobs, each.limit))
+    counts = waiting(granter)
+    return [
+        Undefined(limit=key, jobs=jobs)
+        for key, jobs in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+        if granter.picker.key(key).terms is None
+    ]
