@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.events import Cancelled, Completed, Held
+from jobledger.ledger.model.events import Completed, Held
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Decision, Granter
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.limits.modes import Cancel
-from jobledger.ledger.model.limits.snapshot import again, done, read, refill, state_of, write
+from jobledger.workers.reactors.flow.snapshots import decode, prepare, restore, state_of, waiting_of
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 Stored = tuple[int, Envelope]
@@ -134,18 +136,24 @@ class Reactor:
         self.mine.add(sequence)
         return decision
 
-    def restart(self, named_max: int) -> None:
+    def restart(self) -> None:
         """Be written and read again, as another process would be after a snapshot."""
-        data = write(state_of(self.granter, named_max=named_max))
-        state = read(data)
         before = self.granter
-        self.granter = again(state, MemorySpill(), **self.bounds)
-        for sequence, event in self.ledger.since(state.low - 1):
-            if sequence > state.through:
+        named, low = waiting_of(before)
+        state = decode(msgspec.json.encode(state_of(before, named)))
+        through = before.through
+        self.granter = Granter(MemorySpill(), **self.bounds)
+        for sequence, event in self.ledger.since(0):
+            if isinstance(event, LimitSet | LimitRemoved) and sequence <= through:
+                fold(self.granter, sequence, event)
+        prepare(self.granter, state)
+        for each in named:
+            fold(self.granter, each.held, self.ledger.events[each.held - 1])
+        for sequence, event in self.ledger.since(low - 1):
+            if sequence > through:
                 break
-            if isinstance(event, Granted | Held | Cancelled):
-                refill(self.granter, event, sequence)
-        done(self.granter, state)
+            fold(self.granter, sequence, event)
+        restore(self.granter, state, through)
         for queue in before.picker.closed:
             self.granter.close(queue)
         for key, terms in before.definitions.offered.items():

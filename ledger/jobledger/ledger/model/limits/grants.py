@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, JobEvent, Priority, Started
+from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, JobEvent, Started
 from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import JOBS_MAX, Granted
 from jobledger.ledger.model.limits.guard import Guard
@@ -129,7 +129,7 @@ class Granter:
         self.lines = Lines(spill, heads_max=heads_max, in_memory_max=in_memory_max)
         self.picker = Picker(self.definitions, self.holders, self.rates, self.guard)
         self.modes = Modes(self.picker, self.lines, self.holders, self.remove)
-        self._fresh: dict[Share, None] = {}  # shares that began to wait after the newest `granted`
+        self.fresh: dict[Share, None] = {}  #: those that began to wait after what the newest `granted` knew
         self._before: list[_Before] = []
         self._shares_prune_at = _SHARES_PRUNE_AT
 
@@ -189,7 +189,7 @@ class Granter:
         """
         priority, queue, fair, limits = order
         needs = self.holders.needs(job, limits) or (FREE,)
-        share = self._share(priority, fairness_of(fair, limits), limits)
+        share = self.share(priority, fairness_of(fair, limits), limits)
         line = self.lines.line((priority, queue, share.fair, needs), share)
         was_empty = not line.head
         self.lines.add(line, held, job, limits)
@@ -197,32 +197,21 @@ class Granter:
             if not share.lines and is_new:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
-                self._fresh[share] = None
+                self.fresh[share] = None
             share.lines += 1
             self.guard.add(line)
             self.modes.add(line)
             self.picker.stand(line)
         self.modes.waits(line)
 
-    def _share(self, priority: int, fair: str, limits: tuple[str, ...]) -> Share:
+    def share(self, priority: int, fair: str, limits: tuple[str, ...]) -> Share:
+        """Return the turn of a fairness key, which may be new; `limits`: of one of its jobs."""
         share = self.shares.get((priority, fair))
         if share is None:
             self._prune_shares()
             share = self.shares[priority, fair] = Share(priority, fair, self.floors[priority], limits)
             share.weight = self._weight(share)
         return share
-
-    def add_share(self, share: Share, *, since: int) -> None:
-        """Add the turn of a fairness key; `since`: stream sequence of the `held` with which it began to wait, if fresh."""
-        self.shares[share.priority, share.fair] = share
-        share.weight = self._weight(share)
-        share.active_since = since
-        if since:
-            self._fresh[share] = None
-
-    def is_fresh(self, share: Share) -> bool:
-        """Return whether a fairness key began to wait after what the newest `granted` knew."""
-        return share in self._fresh
 
     def _prune_shares(self) -> None:
         """Forget who would begin at the present virtual time anyway, once they are many."""
@@ -274,7 +263,7 @@ class Granter:
 
     def _see(self, limits: Mapping[str, Definition | None]) -> None:
         self.picker.see(limits)
-        self._weigh()
+        self.weigh()
 
     def _take_all(self, event: Granted, sequence: int) -> None:
         for each in event.jobs:
@@ -299,15 +288,15 @@ class Granter:
     def _void(self, gone: Gone) -> None:
         """Count a grant of a job that left meanwhile: who granted it did not know."""
         priority, _, fair, keys = gone.line
-        self._charge(self._share(priority, fair, keys), keys, gone.held)
+        self._charge(self.share(priority, fair, keys), keys, gone.held)
 
     def _settle(self, through: int) -> None:
         """Let who began to wait after what a grant knew begin at the virtual time after the grant."""
-        for share in list(self._fresh):
+        for share in list(self.fresh):
             if share.active_since > through:
                 share.v = max(share.v, self.floors[share.priority])
             else:
-                del self._fresh[share]
+                del self.fresh[share]
         self.gone = {job: gone for job, gone in self.gone.items() if gone.left > through}
 
     def limit(self, event: LimitEvent, sequence: int) -> None:
@@ -321,11 +310,12 @@ class Granter:
             terms = self.definitions.of(name)
             if terms is not None and terms.rate is not None:
                 self.rates.redefine(name, terms, self.at)
-        self._weigh()
+        self.weigh()
         self.picker.redefined()
         self.modes.rebuild()
 
-    def _weigh(self) -> None:
+    def weigh(self) -> None:
+        """Work out the weights of all fairness keys, by the present definitions."""
         for share in self.shares.values():
             share.weight = self._weight(share)
 
@@ -485,11 +475,6 @@ class Granter:
     def _prune(self) -> None:
         self.guard.prune(self.lines.lines.values())
         self.picker.prune(self.lines.lines.values())
-
-
-def rank_of(priority: Priority) -> int:
-    """Return a priority's place: 0 for the highest."""
-    return _RANK[priority]
 
 
 _V = TypeVar("_V")

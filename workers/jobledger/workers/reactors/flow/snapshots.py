@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
-from jobledger.ledger.model.limits.grants import Granter
+from jobledger.ledger.model.limits.grants import Gone, Granter
 from jobledger.ledger.model.limits.holders import Holding, JobKey
-from jobledger.ledger.model.limits.lines import Share
+from jobledger.ledger.model.limits.modes import Doomed
 
 #: Jobs that a snapshot names, so that a reader may begin behind them.
 _NAMED_MAX: Final = 1_000
@@ -38,6 +38,9 @@ class ShareState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     fair: str
     v: float
     limits: tuple[str, ...] = ()
+    since: int = (
+        0  #: stream sequence of the `held` with which it began to wait after the newest `granted`; 0: before
+    )
 
 
 class WaitingState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -59,6 +62,15 @@ class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     total: int = 0
     at: int = 0
     waiting: tuple[WaitingState, ...] = ()
+    unstarted: dict[
+        str, tuple[JobKey, ...]
+    ] = {}  #: by key with a rate, who was granted and is not known to have started
+    asked: tuple[JobKey, ...] = ()  #: holders that were asked to end, for their limit's mode
+    doomed: tuple[tuple[JobKey, Doomed], ...] = ()  #: jobs that are to be cancelled for their limit's mode
+    gone: tuple[tuple[JobKey, Gone], ...] = ()  #: jobs that left after what the newest `granted` knew
+    first: tuple[JobKey, int] | None = (
+        None  #: the job that has the right of way, and stream sequence of its `held`
+    )
 
 
 _decoder: Final = msgspec.json.Decoder(FlowState)
@@ -81,11 +93,18 @@ def state_of(granter: Granter, waiting: tuple[WaitingState, ...] = ()) -> FlowSt
         for (queue, job), each in granter.holders.jobs.items()
     )
     shares = (
-        ShareState(priority=each.priority, fair=each.fair, v=each.v, limits=each.limits)
+        ShareState(
+            priority=each.priority,
+            fair=each.fair,
+            v=each.v,
+            limits=each.limits,
+            since=each.active_since if each in granter.fresh else 0,
+        )
         for each in granter.shares.values()
         if each.lines or each.v > granter.floors[each.priority]
     )
     high, normal, low = granter.floors
+    keys, first = granter.picker.keys.items(), granter.guard.first
     return FlowState(
         holders=tuple(holders),
         shares=tuple(shares),
@@ -95,6 +114,11 @@ def state_of(granter: Granter, waiting: tuple[WaitingState, ...] = ()) -> FlowSt
         total=granter.total,
         at=granter.at,
         waiting=waiting,
+        unstarted={name: tuple(key.unstarted) for name, key in keys if key.unstarted},
+        asked=tuple(granter.modes.asked),
+        doomed=tuple(granter.modes.doomed.items()),
+        gone=tuple(granter.gone.items()),
+        first=None if first is None else ((first.heads[0].queue, first.heads[0].job), first.head),
     )
 
 
@@ -131,31 +155,48 @@ def restore(granter: Granter, state: FlowState, through: int) -> None:
     for each in state.holders:
         holding = Holding(each.limits, each.kept, each.grant, each.held)
         granter.holders.put((each.queue, each.job), holding)
-        _mark_unstarted(granter, (each.queue, each.job), each.limits)
-    granter.floors[:] = state.floors
-    for share in granter.shares.values():
-        share.v = state.floors[share.priority]
-    for told in state.shares:
-        share = granter.shares.setdefault(
-            (told.priority, told.fair), Share(told.priority, told.fair, told.v, told.limits)
-        )
-        share.v = told.v
     granter.rates.whole_at = dict(state.rates)
     granter.guard.later = dict(state.later)
+    granter.gone = dict(state.gone)
     granter.total, granter.at, granter.through = state.total, state.at, through
+    granter.picker.at = granter.at
+    _restore_turns(granter, state)
+    _restore_marks(granter, state)
     granter.picker.rebuild(granter.lines.lines.values())
 
 
-def _mark_unstarted(granter: Granter, job: JobKey, limits: tuple[str, ...]) -> None:
-    """Let rates wait for a job that nobody knows to have started, until somebody looks."""
-    for name in limits:
-        key = granter.picker.key(name)
-        if key.terms is not None and key.terms.rate is not None:
-            key.unstarted[job] = None
+def _restore_turns(granter: Granter, state: FlowState) -> None:
+    granter.floors[:] = state.floors
+    granter.fresh.clear()
+    for share in granter.shares.values():
+        share.v = state.floors[share.priority]
+    for told in state.shares:
+        share = granter.share(told.priority, told.fair, told.limits)
+        share.v, share.limits, share.active_since = told.v, told.limits, told.since
+        if told.since:
+            granter.fresh[share] = None
+    granter.weigh()
+
+
+def _restore_marks(granter: Granter, state: FlowState) -> None:
+    """Say who has not started, who is on the way out, and who has the right of way."""
+    for key in granter.picker.keys.values():
+        key.unstarted.clear()
+    for name, jobs in state.unstarted.items():
+        granter.picker.key(name).unstarted.update(dict.fromkeys(jobs))
+    granter.modes.asked = dict.fromkeys(state.asked)
+    granter.modes.doomed = dict(state.doomed)
+    first = None if state.first is None else granter.lines.find(state.first[0])
+    granter.guard.first = None if first is None else first.line
+    granter.guard.first_head = 0 if first is None else first.held
 
 
 def _let_go(granter: Granter, state: FlowState, through: int) -> None:
-    """Take out of their lines jobs that were granted before what was folded, and told of again by an archive run."""
+    """Take out of their lines jobs that were granted already, or are to be cancelled, though what was folded says no such thing."""
+    for job, doomed in state.doomed:
+        entry = granter.lines.find(job)
+        if entry is not None and entry.held == doomed.held:
+            granter.remove(entry)
     waiting = (
         (each, granter.lines.find((each.queue, each.job))) for each in state.holders if each.held <= through
     )
