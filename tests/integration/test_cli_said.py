@@ -81,7 +81,7 @@ def test_what_is_said_at_enqueue_is_shown_again(cli: Cli) -> None:
     ):
         assert line in page
     tail = cli.run("events", "tail", *cli.where).out
-    assert "for global, smtp, tenant:acme" in tail, tail
+    assert "tenant acme, for global, smtp, tenant:acme" in tail, tail
     assert "tenant" not in cli("jobs", "show", "j2").out
 
 

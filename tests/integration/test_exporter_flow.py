@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from tests.integration.test_exporter import exporting, scraped_at_head
 from tests.support.limited import define
 from tests.support.schedules import declare
+from tests.support.working import LIMIT_S, working
 
-from jobledger.ledger import Ledger, task
+from jobledger.ledger import JobState, Ledger, task
 from jobledger.ledger.model.chain import commit_all
 from jobledger.ledger.model.commands import Dispatch, PutBack
 from jobledger.ledger.model.log import end_of_chain
@@ -68,6 +70,28 @@ async def test_held_jobs_are_told_by_the_names_of_their_limits(ledger: Ledger, t
         assert few.folded["limit"] == 2
         plan = " ".join(str(row[3]) for row in store.select(f"EXPLAIN QUERY PLAN {SETS}"))
         assert "USING COVERING INDEX jobs_by_limits_since_us_status" in plan, plan
+
+
+async def test_holders_are_counted_until_they_end(ledger: Ledger, tmp_path: Path) -> None:
+    await define(ledger, "tenant", slots=1)
+    release = asyncio.Event()
+
+    @task(queue="mail", limits=("tenant:a",))
+    async def waits() -> None:
+        await release.wait()
+
+    async with exporting(ledger, tmp_path / "p.db") as exporter, working(ledger, waits):
+        jobs = [await ledger.enqueue(waits) for _ in range(3)]
+        async with asyncio.timeout(LIMIT_S):
+            while await jobs[0].state() is not JobState.RUNNING:
+                await asyncio.sleep(0.01)
+        found = await scraped_at_head(exporter, ledger)
+        told = [found.sum(f"jobledger_limit_{name}", limit="tenant") for name in ("holders", "held_jobs")]
+        assert told == [1, 2]
+        release.set()
+        for job in jobs:
+            await job.wait(timeout_s=LIMIT_S)
+        assert (await scraped_at_head(exporter, ledger)).sum("jobledger_limit_holders") == 0
 
 
 async def test_schedules_tell_their_ticks_and_which_are_late(ledger: Ledger, tmp_path: Path) -> None:

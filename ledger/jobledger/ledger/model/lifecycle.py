@@ -127,6 +127,8 @@ def _held(event: Held) -> str:
 
 def _ready(event: Queued | Held) -> str:
     parts = [] if event.cause == "new" else [event.cause, f"attempt {event.attempt} is next"]
+    if event.tenant and event.cause == "new":
+        parts.append(f"tenant {event.tenant}")
     if event.priority != "normal":
         parts.append(f"priority {event.priority}")
     is_changed = event.cause not in {"new", "admitted"}
@@ -136,8 +138,8 @@ def _ready(event: Queued | Held) -> str:
 
 
 def _scheduled(event: Scheduled) -> str:
-    moved = ", moved there" if event.prev else ""
-    return f"due at {shown_time(event.run_at)}{moved}{f': {event.reason}' if event.reason else ''}"
+    said = ", moved there" if event.prev else f", tenant {event.tenant}" if event.tenant else ""
+    return f"due at {shown_time(event.run_at)}{said}{f': {event.reason}' if event.reason else ''}"
 
 
 def error_words(error: ErrorInfo) -> str:

@@ -30,6 +30,7 @@ from jobledger.projections.statistics.answers import (
 from jobledger.projections.statistics.held import HeldRow, folded, read_held
 from jobledger.projections.statistics.tally import STATISTICS
 from jobledger.projections.tables.queues import read_pauses
+from jobledger.projections.tables.slots import slots_taken
 from jobledger.projections.tables.unreadable import SetAside, count_set_aside
 
 _COLUMNS: Final = ", ".join(STATISTICS)
@@ -80,7 +81,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
         failures = [_failure(row) for row in store.select(_FAILURES, (values_max,))]
         failures = [row for row in failures if (row.queue, row.task) in tasks]
         queues = _shown_queues(store, [queue for queue in sums if queue != _WHOLE], values_max)
-        held = read_held(store.select)
+        held = read_held(store.select, slots_taken(store.select))
         ticking, schedules_folded = read_ticking(store, values_max)
         (counts,) = store.select(_HOW_MANY)
         listed = msgspec.json.encode(queues).decode()

@@ -86,6 +86,7 @@ def _paused(figures: Figures, now: datetime) -> Metric:
 def _held_metrics(rows: Sequence[HeldRow], now: datetime) -> Iterator[Metric]:
     yield values(names.HELD, [((row.limit,), row.jobs) for row in rows])
     yield values(names.OLDEST_HELD, [((row.limit,), _age_s(row.oldest, now)) for row in rows])
+    yield values(names.HOLDERS, [((row.limit,), row.holders) for row in rows])
     yield values(names.LIMIT_DEFINED, [((row.limit,), int(row.defined)) for row in rows])
 
 

@@ -153,6 +153,9 @@ OLDEST_HELD: Final = Measure(
     "How long the oldest of them has waited; 0 without.",
     ("limit",),
 )
+HOLDERS: Final = Measure(
+    "jobledger_limit_holders", "gauge", "Jobs that hold a slot of the limit, whatever their keys.", ("limit",)
+)
 LIMIT_DEFINED: Final = Measure(
     "jobledger_limit_defined",
     "gauge",
@@ -295,6 +298,7 @@ EXPORTER_METRICS: Final = (
     REDELIVERED,
     HELD,
     OLDEST_HELD,
+    HOLDERS,
     LIMIT_DEFINED,
     TICKS,
     TICKED_JOBS,

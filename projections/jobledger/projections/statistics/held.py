@@ -5,7 +5,7 @@ A job that waits for several limits counts for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,29 +29,38 @@ class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
 
     limit: str  #: its name, or `(other)`
     jobs: int
+    holders: int  #: jobs that hold a slot of it, whatever their keys
     oldest: (
         str | None
     )  #: since when the one that has waited longest is held; ISO-8601 text in UTC; None without any
     defined: bool  #: False: nobody has set it, so these jobs wait until somebody does
 
 
-def read_held(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[HeldRow]:
-    """Return every limit that is defined, or that a job waits for, by name; `select` runs a statement on a projection's file."""
+def read_held(select: Callable[[str], Sequence[Sequence[Any]]], taken: Mapping[str, int]) -> list[HeldRow]:
+    """Return every limit that is defined, or that a job waits for or holds, by name.
+
+    `select` runs a statement on a projection's file. `taken`: by limit and key, how many jobs hold a slot.
+    """
     counts: dict[str, int] = {}
     oldest: dict[str, int] = {}
     for limits, count, since_us in select(SETS):
         for name in {split(limit)[0] for limit in limits.split()}:
             counts[name] = counts.get(name, 0) + count
             oldest[name] = min(oldest.get(name, since_us), since_us)
+    holders: dict[str, int] = {}
+    for limit, count in taken.items():
+        name = split(limit)[0]
+        holders[name] = holders.get(name, 0) + count
     defined = {name for (name,) in select(_DEFINED)}
     return [
         HeldRow(
             limit=name,
             jobs=counts.get(name, 0),
+            holders=holders.get(name, 0),
             oldest=time_text(moment(oldest[name])) if name in oldest else None,
             defined=name in defined or name in RESERVED,
         )
-        for name in sorted(defined | counts.keys())
+        for name in sorted(defined | counts.keys() | holders.keys())
     ]
 
 
@@ -63,6 +72,7 @@ def folded(rows: Sequence[HeldRow], values_max: int, other: str) -> list[HeldRow
         summed = HeldRow(
             limit=other,
             jobs=sum(row.jobs for row in rest),
+            holders=sum(row.holders for row in rest),
             oldest=min(since, default=None),
             defined=all(row.defined for row in rest),
         )
