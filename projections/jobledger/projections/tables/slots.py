@@ -20,6 +20,7 @@ from jobledger.ledger.model.limits.holders import (
     carried_holding,
 )
 from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import (
@@ -104,7 +105,7 @@ class SlotRows(Rows):
         holders = self._holders
         if holders is None:
             holders = self._holders = self._read()
-        for message in messages:
+        for message in events_among(messages):
             if isinstance(message, StoredEvent):
                 if _tells(message.event):
                     self._job(holders, message)

@@ -97,7 +97,10 @@ def _is_of(spec: Spec, tick: datetime) -> bool:
     shifts = _RULES_APART if spec.timezone != "UTC" else _RULES_APART[:1]
     try:
         return any(is_tick(spec, tick + shift) for shift in shifts)
-    except InvalidInputError:  # a zone that this machine does not know: nothing can be said
+    except (
+        InvalidInputError,
+        OverflowError,
+    ):  # a zone that is not known here, the end of time: nothing can be said
         return True
 
 
