@@ -61,8 +61,12 @@ pytestmark = pytest.mark.anyio
 #: How long a paused queue is watched to see that nothing of it is started.
 WATCHED_S = 0.2
 HOUR = timedelta(hours=1)
-#: A pause and its end are seen within 50 ms (benchmarks/queues.py); these tests share two CPUs with others.
+#: The end of a pause is seen within 50 ms (benchmarks/queues.py), and without a hint after a second. These tests share
+#: two CPUs with others, so they try some times.
 SEEN_S = 0.8
+TRIES = 4
+#: A lost hint is found out after ten seconds.
+HINTED_S = 5.0
 
 
 @task(queue="mail")
@@ -133,13 +137,29 @@ async def test_nothing_of_a_paused_queue_is_started_and_all_of_it_when_it_is_res
         assert await are_paused(ledger) == [True] * 3
         jobs = await waits(ledger)
         resumed = await ledger.resume_queue("mail", by="bob")
-        began = time.monotonic()
         assert (resumed.paused, resumed.by) == (False, "bob")
         for job in jobs:
             await ended(job)
-        assert time.monotonic() - began < SEEN_S  # without the hint the server looks after a second
         assert await are_paused(ledger) == [False] * 3
     assert (await verify(ledger.log)).sound
+
+
+async def test_the_end_of_a_pause_is_seen_before_the_server_looks_by_itself(ledger: Ledger) -> None:
+    async def resumed_s() -> float:
+        await ledger.pause_queue("mail")
+        (job,) = await waits(ledger, 1)
+        await ledger.resume_queue("mail")
+        began = time.monotonic()
+        await ended(job)
+        return time.monotonic() - began
+
+    async with taking(ledger):
+        took_s = await resumed_s()
+        for _ in range(TRIES - 1):
+            if took_s < SEEN_S:
+                break
+            took_s = await resumed_s()
+        assert took_s < SEEN_S
 
 
 async def test_a_deleted_consumer_comes_back_paused(ledger: Ledger) -> None:
@@ -252,7 +272,7 @@ async def test_running_attempts_go_on_unless_they_are_to_be_interrupted(ledger: 
         await ledger.pause_queue("mail", interrupt=True, reason="now")
         began = time.monotonic()
         await eventually(lambda: _is(long, JobState.QUEUED))
-        assert time.monotonic() - began < SEEN_S
+        assert time.monotonic() - began < HINTED_S
         assert await attempts(long) == ["interrupted"]
         assert (await long.snapshot()).attempts_left == (await short.snapshot()).order.max_attempts
         await ledger.cancel(long)
@@ -413,17 +433,19 @@ async def test_draining_waits_for_what_runs_but_not_for_workers_that_are_gone(
         await ledger.pause_queue("mail")
 
         def tell(running: Running) -> None:
-            if not told:  # while two run: one of them ends now
-                ends.append(asyncio.create_task(ledger.cancel(jobs[0].ref)))
             told.append(running)
+            if running.jobs == 2:
+                ends.append(asyncio.create_task(ledger.cancel(jobs[0].ref)))
+            else:
+                ends.append(asyncio.create_task(ledger.pause_queue("mail", interrupt=True)))
 
-        still = await drained(rows, "mail", limit_s=0.7, on_change=tell)
-        assert (told, still) == ([Running(2, 1, 0), Running(1, 1, 0)], Running(1, 1, 0))
-        assert still.words() == "1 job runs on 1 worker"
-        await ledger.pause_queue("mail", interrupt=True)
+        still = await drained(rows, "mail", limit_s=0.0, on_change=lambda _: None)
+        assert (still, still.words()) == (Running(2, 1, 0), "2 jobs run on 1 worker")
         lost = await ledger.enqueue(send, 1)
         await ledger.execute(lost.ref, Claim(worker="gone-1-ab", lease_s=15.0))
-        assert await drained(rows, "mail", limit_s=LIMIT_S, on_change=told.append) == Running(0, 0, 1)
+        assert await drained(rows, "mail", limit_s=LIMIT_S, on_change=tell) == Running(0, 0, 1)
+        assert told == [Running(2, 1, 1), Running(1, 1, 1)]
+        await asyncio.gather(*ends)
         await ledger.cancel(jobs[1])
 
 
