@@ -16,10 +16,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-queues bench-unique faults simulate clean
+.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-queues bench-schedules bench-unique faults simulate clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## make .venv with the pinned dependencies and this project in it
 
@@ -73,6 +73,9 @@ docs: install ## write the pages that follow from the code
 
 bench: install ## the core benchmark, both durability settings
 	@$(BIN)/python benchmarks/core.py
+
+bench-schedules: install ## what 200 ticks a second cost, and how late they are
+	@$(BIN)/python benchmarks/schedules.py
 
 bench-unique: install ## what unique and debounced enqueues cost beside plain ones
 	@$(BIN)/python benchmarks/unique.py
