@@ -18,6 +18,7 @@ from tests.support.proof import prove
 from tests.support.watch import Watch, make_consumers
 from tests.support.working import LIMIT_S
 
+from jobledger.audit.verify.grants import RULES
 from jobledger.ledger import Ledger, Task, TaskRegistry, connect
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
 
@@ -117,7 +118,7 @@ async def test_limits_hold_while_workers_and_reactors_are_killed(  # noqa: PLR09
         proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
         for worker in calm:
             await worker.stop()
-    proof.hold()
+    assert proof.hold().report.proven == RULES
     held, ran = await peaks(ledger.log)
     assert held == SLOTS
     assert all(ran[name] <= slots for name, slots in SLOTS.items()), ran
@@ -184,7 +185,7 @@ async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa
         proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
         for worker in workers:
             await worker.stop()
-    proof.hold()
+    assert proof.hold().report.proven == RULES
     held, _ = await peaks(ledger.log)
     assert held == SLOTS
     assert taken_over_s <= 2.0
@@ -226,7 +227,7 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
         await watch.until_ended(len(ids), limit_s=180.0)
         proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
         await fleet.stop()
-    proof.hold()
+    assert proof.hold().report.proven == RULES
     assert lines(refused) == 0
     assert taken_over_s <= fleet.lease_s + 2.0
     record(
@@ -274,7 +275,7 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
         finally:
             await fleet.close()
         held, _ = await peaks(ledger.log)
-    proof.hold()
+    assert proof.hold().report.proven == RULES
     assert held == SLOTS
     record(
         "18c",
