@@ -74,6 +74,7 @@ class Session:
         self._undone_since: float | None = (
             None  # since when a follower knows of something that could be granted
         )
+        self._done_at = ledger.clock.monotonic()  # when nothing was left to grant, as a follower saw it last
         self._heard_at = 0.0  # when another's `granted` was heard last
         self._tick_at = 0.0
         self._tending: asyncio.Task[None] | None = None
@@ -297,13 +298,14 @@ class Session:
         """Grant where something could be granted for a while and nobody did."""
         if self._ledger.clock.monotonic() - self._heard_at < _TICK_S:
             return  # somebody grants: what is undone at this moment is done in the next
+        now = self._ledger.clock.monotonic()
         if not self._granter_could():
             self._undone_since = None
+            self._done_at = now
             return
-        now = self._ledger.clock.monotonic()
         if self._undone_since is None:
-            self._undone_since = now
-        elif now - self._undone_since >= self._options.polite_s:
+            self._undone_since = max(self._heard_at, self._done_at)
+        if now - self._undone_since >= self._options.polite_s:
             self._undone_since = None
             await self._grant()
 
