@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, Snoozed
+from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, Snoozed, Started
 from jobledger.ledger.model.limits.definition import Definition, LimitRemoved, LimitSet, Terms, evolve
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.limits.grants import Granter
@@ -35,6 +35,7 @@ class Wait(msgspec.Struct, kw_only=True, gc=False):
     event: Held
     held_at: datetime  #: by the server's clock, as all times here
     granted_at: datetime | None = None
+    started_at: datetime | None = None  #: when its attempt began
     left_at: datetime | None = None  #: when it gave its slots back, or left while it waited
     is_final: bool = False  #: whether the job had ended then
     back_after: timedelta | None = (
@@ -69,6 +70,10 @@ class Recording:
                 wait = self._open.get((each.queue, each.job))
                 if wait is not None and wait.granted_at is None:
                     wait.granted_at = stored_at
+        elif isinstance(event, Started):
+            wait = self._open.get((event.queue, event.job))
+            if wait is not None and wait.started_at is None:
+                wait.started_at = stored_at
         elif type(event) in FINAL or type(event) in OF_AN_ATTEMPT:
             self._leave_or_wait(event, stored_at)  # type: ignore[arg-type]
 
@@ -235,8 +240,11 @@ class _Run:
 
     def _grant(self, job: JobKey, now: datetime) -> None:
         since, wait = self._since.pop(job)
-        self._granter.started(job)
         self._holds[job] = wait
+        starts = (
+            None if wait.started_at is None or wait.granted_at is None else wait.started_at - wait.granted_at
+        )
+        self._at(now + (starts or _NO_TIME), "starts", wait)
         self._found.add(wait, now - since, granted=True)
         self._at(now + self._service(wait), "leaves", wait)
 
@@ -255,6 +263,8 @@ class _Run:
             case "holds":
                 self._arrive(job, wait, now)
                 self._force(job, wait, now)
+            case "starts" if self._holds.get(job) is wait:
+                self._granter.started(job)
             case "leaves" if self._holds.get(job) is wait:
                 del self._holds[job]
                 self._tell(_end(wait, now))
