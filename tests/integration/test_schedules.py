@@ -93,7 +93,7 @@ async def test_a_tick_cut_off_by_a_crash_is_healed_before_the_next_tick(ledger: 
     await declare(ledger, every_s=1, overlap="allow")
     lost = await _cut_off(ledger)
     async with reacting(ledger):
-        await until(lambda: _has_ticked(ledger, 3))
+        await until(lambda: _has_ticked(ledger, 2))
     begun = await begun_jobs(ledger)
     assert lost.job in begun
     assert begun == dict.fromkeys(await ticked_jobs(ledger), 1)
@@ -124,13 +124,14 @@ async def test_a_paused_schedule_does_not_tick_and_a_resumed_one_goes_on_from_no
         await schedules.act("nightly", Pause(reason="not now"))
         paused = len(await facts(ledger))
         await declare(ledger, "other", every_s=1)
-        await until(lambda: _has_ticked(ledger, 2, "other"))
+        await until(lambda: _has_ticked(ledger, 1, "other"))
         assert len(await facts(ledger)) == paused
         await schedules.act("nightly", Resume())
         await until(lambda: _has_ticked(ledger, 1))
         await schedules.act("nightly", Remove())
         removed = len(await facts(ledger))
-        await until(lambda: _has_ticked(ledger, 4, "other"))
+        ticks = sum(isinstance(each, Ticked) for each in await facts(ledger, "other"))
+        await until(lambda: _has_ticked(ledger, ticks + 1, "other"))
         assert len(await facts(ledger)) == removed
 
 
