@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.command_line import Answer, CommandLine
 
-from jobledger.ledger import JobState, Ledger, Unique, UniqueKeyTakenError, task
+from jobledger.ledger import JobHandle, JobState, Ledger, Unique, UniqueKeyTakenError, task
 from jobledger.ledger.model.commands import CancelJob, Claim, Fail
 from jobledger.ledger.model.events import ErrorInfo
 
@@ -37,6 +37,13 @@ def cli(nats_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixtu
     return Cli(nats_server.url, tmp_path, capsys)
 
 
+async def bury(ledger: Ledger, handle: JobHandle[None]) -> None:
+    """Let its only attempt fail."""
+    error = ErrorInfo(kind="exception", type="ValueError", message="no")
+    claimed = await ledger.execute(handle.ref, Claim(worker="w", lease_s=15))
+    await ledger.execute(handle.ref, Fail(epoch=claimed.claim_epoch, error=error))
+
+
 async def _fill(ledger: Ledger) -> None:
     await ledger.enqueue(report.options(id="r-1"), 1)
     await ledger.enqueue(report.options(id="r-2"), 2)
@@ -52,10 +59,24 @@ def test_the_keys_of_a_task_are_shown_with_their_jobs(cli: Cli) -> None:
     assert [line["job"] for line in cli("unique", "show", "report", "--limit", "1", "--json").lines] == [
         "r-2"
     ]
+
+
+def test_the_table_of_keys_is_read_on_eighty_columns(cli: Cli) -> None:
+    async def fill(ledger: Ledger) -> None:
+        await ledger.enqueue(report.options(delay_s=60), 1)
+        dead = await ledger.enqueue(report, 20_000)
+        await bury(ledger, dead)
+        await ledger.enqueue(report.options(unique=Unique(args=(), for_s=3600, sliding=True)), 1)
+
+    cli.with_ledger(fill)
     table = cli("unique", "show", "report").out
-    assert '{"user":1}' in table
-    assert "until it has ended" in table
-    assert max(map(len, table.splitlines())) <= 80
+    assert max(map(len, table.splitlines())) <= 80, table
+    for words in ("user=1", "the task", "yes", "dead lettered", "no", "60 min", "scheduled"):
+        assert words in table, table
+
+
+def test_keys_that_are_not_there_are_told(cli: Cli) -> None:
+    cli.with_ledger(_fill)
     assert (
         cli("unique", "show", "report", "user=3").out == "no job of task report has taken a key with user=3\n"
     )
@@ -81,11 +102,8 @@ def test_why_tells_who_holds_the_key(cli: Cli) -> None:
 
 def test_a_dead_letter_whose_key_is_taken_is_refused_and_the_others_are_requeued(cli: Cli) -> None:
     async def fill(ledger: Ledger) -> None:
-        error = ErrorInfo(kind="exception", type="ValueError", message="no")
         for number in (1, 2):
-            handle = await ledger.enqueue(report.options(id=f"dead-{number}"), number)
-            claimed = await ledger.execute(handle.ref, Claim(worker="w", lease_s=15))
-            await ledger.execute(handle.ref, Fail(epoch=claimed.claim_epoch, error=error))
+            await bury(ledger, await ledger.enqueue(report.options(id=f"dead-{number}"), number))
         await ledger.enqueue(report.options(id="alive"), 1)
         with pytest.raises(UniqueKeyTakenError):
             await ledger.retry("dead-1")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
+from jobledger.admin.amounts import duration
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import UNIQUE
 from jobledger.cli.output import Cell
 from jobledger.cli.pairs import pairs
-from jobledger.cli.text import age, colored, plain, shortened
+from jobledger.cli.text import colored, plain, shortened
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import time_text
-from jobledger.ledger.model.unique import until_words
 from jobledger.ledger.unique.reading import KeyHolder, find_keys
 
 _LIMIT: Final = 50
@@ -50,19 +51,21 @@ async def show(cli: Cli, *, task: _Task, words: _Words = None, limit: _Limit = _
                 shortened(_arguments(each), 60),
                 shortened(each.taken.job, 36),
                 _state(each),
-                _held(each),
-                age(each.taken.at, max(now, each.taken.at)),
+                _held(each, now),
             )
             for each in found
         ]
-        output.table(("key", "job!", "status!", "held", "taken!"), rows)
+        output.table(("key", "job!", "status!", "held!"), rows)
         if len(found) == limit:
             output.note(f"the newest {limit:,}; more with --limit, fewer with KEY=VALUE")
 
 
 def _arguments(found: KeyHolder) -> str:
     taken = found.taken
-    text = taken.key if taken.arguments is NO_VALUE else bytes(taken.arguments).decode()
+    text = taken.key
+    if taken.arguments is not NO_VALUE:
+        values = msgspec.json.decode(taken.arguments, type=dict[str, msgspec.Raw])
+        text = ", ".join(f"{name}={bytes(value).decode()}" for name, value in values.items()) or "the task"
     return plain(f"{text} of {taken.tenant}" if taken.tenant else text)
 
 
@@ -72,9 +75,11 @@ def _state(found: KeyHolder) -> Cell:
     return "archived" if found.taken.made else "not made yet"
 
 
-def _held(found: KeyHolder) -> str:
-    taken = found.taken
-    return until_words(taken.until, taken.expires_at) if found.is_held else "free"
+def _held(found: KeyHolder, now: datetime) -> str:
+    expires_at = found.taken.expires_at
+    if not found.is_held:
+        return "no"
+    return "yes" if expires_at is None else duration((expires_at - now).total_seconds())
 
 
 def _object(found: KeyHolder) -> dict[str, Any]:

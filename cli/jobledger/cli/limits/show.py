@@ -125,7 +125,7 @@ def _tell_held(output: Output, held: LimitNow) -> None:
         output.table(("key", "slots taken>", "waiting>"), rows, title="keys in use")
     if state.used:
         holders = [(shortened(holder, 80),) for holder in state.holders]
-        output.table((f"slots taken ({state.used:,})",), holders, title="slots")
+        output.table(("job",), holders, title=f"slots taken ({state.used:,})")
     if state.waiting:
         lines = [(f"{each.queue}/{each.job}", ", ".join(each.limits)) for each in held.waits]
         output.table((f"waiting ({state.waiting:,}), the oldest first", "limits"), lines, title="line")
