@@ -142,6 +142,17 @@ def test_bulk_acts_choose_by_what_was_said(cli: Cli) -> None:
     )
 
 
+def test_what_is_no_limit_chooses_no_job(cli: Cli) -> None:
+    """An empty name is a variable of a script that is not set: it must not cancel every job."""
+    fill(cli)
+    before = cli("jobs", "list", "--json").lines
+    for word in ("", "smtp api", "a.b"):
+        refused = cli("jobs", "cancel", "--queue", "mail", "--yes", "--limited-by", word)
+        assert (refused.code, "jobledger: " in refused.err) == (2, True), (word, refused.out)
+        assert cli("jobs", "list", "--limited-by", word).code == 2
+    assert [job["status"] for job in cli("jobs", "list", "--json").lines] == [job["status"] for job in before]
+
+
 def test_what_cannot_be_said_is_refused_before_any_server_is_asked(cli: Cli) -> None:
     nowhere = ("--url", "nats://127.0.0.1:1")
     for words, sentence in (

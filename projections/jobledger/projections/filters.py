@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.model.inputs import checked_limits
+
 
 def _given(terms: Mapping[str, str | None]) -> dict[str, str]:
     return {term: value for term, value in terms.items() if value is not None}
@@ -19,6 +21,14 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()  #: every one of these pairs
     limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
+
+    def __post_init__(self) -> None:
+        """Refuse what is no limit: an empty name, as of a variable that is not set, would choose every job.
+
+        Raises: InvalidInputError, InvalidTokenError.
+        """
+        if self.limited_by is not None:
+            checked_limits((self.limited_by,))
 
     def __bool__(self) -> bool:
         """Return whether there is a condition."""
