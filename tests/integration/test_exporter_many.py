@@ -58,7 +58,13 @@ async def test_a_scrape_of_very_many_queues_and_tasks_is_bounded_and_right(tmp_p
     assert min(took) < 0.6
 
     found = Scrape(text)
-    assert figures.folded == {"queue": 4_000 - shown, "task": pairs - shown, "error_type": pairs - shown}
+    assert figures.folded == {
+        "queue": 4_000 - shown,
+        "task": pairs - shown,
+        "error_type": pairs - shown,
+        "limit": 0,
+        "schedule": 0,
+    }
     for column, measure in COUNTERS.items():
         place = STATISTICS.index(column)
         assert found.sum(measure.name) == sum(values[place] for _, _, values in rows), column

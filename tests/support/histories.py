@@ -66,10 +66,10 @@ WEIGHTS = {
     "enqueue_held": 10,
     "carry": 2,
     "rescue": 1,
-    "admit": 10,
-    "put_back": 3,
 }
 STEPS = tuple(WEIGHTS)
+#: With grants that no `granted` gave: for whoever does not check them.
+LIMITED_STEPS = (*STEPS, "admit", "put_back")
 
 
 class SteppedClock:

@@ -59,7 +59,11 @@ async def verify_export(
             "so they cannot be compared"
         )
     checker = Checker(
-        Names(manifest.environment), from_sequence=manifest.first_sequence, options=options, before=before
+        Names(manifest.environment),
+        from_sequence=manifest.first_sequence,
+        is_selection=not manifest.complete,
+        options=options,
+        before=before,
     )
     with contextlib.closing(checker), contextlib.closing(References()) as references:
         files = [event_file(folder, entry) for entry in manifest.files]

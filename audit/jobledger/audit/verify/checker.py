@@ -68,10 +68,13 @@ class Checker:
         *,
         from_sequence: int = 1,
         prefix_archived: bool = False,
+        is_selection: bool = False,
         options: CheckOptions = DEFAULT_OPTIONS,
         before: Report | None = None,
     ) -> None:
         """Begin; `before` is an earlier report from the same `from_sequence`, which the ledger must continue.
+
+        `is_selection`: events are left out by intent, also grants: then the rules about limits say nothing.
 
         Raises: InvalidInputError.
         """
@@ -85,6 +88,7 @@ class Checker:
         self._began = time.perf_counter()
         self._names = names
         self._from_sequence = from_sequence
+        self._is_selection = is_selection
         self._prefix_archived = prefix_archived and from_sequence > 1
         self._options = options
         self._tolerance = timedelta(seconds=options.timer_tolerance_s)
@@ -206,8 +210,8 @@ class Checker:
 
     @property
     def _knows_past(self) -> bool:
-        """Whether it is known who held slots before: not where a check begins in the middle."""
-        return self._from_sequence == 1 or self._prefix_archived
+        """Whether it is known who held slots before: not where a check begins in the middle, or of a selection of events."""
+        return (self._from_sequence == 1 or self._prefix_archived) and not self._is_selection
 
     @property
     def _archived_through(self) -> int:
