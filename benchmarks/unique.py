@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     tune_collector()
-    found = anyio.run(run, given.rounds, given.each, given.durability)
+    found = anyio.run(
+        run,
+        given.rounds,
+        given.each,
+        given.durability,
+        backend_options={"use_uvloop": find_spec("uvloop") is not None},
+    )
     if given.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
