@@ -39,8 +39,29 @@ WORDS = {
     "jobs run": "j --app FOLDER/app.py",
     "jobs debug": "j --app FOLDER/app.py",
     "jobs why": "j",
+    "jobs reschedule": "j --in 1m",
+    "unique show": "send",
+    "limits list": "",
+    "limits show": "tenant",
+    "limits set": "tenant --slots 5",
+    "limits remove": "tenant",
+    "limits verify": "",
+    "limits simulate": f"--at {PAST}/{PAST}T01:00 --set tenant=5",
     "queues list": "",
+    "queues pause": "mail",
+    "queues resume": "mail",
+    "queues drain": "mail",
     "queues purge": "mail --yes",
+    "schedules list": "",
+    "schedules show": "s",
+    "schedules next": "s",
+    "schedules pause": "s",
+    "schedules resume": "s",
+    "schedules remove": "s",
+    "schedules trigger": "s",
+    "schedules backfill": f"s --from {PAST} --to {PAST}T01:00",
+    "schedules reset": "s",
+    "schedules prune": "",
     "dlq list": "",
     "dlq show": "j",
     "dlq requeue": "--all",
@@ -69,7 +90,7 @@ WORDS = {
     "doctor": "",
 }
 #: Those that make a ledger, by words or by themselves.
-CREATING = {"up", "worker", "enqueue", "audit restore", "demo"}
+CREATING = {"up", "worker", "enqueue", "schedules add", "audit restore", "demo"}
 #: Those that need no ledger.
 OFFLINE = {"server", "events schema", "events asyncapi", "audit keygen"}
 

@@ -28,7 +28,6 @@ from jobledger.ledger.model.limits.simulation import (
 )
 from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.subjects import aggregate_of
-from jobledger.workers.reactors.flow.spill import DiskSpill
 
 _OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
 
@@ -48,6 +47,8 @@ async def compare_grants(ledger: Ledger) -> Recomputed:
 
     Raises: UnreachableError, CorruptLedgerError, sqlite3.Error where there is no room for temporary files.
     """
+    from jobledger.workers.reactors.flow.spill import DiskSpill  # noqa: PLC0415
+
     with contextlib.closing(DiskSpill()) as spill:
         again = Recomputation(spill)
         async with contextlib.aclosing(_events(ledger)) as events:

@@ -51,6 +51,10 @@ from jobledger.ledger.model.unreadable import Acknowledged
 _OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
 
 
+def _part_of(memory: int | None) -> int | None:
+    return None if memory is None else max(1, memory // _OTHERS_PART)
+
+
 class Checker:
     """Checks events fed in stream order; what it keeps of jobs is bounded, the rest goes to the disk meanwhile.
 
@@ -105,15 +109,12 @@ class Checker:
         self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
         self._others = {
             aggregate.name: Chains(
-                aggregate,
-                names,
-                from_start=from_sequence == 1,
-                memory_bytes_max=None if memory is None else max(1, memory // _OTHERS_PART),
+                aggregate, names, from_start=from_sequence == 1, memory_bytes_max=_part_of(memory)
             )
             for aggregate in AGGREGATES.values()
             if aggregate is not JOB
         }
-        self._grants = GrantRules(None if memory is None else max(1, memory // _OTHERS_PART), from_sequence)
+        self._grants = GrantRules(_part_of(memory), from_sequence)
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
