@@ -273,7 +273,7 @@ def test_doctor_names_schedules_that_are_late(schedules: Schedules, tmp_path: Pa
         command = Declare(definition=definition_of(like, every_s=3600))
         event = decide("old", None, command, Stamp(at=datetime.now(UTC) - timedelta(hours=2), by="test"))
         assert event is not None
-        await ledger.log.append(SCHEDULE.link(ledger.names, [event], View()))
+        await ledger.log.append(SCHEDULE.link(ledger.names, [event], View[Any]()))
 
     schedules.does(declare_long_ago)
     schedules("list")

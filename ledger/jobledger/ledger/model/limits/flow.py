@@ -48,7 +48,7 @@ class Granted(_Fact, frozen=True, kw_only=True, tag="granted", gc=False):
 
     jobs: tuple[GrantedJob, ...]  #: in the order of the grants, 1 to 500
     slots: dict[str, Whole] = msgspec.field(
-        default_factory=dict
+        default={}
     )  #: of keys without a definition, such as `queue:email`
     policy: Whole = 1  #: version of the rules by which jobs were chosen
 
