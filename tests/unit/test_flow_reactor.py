@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import msgspec
+import pytest
 from tests.support.tables import each_row
 
+from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent
 from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.workers.reactors.flow.admitting import Admitting
 from jobledger.workers.reactors.flow.seats import Fleet, fleet_of
 from jobledger.workers.reactors.flow.snapshots import FlowState, prepare, restore, state_of, waiting_of
 from jobledger.workers.reactors.flow.spill import DiskSpill
@@ -155,3 +161,21 @@ def test_a_snapshot_names_the_few_that_wait_for_very_long() -> None:
     named, low = waiting_of(granter)
     assert [each.held for each in named] == [1, 2, 3]
     assert low == 50_001
+
+
+@pytest.mark.anyio
+async def test_one_line_tells_of_all_jobs_that_could_not_be_queued(caplog: pytest.LogCaptureFixture) -> None:
+    def appended(number: int, error: Exception | None) -> None:
+        outcome = asyncio.get_running_loop().create_future()
+        outcome.set_result(1) if error is None else outcome.set_exception(error)
+        admitting._on_outcome(GrantedJob(queue="a", job=f"j{number}", held=number), 9, outcome)
+
+    admitting = Admitting(cast("Any", None))  # nothing is sent here
+    away = ServerUnreachableError("no answer")
+    with caplog.at_level(logging.WARNING):
+        for number in range(100):
+            appended(number, away)
+        assert (len(admitting.owed), [record.args for record in caplog.records]) == (100, [("j0", away)])
+        appended(100, None)
+        appended(101, away)
+    assert len(caplog.records) == 2

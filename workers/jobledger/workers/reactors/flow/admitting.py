@@ -51,6 +51,7 @@ class Admitting:
         #: Granted jobs whose `queued` could not be stored yet, with their grants.
         self.owed: dict[GrantedJob, int] = {}
         self.admitted = 0  #: `queued` events of ours that were stored
+        self._owes = False  # and told so
 
     def keep(self, stored: StoredEvent) -> None:
         """Keep a job's first event, which holds it, until it is granted or let go."""
@@ -100,7 +101,7 @@ class Admitting:
             return
         error = outcome.exception()
         if error is None:
-            self.admitted += 1
+            self._on_admitted()
         elif isinstance(error, WrongSequenceError):
             self.redrive(granted, grant)  # cancelled meanwhile, or carried over by an archive run
         else:
@@ -126,12 +127,19 @@ class Admitting:
             self._owe(granted, grant, error)
         else:
             self.owed.pop(granted, None)
-            self.admitted += 1
+            self._on_admitted()
+
+    def _on_admitted(self) -> None:
+        self.admitted += 1
+        self._owes = False
 
     def _owe(self, granted: GrantedJob, grant: int, error: BaseException) -> None:
-        if granted not in self.owed:
+        if not self._owes:  # a lost connection may mean some hundred jobs, and one line is enough
+            self._owes = True
             logger.warning(
-                "job %s has its slots and could not be queued: %s; tried again", granted.job, error
+                "jobs that have their slots could not be queued, %s first: %s; tried again until they are",
+                granted.job,
+                error,
             )
         self.owed[granted] = grant
 
