@@ -48,7 +48,7 @@ class Ticked(_Fact, frozen=True, kw_only=True, tag="ticked", gc=False):
 
     job: str = ""  #: id of the job; of several the newest; "" where none is made
     skipped: Skipped = ""  #: why none is made
-    missed: Whole = 0  #: ticks up to this one that nobody makes up for; 1,000 means so many or more
+    missed: Whole = 0  #: missed ticks up to this one that get no job; from 1,000 on there may be more
     ticks: tuple[Moment, ...] = ()  #: where missed ticks are caught up: all that get a job, the oldest first
 
 
