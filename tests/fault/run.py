@@ -22,7 +22,15 @@ from tests.support.figures import FOLDER, Figures  # noqa: E402 - a script finds
 PAGE: Final = ROOT / "docs" / "reliability.md"
 BEGIN: Final = "<!-- figures: made by `make faults RECORD=1` -->"
 END: Final = "<!-- end of figures -->"
-LONG: Final = ("tests/fault/test_mixed.py", "tests/fault/test_workers_die.py")
+#: What runs beside all the others; both take about as long.
+LONG: Final = (
+    "tests/fault/test_mixed.py",
+    "tests/fault/test_workers_die.py",
+    "tests/fault/test_limits.py",
+    "tests/fault/test_paused_queues.py",
+    "tests/fault/test_schedules_die.py",
+    "tests/fault/test_unique.py",
+)
 LIMIT_S: Final = 600.0
 _FOLDERS: Final = ("tests/fault", "tests/integration", "tests/model", "tests/newcomer")
 _PYTEST: Final = (
