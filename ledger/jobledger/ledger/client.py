@@ -115,10 +115,8 @@ class Ledger:
         The bytes of an event tell whose append was accepted, so two decisions within one tick of the clock must
         not come out the same.
         """
-        ticks, at = (
-            self._ticks,
-            self.clock.now(),
-        )  # not a call of its own: every event of every job is stamped
+        # Written out, not called: every event of every job is stamped.
+        ticks, at = self._ticks, self.clock.now()
         if at <= ticks.last < at + _CLOCK_STEP:
             at = ticks.last + _MICROSECOND
         ticks.last = at

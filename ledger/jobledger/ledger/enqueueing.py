@@ -86,10 +86,9 @@ class Enqueuer:
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=_what(plain))
-        asks = (
-            not is_small or options.declared or options.declared_queue is not None
-        )  # the server, before the append
-        command = await (patience.read(order) if asks else order())
+        # A large input is stored first, and so is the definition of a limit that the code declares.
+        needs_server = not is_small or options.declared or options.declared_queue is not None
+        command = await (patience.read(order) if needs_server else order())
         if options.unique is not None:
             wish = self._wish(plain, options, options.unique, command, text)
             return await self._one_of_its_kind(plain, wish)
