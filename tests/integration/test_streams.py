@@ -17,6 +17,7 @@ from tests.support.tables import each_row
 
 from jobledger.admin.checks import check_consumers
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
+from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import (
     JetStreamDisabledError,
     LedgerError,
@@ -24,6 +25,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     StreamMismatchError,
 )
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.addresses import redact
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.workers import Worker
@@ -282,3 +284,9 @@ async def _list_many(ledger: Ledger) -> None:
     )
     assert {info.name for info in await list_consumers(ledger.inbox, stream)} >= {*names, "work_z_z_normal"}
     assert [each.check for each in await check_consumers(ledger.inbox, stream)] == ["queue z_z"]
+
+
+async def test_two_environments_of_the_default_size_fit_on_one_server(server_factory: Any) -> None:
+    server: EmbeddedServer = server_factory()
+    async with server, connect(server.url), connect(server.url, environment="second") as second:
+        assert (await load(second.log, JobRef(queue="q", job_id="j"))).job is None
