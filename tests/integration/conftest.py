@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import nats
 import pytest
+from tests.support.audit_command import WIDTH, AuditCommand
 from tests.support.limits import LIMIT_S
 from tests.support.pools import TASKS, Pools, is_gone
 from tests.support.warm import start
@@ -181,3 +182,26 @@ async def pool(anyio_backend: object) -> AsyncIterator[ProcessPool]:
     """A pool of one process, for tests that leave it as it was."""
     async with ProcessPool([TASKS], PoolConfig(size=1)) as made:
         yield made
+
+
+@pytest.fixture
+def audit(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> AuditCommand:
+    """`jobledger audit` on a ledger without events, with nothing of the environment it is run in."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    for name in ("URL", "ENVIRONMENT", "APP", "PROJECTION", "DEBUG"):
+        monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
+    made = AuditCommand(nats_server.url, tmp_path, capsys)
+    made.make_ledger()
+    return made
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, an empty one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import nats
 import pytest
-from tests.support.audit_command import AuditCommand, double
+from tests.support.audit_command import WIDTH, AuditCommand, double
 from tests.support.orders import enqueue_of
 from tests.support.terminal import on_a_terminal, unstyled
 
@@ -21,45 +20,16 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.subjects import JobRef
 
 if TYPE_CHECKING:
-    from jobledger.ledger.server import EmbeddedServer
-
-WIDTH = 80
-
-
-@pytest.fixture
-def cli(
-    nats_server: EmbeddedServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> AuditCommand:
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    for name in ("URL", "ENVIRONMENT", "APP", "PROJECTION", "DEBUG"):
-        monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
-    made = AuditCommand(nats_server.url, tmp_path, capsys)
-    made.with_ledger(_nothing)
-    return made
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, an empty one."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-async def _nothing(_: Ledger) -> None:
-    """Make the streams, small ones."""
-
+    pass
 
 # audit trail
 
 
 def test_a_story_tells_each_event_and_what_was_waited_for(
-    cli: AuditCommand, monkeypatch: pytest.MonkeyPatch
+    audit: AuditCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (job,) = cli.work(3)
-    answer = cli("trail", job[:30])
+    (job,) = audit.work(3)
+    answer = audit("trail", job[:30])
     assert (answer.code, answer.err) == (0, "")
     words = " ".join(answer.out.split())
     for said in (
@@ -79,12 +49,12 @@ def test_a_story_tells_each_event_and_what_was_waited_for(
     assert chain == "chain of 6 events: unbroken"
     assert "\x1b" not in answer.out
     on_a_terminal(monkeypatch, WIDTH)
-    assert max(map(len, unstyled(cli("trail", job[:30]).out))) <= WIDTH
+    assert max(map(len, unstyled(audit("trail", job[:30]).out))) <= WIDTH
 
 
-def test_a_story_is_the_same_as_an_object(cli: AuditCommand) -> None:
-    (job,) = cli.work(3)
-    (body,) = cli("trail", job, "--json", "--queue", "work").lines
+def test_a_story_is_the_same_as_an_object(audit: AuditCommand) -> None:
+    (job,) = audit.work(3)
+    (body,) = audit("trail", job, "--json", "--queue", "work").lines
     assert (body["id"], body["queue"], body["task"]) == (job, "work", "double")
     assert [line["event"] for line in body["lines"]] == [
         "queued",
@@ -106,61 +76,61 @@ def test_a_story_is_the_same_as_an_object(cli: AuditCommand) -> None:
     assert summary["total_s"] == pytest.approx(since)
 
 
-def test_a_story_is_told_as_of_a_past_moment(cli: AuditCommand) -> None:
-    (job,) = cli.work(3)
-    whole = cli("trail", job, "--json").lines[0]["lines"]
+def test_a_story_is_told_as_of_a_past_moment(audit: AuditCommand) -> None:
+    (job,) = audit.work(3)
+    whole = audit("trail", job, "--json").lines[0]["lines"]
     third = whole[2]
-    (body,) = cli("trail", job, "--sequence", str(third["stream_sequence"]), "--json").lines
+    (body,) = audit("trail", job, "--sequence", str(third["stream_sequence"]), "--json").lines
     assert body["lines"] == whole[:3]
     assert body["summary"]["state"] == "retry_wait"
-    answer = cli("trail", job, "--at", third["at"])
+    answer = audit("trail", job, "--at", third["at"])
     assert answer.out.startswith("as of ")
     assert "retry wait after" in answer.out
     assert "completed" not in answer.out
-    assert cli("trail", job, "--sequence", "0").code == 3
-    assert cli("trail", job, "--at", "2200-01-01").code == 2
-    assert cli("trail", "reactor/seals", "--sequence", "1").code == 2
+    assert audit("trail", job, "--sequence", "0").code == 3
+    assert audit("trail", job, "--at", "2200-01-01").code == 2
+    assert audit("trail", "reactor/seals", "--sequence", "1").code == 2
 
 
-def test_a_takeover_is_told(cli: AuditCommand) -> None:
+def test_a_takeover_is_told(audit: AuditCommand) -> None:
     async def taken_over(ledger: Ledger) -> None:
         ref = (await ledger.enqueue(double.options(id="lost"), 1)).ref
         job = await ledger.execute(ref, Claim(worker="w1", lease_s=15), by="w1")
         take = TakeOver(worker="w2", lease_s=15, lost_epoch=job.claim_epoch)
         await ledger.execute(ref, take, by="w2")
 
-    cli.with_ledger(taken_over)
-    words = " ".join(cli("trail", "lost").out.split())
+    audit.with_ledger(taken_over)
+    words = " ".join(audit("trail", "lost").out.split())
     assert "started: attempt 2 on w2; attempt 1 is lost: worker w1 had recorded nothing for " in words
     assert "2 attempts (1 lost)" in words
 
 
-def test_a_broken_chain_is_told_by_all_who_read_it(cli: AuditCommand) -> None:
-    (job,) = cli.work(1)
-    _acted(cli)
-    where = (*cli.where, "--projection", str(cli.folder / "projection.db"))
-    whole = cli.run("jobs", "show", "b", *where)
+def test_a_broken_chain_is_told_by_all_who_read_it(audit: AuditCommand) -> None:
+    (job,) = audit.work(1)
+    _acted(audit)
+    where = (*audit.where, "--projection", str(audit.folder / "projection.db"))
+    whole = audit.run("jobs", "show", "b", *where)
     assert (whole.code, "chain of 5 events: unbroken" in whole.out) == (0, True)
-    sequence = cli.forge("b", prev="0" * 64)
+    sequence = audit.forge("b", prev="0" * 64)
     for words in (("audit", "trail", "b"), ("jobs", "show", "b")):
-        answer = cli.run(*words, *where)
+        answer = audit.run(*words, *where)
         assert answer.code == 4
         assert f"chain of 6 events: BROKEN at {sequence}: it follows '000" in " ".join(answer.out.split())
         assert f"the chain of job b is BROKEN at stream sequence {sequence}" in answer.err
-        (body,) = cli.run(*words, *where, "--json").lines
+        (body,) = audit.run(*words, *where, "--json").lines
         assert (body["chain"]["events"], body["chain"]["broken_at"]) == (6, sequence)
-    answer = cli("who")
+    answer = audit("who")
     assert answer.code == 4
     assert f"work/b: chain of 6 events: BROKEN at {sequence}" in " ".join(answer.out.split())
-    told = {each["job"]: each["chain_broken_at"] for each in cli("who", "--json").lines}
+    told = {each["job"]: each["chain_broken_at"] for each in audit("who", "--json").lines}
     assert told == {"a": None, "b": sequence}
-    assert cli("who", "--by", "nobody").code == 0
-    assert cli("trail", job).code == 0, "another job's chain is whole"
+    assert audit("who", "--by", "nobody").code == 0
+    assert audit("trail", job).code == 0, "another job's chain is whole"
 
 
-def test_a_hidden_beginning_is_told(cli: AuditCommand) -> None:
+def test_a_hidden_beginning_is_told(audit: AuditCommand) -> None:
     """A planted first event makes the older ones those of another job: only an archive run may free an id."""
-    (job,) = cli.work(1)
+    (job,) = audit.work(1)
 
     async def plant(ledger: Ledger) -> int:
         ref = JobRef(queue="work", job_id=job)
@@ -168,18 +138,18 @@ def test_a_hidden_beginning_is_told(cli: AuditCommand) -> None:
         assert first == ref
         event = (await (await ledger.job(job)).history())[0].event
         planted = msgspec.structs.replace(event, by="mallory")
-        raw = await nats.connect(cli.url)
+        raw = await nats.connect(audit.url)
         try:
             return (await raw.jetstream().publish(ledger.names.event(planted), encode(planted))).seq
         finally:
             await raw.close()
 
-    sequence = cli.with_ledger(plant)
-    answer = cli("trail", job)
+    sequence = audit.with_ledger(plant)
+    answer = audit("trail", job)
     assert (answer.code, f"BROKEN at {sequence}" in answer.out) == (4, True), answer
 
 
-def test_times_are_the_events_own_after_a_restore(cli: AuditCommand) -> None:
+def test_times_are_the_events_own_after_a_restore(audit: AuditCommand) -> None:
     """The server stored these events now; they say that they were made in 2020, a day apart."""
 
     async def bring_back(ledger: Ledger) -> None:
@@ -192,30 +162,32 @@ def test_times_are_the_events_own_after_a_restore(cli: AuditCommand) -> None:
             chain = await load(ledger.log, ref)
             await commit(ledger.log, chain, decide(chain.job, command, Stamp(at=at, by=by)))
 
-    cli.with_ledger(bring_back)
-    answer = cli("trail", "old")
+    audit.with_ledger(bring_back)
+    answer = audit("trail", "old")
     assert answer.code == 0
     assert "times are the events' own, UTC; the server's differ by up to" in " ".join(answer.out.split())
     assert "2020-01-31" in answer.out
     assert "cancelled after 1 d: waiting 1 d" in answer.out
-    (body,) = cli("trail", "old", "--json").lines
+    (body,) = audit("trail", "old", "--json").lines
     assert (body["times"], body["lines"][1]["at"]) == ("events", "2020-02-01T08:00:00.000000Z")
-    where = (*cli.where, "--projection", str(cli.folder / "projection.db"))
-    assert "events; times are the events' own" in " ".join(cli.run("jobs", "show", "old", *where).out.split())
-    (act,) = cli("who", "--json").lines
+    where = (*audit.where, "--projection", str(audit.folder / "projection.db"))
+    assert "events; times are the events' own" in " ".join(
+        audit.run("jobs", "show", "old", *where).out.split()
+    )
+    (act,) = audit("who", "--json").lines
     assert (act["at"], act["times"]) == ("2020-02-01T08:00:00.000000Z", "events")
-    assert "2020-02-01 08:00:00 cancel   work/old by alice: late" in cli("who").out
+    assert "2020-02-01 08:00:00 cancel   work/old by alice: late" in audit("who").out
 
 
-def test_a_story_of_no_job_is_not_found(cli: AuditCommand) -> None:
-    answer = cli("trail", "nobody")
+def test_a_story_of_no_job_is_not_found(audit: AuditCommand) -> None:
+    answer = audit("trail", "nobody")
     assert (answer.code, "no job 'nobody' is in the ledger" in answer.err) == (3, True)
 
 
 # audit who
 
 
-def _acted(cli: AuditCommand) -> datetime:
+def _acted(audit: AuditCommand) -> datetime:
     """Let people act; return a moment of the server between the first act and the others."""
 
     async def act(ledger: Ledger) -> datetime:
@@ -231,13 +203,13 @@ def _acted(cli: AuditCommand) -> datetime:
         await ledger.discard("b", by="bob")
         return stored + timedelta(microseconds=1)
 
-    return cli.with_ledger(act)
+    return audit.with_ledger(act)
 
 
-def test_acts_of_people_are_listed_the_newest_first(cli: AuditCommand) -> None:
-    assert cli("who").out == "no operator acted on a job\n"
-    between = _acted(cli)
-    listed = cli("who", "--json").lines
+def test_acts_of_people_are_listed_the_newest_first(audit: AuditCommand) -> None:
+    assert audit("who").out == "no operator acted on a job\n"
+    between = _acted(audit)
+    listed = audit("who", "--json").lines
     assert [(each["by"], each["act"], each["job"], each["reason"]) for each in listed] == [
         ("bob", "discard", "b", ""),
         ("alice", "requeue", "b", "fixed"),
@@ -245,20 +217,20 @@ def test_acts_of_people_are_listed_the_newest_first(cli: AuditCommand) -> None:
         ("alice", "retry", "a", "now, please"),
     ]
     assert [each["new_input"] for each in listed] == [False, True, False, False]
-    assert cli("who", "--json", "--by", "alice").lines == [listed[1], listed[3]]
-    assert cli("who", "--json", "--since", between.isoformat()).lines == listed[:3]
-    assert cli("who", "--since", "2200-01-01").out == "no operator actions match\n"
-    limited = cli("who", "--limit", "1")
+    assert audit("who", "--json", "--by", "alice").lines == [listed[1], listed[3]]
+    assert audit("who", "--json", "--since", between.isoformat()).lines == listed[:3]
+    assert audit("who", "--since", "2200-01-01").out == "no operator actions match\n"
+    limited = audit("who", "--limit", "1")
     assert limited.out.splitlines()[0].endswith("discard  work/b by bob")
     assert limited.err == "the newest 1 of 4 are shown; --limit shows more\n"
     assert limited.out.splitlines()[-1] == "chains of 1 job, 5 events: unbroken"
-    shown = cli("who")
+    shown = audit("who")
     assert (shown.code, shown.err) == (0, "")
     assert r"cancel   work/a by bob: a [red]mistake\x1b[0m" in shown.out
     assert "requeue  work/b by alice, with a new input: fixed" in shown.out
 
 
-def test_a_cancel_that_a_worker_obeyed_is_listed_once(cli: AuditCommand) -> None:
+def test_a_cancel_that_a_worker_obeyed_is_listed_once(audit: AuditCommand) -> None:
     async def ask(ledger: Ledger) -> None:
         ref = (await ledger.enqueue(double.options(id="busy"), 1)).ref
         job = await ledger.execute(ref, Claim(worker="w1", lease_s=15), by="w1")
@@ -266,10 +238,10 @@ def test_a_cancel_that_a_worker_obeyed_is_listed_once(cli: AuditCommand) -> None
         take = TakeOver(worker="w2", lease_s=15, lost_epoch=job.claim_epoch)
         assert (await ledger.execute(ref, take, by="w2")).state == "cancelled"
 
-    cli.with_ledger(ask)
-    assert [(each["by"], each["reason"]) for each in cli("who", "--json").lines] == [("alice", "enough")]
+    audit.with_ledger(ask)
+    assert [(each["by"], each["reason"]) for each in audit("who", "--json").lines] == [("alice", "enough")]
 
 
-def test_words_that_choose_nothing_are_a_usage_error(cli: AuditCommand) -> None:
-    assert cli("who", "--since", "yesterday").code == 2
-    assert cli("who", "--limit", "0").code == 2
+def test_words_that_choose_nothing_are_a_usage_error(audit: AuditCommand) -> None:
+    assert audit("who", "--since", "yesterday").code == 2
+    assert audit("who", "--limit", "0").code == 2

@@ -17,6 +17,9 @@ from jobledger.ledger.model.codec import digest, encode
 from jobledger.ledger.model.events import Completed
 from jobledger.ledger.model.subjects import JobRef
 
+#: How wide the terminal is.
+WIDTH = 80
+
 
 @task(queue="work", max_attempts=3, backoff=Backoff(base_s=0.05))
 async def double(ctx: Context, number: int) -> int | Retry:
