@@ -35,7 +35,8 @@ UNTIL = plain.options(unique=Unique())
 PERIOD = plain.options(unique=Unique(for_s=86_400 * 300))
 DEBOUNCED = plain.options(unique=Unique(args=()), debounce_s=3600)
 
-#: In the order of a round; what comes again finds the numbers of the kind before it.
+#: In the order of a round. Every kind enqueues the same numbers, so a kind with the options of the one before it
+#: ("key taken", "again") finds each of its keys taken.
 KINDS: dict[str, Any] = {
     "plain": plain,
     "unique, key free": UNTIL,
