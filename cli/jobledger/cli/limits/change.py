@@ -37,7 +37,11 @@ _Mode = Annotated[
 ]
 _Keep = Annotated[
     str | None,
-    typer.Option("--keep", metavar="KEEP", help=f"How long a job keeps its slot: {', '.join(KEEPS)}."),
+    typer.Option(
+        "--keep",
+        metavar="KEEP",
+        help=f"When a job gives its slot back, after each attempt or at its end: {', '.join(KEEPS)}.",
+    ),
 ]
 _Weight = Annotated[
     float | None, typer.Option("--weight", metavar="X", help="Its share beside others, 1 by default.")

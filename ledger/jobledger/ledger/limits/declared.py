@@ -38,7 +38,7 @@ class Limit(_Named, frozen=True, kw_only=True):
     burst: int = 1  #: how many may start at once after a pause
     mode: Mode = "queue"  #: what a job does that finds it full: "queue", "newest", "replace" or "drop"
     keep: Keep = (
-        "attempt"  #: "attempt": a slot for each attempt anew; "job": until the job has ended for good
+        "attempt"  #: when a job gives its slot back: after each "attempt", or at the end of the "job"
     )
     weight: float = 1.0  #: its keys' share beside those of other limits
 

@@ -32,7 +32,7 @@ LIMITS: Final = Table(
         "per_s": real("the period of `rate`, in seconds"),
         "burst": integer("how many of them may start at once"),
         "mode": text("what a job does that finds the key full: `queue`, `newest`, `replace` or `drop`"),
-        "keep": text("how long a job keeps its slot: `attempt` or `job`"),
+        "keep": text("when a job gives its slot back: after each `attempt`, or at the end of the `job`"),
         "weight": real("the key's share beside other keys"),
         "source": text("who says so: `code` or `operator`"),
         "set_by": text("the process or person"),

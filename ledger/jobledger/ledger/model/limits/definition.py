@@ -22,7 +22,7 @@ from jobledger.ledger.model.inputs import check_word
 #: What a job does whose limit is full: wait; take the place of an older job that waits; also ask the one that runs to
 #: end; or be cancelled.
 Mode = Literal["queue", "newest", "replace", "drop"]
-#: How long a job keeps its slot: for each attempt anew, or from its first grant until it has ended for good.
+#: When a job gives its slot back: after each attempt, and it takes one again for the next; or when it has ended for good.
 Keep = Literal["attempt", "job"]
 Source = Literal["code", "operator"]
 
@@ -40,7 +40,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     per_s: float = 1.0  #: the period of `rate`, in seconds
     burst: Whole = 1  #: how many of them may start at once, after a pause
     mode: Mode = "queue"  #: what a job does that finds the limit full
-    keep: Keep = "attempt"  #: how long a job keeps its slot
+    keep: Keep = "attempt"  #: when a job gives its slot back
     weight: float = 1.0  #: this key's share beside the other keys', where they compete
 
 
@@ -52,7 +52,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     per_s: float | None = None  #: the period of `rate`, in seconds; none: as the limit
     burst: Whole | None = None  #: how many of them may start at once; none: as the limit
     mode: Mode | None = None  #: what a job does that finds the key full; none: as the limit
-    keep: Keep | None = None  #: how long a job keeps its slot; none: as the limit
+    keep: Keep | None = None  #: when a job gives its slot back; none: as the limit
     weight: float | None = None  #: the key's share beside other keys; none: as the limit
 
 
@@ -76,7 +76,7 @@ class LimitSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
     burst: Whole = 1  #: how many of them may start at once, after a pause
     mode: Mode = "queue"  #: what a job does that finds its key full
     keep: Keep = (
-        "attempt"  #: how long a job keeps its slot: for each attempt anew, or until it has ended for good
+        "attempt"  #: when a job gives its slot back: after each `attempt`, or at the end of the `job`
     )
     weight: float = 1.0  #: a key's share beside other keys, where they compete
     overrides: Mapping[str, Override] = {}  #: keys for which something differs
