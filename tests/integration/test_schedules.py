@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import sys
+import zoneinfo
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -24,6 +26,7 @@ from jobledger.ledger.model.schedules.definition import Overlap
 from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import manual_job_id, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.schedules.ticks import Spec, zone_of
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import schedule_timer
 
@@ -210,6 +213,46 @@ async def test_a_lost_stream_of_timers_is_filled_from_the_newest_event_of_each_s
     done = await rebuild_timers(ledger)
     assert (done.waits, done.set) == (2, 2)
     assert await both_set()
+
+
+@contextlib.contextmanager
+def _no_zones(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Be a machine without a time zone database."""
+    try:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "tzdata", None)
+            zoneinfo.reset_tzpath(to=())
+            _forget_zones()
+            yield
+    finally:
+        zoneinfo.reset_tzpath()
+        _forget_zones()
+
+
+def _forget_zones() -> None:
+    zoneinfo.ZoneInfo.clear_cache()
+    zone_of.cache_clear()
+
+
+async def test_a_machine_that_does_not_know_the_zone_leaves_the_tick_to_others(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = await declare(ledger, spec=Spec(cron="* * * * *", timezone="Europe/Berlin"))
+    await overdue(ledger, known, hours=0)
+    async with reacting(ledger):
+        with _no_zones(monkeypatch):
+            await until(partial(_has_told, caplog, "no time zone 'Europe/Berlin' on this machine"))
+            assert not await _has_ticked(ledger, 1)
+        assert "install the package tzdata; until then other workers make the ticks of schedule nightly" in (
+            caplog.text
+        )
+        assert "Traceback" not in caplog.text
+        await until(lambda: _has_ticked(ledger, 1))
+    assert set(await ticked_jobs(ledger)) == set(await begun_jobs(ledger))
+
+
+async def _has_told(caplog: pytest.LogCaptureFixture, words: str) -> bool:
+    return words in caplog.text
 
 
 @task(queue="cron")

@@ -33,7 +33,7 @@ async def declare(
 async def overdue(ledger: Ledger, known: Known, *, hours: float) -> Known:
     """Let a schedule be one whose next tick was due so long ago."""
     assert known.event is not None
-    every_s = known.event.definition.spec.every_s
+    every_s = known.event.definition.spec.every_s or 60  # an expression's: at whole minutes
     due = (datetime.now(UTC) - timedelta(hours=hours)).timestamp() // every_s * every_s
     moment = datetime.fromtimestamp(due, UTC)
     fields: dict[str, Any] = state_fields(known.schedule or Schedule(definition=known.event.definition))

@@ -120,8 +120,8 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InvalidInputError(
-            f"there is no time zone {name[:80]!a} on this machine: give a name such as Europe/Berlin, or install the "
-            "package tzdata"
+            f"there is no time zone {name[:80]!a} on this machine: give a name such as Europe/Berlin, or, if it is "
+            "one, install the package tzdata"
         ) from error
 
 

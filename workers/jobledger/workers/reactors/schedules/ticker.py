@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.errors import InvalidInputError, WrongSequenceError
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.nats.consumer import growing_s
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.schedules.acting import Known, known_from
 from jobledger.ledger.timers import ScheduleTimer, Timers
 from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import Later
+
+logger = logging.getLogger("jobledger.workers.reactors.schedules")
 
 _AT_ONCE: Final = 256
 #: Schedules whose newest event is kept, and how large it may be.
@@ -34,6 +38,7 @@ class Ticker:
         self._schedules = ledger.schedules
         self._known: dict[str, Known] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._told: set[str] = set()
 
     def heard(self, message: Message) -> None:
         """Take note of a schedule's event, so that it need not be read when it is due."""
@@ -57,6 +62,8 @@ class Ticker:
     async def tick(self, timer: ScheduleTimer, delivery: Delivery) -> Later | None:
         """Make what is missing of the schedule's newest event, then tick if that event is the one that asked for it.
 
+        A machine that does not know the schedule's time zone gives the delivery back, for a worker elsewhere.
+
         Raises: LedgerFullError, UnreachableError, CorruptLedgerError.
         """
         async with self._turns:
@@ -69,6 +76,14 @@ class Ticker:
                 self._known.pop(timer.schedule, None)
                 self._keep(timer.schedule, await self._heal(timer.schedule))
                 return None
+            except InvalidInputError as error:
+                self._tell(f"{error}; until then other workers make the ticks of schedule {timer.schedule}")
+                return Later(growing_s(delivery.delivered))
+
+    def _tell(self, sentence: str) -> None:
+        if sentence not in self._told:  # the delivery comes again and again
+            self._told.add(sentence)
+            logger.error("%s", sentence)
 
     async def _heal(self, name: str) -> Known:
         return await self._schedules.healed(await self._schedules.read(name))
