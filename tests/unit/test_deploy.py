@@ -194,7 +194,7 @@ def _promtool(*words: str) -> None:
     if binary is None:
         pytest.skip("promtool is not installed: it is in Debian's package prometheus")
     ran = subprocess.run(
-        [binary, *words], cwd=PROMETHEUS, capture_output=True, text=True, timeout=30, check=False
+        [binary, *words], cwd=PROMETHEUS, capture_output=True, text=True, timeout=120, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
