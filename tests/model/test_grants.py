@@ -14,6 +14,7 @@ from tests.support.grant_worlds import T0, Ledger, Reactor, completed, fold, hel
 
 from jobledger.ledger.model.events import Cancelled
 from jobledger.ledger.model.limits.definition import Override, Terms
+from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import LOWEST_FIRST_EVERY, Granter
 from jobledger.ledger.model.limits.guard import LATER, Guard
 from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey
@@ -194,6 +195,24 @@ def test_a_rate_lets_a_burst_through_and_then_one_by_one() -> None:
     assert _decided(granter, after_s=1.0) == ["j2"]
 
 
+def test_a_grant_counts_for_the_rate_that_its_author_knew() -> None:
+    """Whoever reads that the rate is gone before it reads the grant: a rate that comes back counts from there."""
+    granter = _granter(limit("r", rate=1.0), held("a", "r"), held("b", "r"), limit("r", 9))
+    granted = Granted(
+        shard=MAIN,
+        at=T0,
+        by="t",
+        through=3,
+        limits_sequence=1,
+        jobs=(GrantedJob(queue="q", job="a", held=2),),
+    )
+    granter.granted(granted, 5)
+    granter.started(("q", "a"))
+    granter.limit(limit("r", rate=1.0), 6)
+    assert _decided(granter, after_s=0.9) == []
+    assert _decided(granter, after_s=1.0) == ["b"]
+
+
 def test_jobs_of_a_closed_queue_are_passed_over() -> None:
     granter = _granter(limit("g", 1), held("a", "g", queue="paused"), held("b", "g"))
     granter.close("paused")
@@ -221,6 +240,17 @@ def test_ten_jobs_of_a_small_tenant_do_not_wait_behind_a_thousand_of_another() -
         granter.job(held(f"small{n}", "g", fair="small"), granter.through + 1)
     found = _others(granter, [*runs, *(f"big{n}" for n in range(10, 20))])
     assert sum(job.startswith("small") for job in found) >= 9
+
+
+def test_a_grant_looks_at_two_lines_at_most_however_many_there_are() -> None:
+    """1,000 fairness keys share five tenants of one slot each: nearly all lines stand at a full key."""
+    jobs = [held(f"j{n}", "g", f"t:{n % 5}", fair=f"f{n}") for n in range(1_000)]
+    granter = _granter(limit("g", 10), limit("t", 1), *jobs)
+    runs = _decided(granter)
+    while runs:
+        runs = [*runs[1:], *_others(granter, runs[:1])]
+    assert granter.total == len(jobs)
+    assert granter.picker.looks <= 2 * len(jobs)
 
 
 def test_a_fairness_key_of_twice_the_weight_gets_twice_as_much() -> None:

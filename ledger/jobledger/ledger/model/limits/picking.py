@@ -159,16 +159,19 @@ class Picker:
         for name, key in self.keys.items():
             if split(name)[0] in limits:
                 key.terms = self._definitions.of(name)
+        self._look_for_rates()
 
     def redefined(self) -> None:
         """Look again at everybody: definitions are others than before."""
         for name, key in self.keys.items():
             key.terms = self._definitions.of(name)
-        self.any_rate = any(
-            key.terms is not None and key.terms.rate is not None for key in self.keys.values()
-        )
+        self._look_for_rates()
         self.freed(self.keys)
         self._guard.reconsider()
+
+    def _look_for_rates(self) -> None:
+        terms = (key.terms for key in self.keys.values())
+        self.any_rate = any(each is not None and each.rate is not None for each in terms)
 
     def close(self, queue: str) -> None:
         """Pass over the jobs of a queue from now on."""
