@@ -54,7 +54,8 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
         if self.free_at is not None and terms.rate is not None:
             return f"{self.limit} lets {rate_words(terms.rate, terms.per_s)} start, the next one at {moment(self.free_at)}"
         if self._waits_for_starts:
-            return f"{self.limit} waits until {count(self.unstarted, 'job')} that it admitted have started"
+            have = "has" if self.unstarted == 1 else "have"
+            return f"{self.limit} waits until {count(self.unstarted, 'job')} that it admitted {have} started"
         return f"{self.limit} has room ({used})"
 
     def _who(self) -> str:

@@ -143,7 +143,7 @@ class GrantRules:
 
     def _above(self, key: str, event: Granted) -> Broken | None:
         terms, used = self._terms(key), self._holders.used(key)
-        slots = event.slots.get(key) if terms is None or key in event.slots else terms.slots
+        slots = event.slots.get(key, None if terms is None else terms.slots)
         if terms is None and slots is None:
             return (
                 "above",
