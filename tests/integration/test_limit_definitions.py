@@ -92,7 +92,16 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
     [
         (("set", "tenant"), 2, "say what is to hold: --slots N"),
         (("set", "tenant", "--slots", "many"), 2, "--slots 'many' is not a whole number and not none"),
-        (("set", "tenant", "--slots", "-1"), 2, "slots must be a whole number from 0 on, got -1"),
+        (
+            ("set", "tenant", "--slots", "-1"),
+            2,
+            "slots must be a whole number from 0 to 9,223,372,036,854,775,807",
+        ),
+        (
+            ("set", "tenant", "--slots", "9" * 20),
+            2,
+            "from 0 to 9,223,372,036,854,775,807, got 99999999999999999999",
+        ),
         (("set", "tenant", "--rate", "nan"), 2, "rate must be a number above 0"),
         (("set", "tenant", "--mode", "wait"), 2, "mode must be queue, newest, replace or drop, got 'wait'"),
         (("set", "ten ant", "--slots", "1"), 2, "name of a limit 'ten ant' is not valid"),

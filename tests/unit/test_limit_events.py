@@ -129,10 +129,16 @@ def test_what_holds_for_a_key_is_the_limit_s_with_what_differs_for_it() -> None:
 @each_row(
     ("terms", "overrides", "sentence"),
     [
-        (Terms(slots=-1), {}, "slots must be a whole number from 0 on, got -1"),
-        (Terms(burst=0), {}, "burst must be a whole number from 1 on, got 0"),
+        (Terms(slots=-1), {}, "slots must be a whole number from 0 to 9,223,372,036,854,775,807, got -1"),
+        (
+            Terms(slots=2**63),
+            {},
+            "slots must be a whole number from 0 to 9,223,372,036,854,775,807, got 9223",
+        ),
+        (Terms(burst=0), {}, "burst must be a whole number from 1 to 9,223,372,036,854,775,807, got 0"),
         (Terms(rate=0.0), {}, "rate must be a number above 0"),
         (Terms(rate=float("nan")), {}, "rate must be a number above 0"),
+        (Terms(rate=10**400), {}, "rate must be a number above 0 and at most 1,000,000"),
         (Terms(per_s=-1.0), {}, "per_s must be a number above 0"),
         (Terms(weight=float("inf")), {}, "weight must be a number above 0"),
         (Terms(mode="wait"), {}, "mode must be queue, newest, replace or drop, got 'wait'"),  # type: ignore[arg-type]

@@ -127,7 +127,11 @@ async def test_a_value_that_cannot_be_a_key_is_refused(value: Any) -> None:
     ("declare", "error", "sentence"),
     [
         (lambda: Limit("a b"), InvalidTokenError, "limit 'a b' is not valid"),
-        (lambda: Limit("l", slots=-1), ConfigurationError, "limit l: slots must be a whole number from 0 on"),
+        (
+            lambda: Limit("l", slots=-1),
+            ConfigurationError,
+            "limit l: slots must be a whole number from 0 to 9,223",
+        ),
         (lambda: Limit("l", mode="newest"), ConfigurationError, "give slots or rate as well"),
         (lambda: Limit("schedule", slots=1), ConfigurationError, "choose another"),
         (lambda: Limit("queue", key="x", slots=1), ConfigurationError, "its key is the job's queue"),

@@ -7,7 +7,6 @@ or name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -198,10 +197,10 @@ def _problem_of(terms: Terms | Override) -> str:
     for name, least in (("slots", 0), ("burst", 1)):
         value = getattr(terms, name)
         if value is not None and (type(value) is not int or not least <= value <= WHOLE_MAX):
-            return f"{name} must be a whole number from {least} on, got {value!r}"
+            return f"{name} must be a whole number from {least} to {WHOLE_MAX:,}, got {value!r}"
     for name, most in (("rate", 1e6), ("per_s", _PERIOD_S_MAX), ("weight", 1e6)):
         value = getattr(terms, name)
-        if value is not None and not (_is_number(value) and 0 < value <= most):
+        if value is not None and not (_is_number(value) and 0 < value <= most):  # NaN is not, either
             return f"{name} must be a number above 0 and at most {most:,.0f}, got {value!r}"
     for name, words in (("mode", MODES), ("keep", KEEPS)):
         value = getattr(terms, name)
@@ -211,7 +210,7 @@ def _problem_of(terms: Terms | Override) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def terms_words(terms: Terms | Override) -> str:
