@@ -158,6 +158,7 @@ def test_many_are_rescheduled_after_a_plan(cli: Cli) -> None:
         (("--at", "2030-01-01", "--in", "5m"), "one of the two"),
         (("--at", "soon"), "'soon' is not a time"),
         (("--in", "-5m"), "-5m"),
+        (("--in", "3661d"), "Invalid value for '--in': '3661d' is more than 3,660 days"),
         (("--in", "5m", "--state", JobState.PAUSED.value), "give one of scheduled, retry_wait"),
     ):
         refused = cli("jobs", "reschedule", "later-0" if "--state" not in words else "--all", *words)

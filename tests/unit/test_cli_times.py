@@ -90,6 +90,10 @@ def test_an_option_in_seconds_takes_numbers_too() -> None:
             seconds()(text)
     with pytest.raises(typer.BadParameter, match=r"'50ms' is less than 0\.1 s"):
         seconds(0.1)("50ms")
+    ten_days = seconds(maximum=864_000.0)
+    assert ten_days("10d") == 864_000.0
+    with pytest.raises(typer.BadParameter, match="'10d 1s' is more than 10 days"):
+        ten_days("10d 1s")
 
 
 @each_row(

@@ -143,8 +143,11 @@ def _span(text: str) -> timedelta | None:
     return timedelta(seconds=sum(float(count) * _UNITS_S[unit.lower()] for count, unit in parts))
 
 
-def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
-    """Return the parser of an option that takes a span of time, or a number of seconds; the value is in seconds."""
+def seconds(minimum: float = 0.0, maximum: float | None = None) -> Callable[[str | float], float]:
+    """Return the parser of an option that takes a span of time, or a number of seconds; the value is in seconds.
+
+    `maximum`: a number of days, in seconds; None: whoever is given the value checks it.
+    """
 
     def parse(given: str | float) -> float:
         if isinstance(given, float | int):  # a default
@@ -160,6 +163,8 @@ def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
                 ) from None
         if found < minimum:
             raise typer.BadParameter(f"{given[:60]!r} is less than {minimum:g} s")
+        if maximum is not None and found > maximum:
+            raise typer.BadParameter(f"{given[:60]!r} is more than {maximum / 86_400:,.0f} days")
         return found
 
     return parse

@@ -89,7 +89,7 @@ def check_delay(what: str, delay_s: object) -> None:
         or not 0 <= delay_s <= DELAY_S_LIMIT  # NaN is not, either
     ):
         message = (
-            f"{what} must be a number of seconds from 0 to {DELAY_S_LIMIT:g} (ten years), got {delay_s!r}"
+            f"{what} must be a number of seconds from 0 to {DELAY_S_LIMIT:,.0f} (ten years), got {delay_s!r}"
         )
         raise ConfigurationError(message)
 

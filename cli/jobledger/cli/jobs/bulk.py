@@ -22,7 +22,7 @@ from jobledger.ledger import Job, JobState
 from jobledger.ledger.model.job import WAITING_STATES
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time
-from jobledger.ledger.outcome import moment_of
+from jobledger.ledger.outcome import DELAY_S_LIMIT, moment_of
 
 _Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only jobs of this task.")]
 _Since = Annotated[
@@ -39,7 +39,9 @@ _To = Annotated[
 ]
 _In = Annotated[
     float | None,
-    typer.Option("--in", metavar="SPAN", parser=seconds(), help="How long from now, such as 2h."),
+    typer.Option(
+        "--in", metavar="SPAN", parser=seconds(maximum=DELAY_S_LIMIT), help="How long from now, such as 2h."
+    ),
 ]
 
 _CANCELLED: Final = (*(state for state in JobState if state in WAITING_STATES), JobState.RUNNING)

@@ -25,6 +25,7 @@ from jobledger.cli.times import seconds, time_of
 from jobledger.ledger import JobHandle, JobState, Task
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.job import Progress
+from jobledger.ledger.outcome import DELAY_S_LIMIT
 from jobledger.ledger.tasks import TaskWithOptions
 
 _RESULT_SHOWN_MAX: Final = 2_000
@@ -67,7 +68,12 @@ _Timeout = Annotated[
 ]
 _Delay = Annotated[
     float | None,
-    typer.Option("--delay", metavar="SPAN", parser=seconds(), help="Wait this long before the job may run."),
+    typer.Option(
+        "--delay",
+        metavar="SPAN",
+        parser=seconds(maximum=DELAY_S_LIMIT),
+        help="Wait this long before the job may run.",
+    ),
 ]
 _At = Annotated[
     str | None,
