@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import cProfile
-import os
 import pstats
 import resource
 import struct
@@ -26,14 +24,14 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
-import anyio
 import msgspec
+from shared import cpu_s, run
 
 from jobledger.audit.verify import Checker, CheckOptions, Report, verify
 from jobledger.ledger.client import connect
@@ -154,15 +152,6 @@ def feed(checker: Checker, events: list[StoredEvent]) -> Report:
     for stored in events:
         checker.feed(stored)
     return checker.finish()
-
-
-def cpu_s(pid: int | None) -> float:
-    """Return the CPU time a process took so far, 0 where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tell(what: str, report: Report, took: float, busy: float, served: float | None = None) -> None:
@@ -299,19 +288,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(work: Callable[..., Coroutine[Any, Any, None]], *given: object) -> None:
-    """Run on uvloop where it is installed, as the command line does."""
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - optional
-
-        uvloop.run(work(*given))
-        return
-    anyio.run(work, *given)
-
-
 if __name__ == "__main__":
     asked = parse()
     if asked.check is not None:
         check_file(asked.check, asked.memory)
     else:
-        run(main, asked)
+        run(main(asked))

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
+from shared import cpu_s, memory_mib, run
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Completed, Queued, Started
@@ -42,31 +42,12 @@ PADDING = "x" * 60  # brings an input to about 100 bytes
 LATENCY_JOBS = 500
 WINDOW = 2_000
 LIMIT_S = 300.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @task(queue="bench")
 async def noop(sent_ns: int, padding: str) -> int:  # noqa: ARG001 - the input is part of the cost
     """Do nothing, and say when."""
     return time.time_ns()
-
-
-def cpu_s(pid: int | None) -> float:
-    """Return user and system seconds of a process so far (Linux); 0 where /proc does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def memory_mib(pid: int | None) -> float:
-    """Return the resident memory of a process (Linux); 0 where /proc does not tell."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def inputs(count: int) -> Any:
@@ -233,11 +214,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    run = asyncio.run
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - optional
-
-        run = uvloop.run
     if options.worker:
         run(run_worker(options.worker))
         return

@@ -24,9 +24,9 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from core import reached
+from shared import cpu_s, memory_mib, run
 
-from benchmarks.core import cpu_s, memory_mib, reached
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.chain import commit_all
 from jobledger.ledger.model.events import Held, Queued, Started
@@ -322,11 +322,6 @@ def main() -> None:
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    run = asyncio.run
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - optional
-
-        run = uvloop.run
     if options.role:
         run(be(options.role, options.url))
         return

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,8 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+from shared import cpu_s, run
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.metrics.exposition import scrape
@@ -30,7 +31,6 @@ from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.metrics import measured
 from jobledger.workers.process import tune_collector
 
-TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT_S = 300.0
 SCRAPES = 50
 
@@ -39,12 +39,6 @@ SCRAPES = 50
 async def noop(number: int) -> int:
     """Do nothing."""
     return number
-
-
-def cpu_s(pid: int) -> float:
-    """Return user and system seconds of a process so far (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 async def until_head(ledger: Ledger, sequence: int) -> None:
@@ -147,11 +141,6 @@ def main() -> None:
     parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--metrics", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    run = asyncio.run
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - optional
-
-        run = uvloop.run
     if options.worker:
         run(run_worker(options.worker, metrics=options.metrics))
         return

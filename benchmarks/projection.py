@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import msgspec
+from shared import cpu_s, run
 
 from jobledger.ledger.client import connect
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
@@ -89,15 +89,6 @@ def command_of(number: int, step: str, chain: JobView) -> Command:
         return Claim(worker="bench-1-abcdef", lease_s=15)
     assert chain.job is not None
     return Complete(epoch=chain.job.claim_epoch, result=msgspec.Raw(b'"sent"'))
-
-
-def cpu_s(pid: int | None) -> float:
-    """Return the CPU time a process took so far, 0 where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(
@@ -282,15 +273,5 @@ async def main() -> None:
         await compare_on_server(chosen.jobs)
 
 
-def run(work: Callable[..., Coroutine[Any, Any, None]], *given: object) -> None:
-    """Run on uvloop where it is installed, as the command line does."""
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - optional
-
-        uvloop.run(work(*given))
-        return
-    anyio.run(work, *given)
-
-
 if __name__ == "__main__":
-    run(main)
+    run(main())

@@ -16,6 +16,8 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
+from shared import run
+
 from jobledger.ledger import JobHandle, JobState, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Interrupted, Started
@@ -120,9 +122,4 @@ async def main(rounds: int) -> None:
 
 if __name__ == "__main__":
     chosen = work(sys.argv[2]) if sys.argv[1:2] == ["--worker"] else main(int((*sys.argv[1:], "30")[0]))
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(chosen)
-    else:
-        uvloop.run(chosen)
+    run(chosen)

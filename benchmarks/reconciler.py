@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from shared import run
+
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -78,9 +80,4 @@ async def main(count: int) -> None:
 
 if __name__ == "__main__":
     jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 40_000
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main(jobs))
-    else:
-        uvloop.run(main(jobs))
+    run(main(jobs))

@@ -11,20 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from shared import LEDGER_BYTES, arguments, cpu_s, run, show, work, worker_processes
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Order, Queued
@@ -32,40 +26,13 @@ from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.workers import Worker
-from jobledger.workers.process import tune_collector
 
-LEDGER_BYTES = 2 << 30
 WARM_S = 5.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @task(queue="idle")
 async def idle() -> None:
     """Never runs: the jobs of the ticks stay queued."""
-
-
-def cpu_s(pid: int | None) -> float:
-    """Return the CPU seconds that a process has used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-@contextlib.asynccontextmanager
-async def workers(url: str, ledger: Ledger, count: int) -> AsyncGenerator[list[int], None]:
-    """Run workers in processes of their own; give their pids once all hold a lease."""
-    command = [sys.executable, __file__, "--worker", url]
-    processes = [subprocess.Popen(command) for _ in range(count)]  # noqa: ASYNC220, S603 - ourselves
-    try:
-        async with asyncio.timeout(60):
-            while len(await ledger.leases.all()) < count:  # noqa: ASYNC110 - another process sets no event of ours
-                await asyncio.sleep(0.05)
-        yield [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=30)
 
 
 async def declare(ledger: Ledger, count: int, every_s: int) -> None:
@@ -100,7 +67,7 @@ async def measure(given: argparse.Namespace) -> dict[str, float]:
         async with (
             server,
             connect(server.url, ledger_bytes_max=LEDGER_BYTES) as ledger,
-            workers(server.url, ledger, given.workers) as pids,
+            worker_processes(__file__, server.url, ledger, given.workers) as pids,
         ):
             await asyncio.sleep(WARM_S)
             idle_s, idle_at = cpu_s(server.pid), time.monotonic()
@@ -128,44 +95,18 @@ async def measure(given: argparse.Namespace) -> dict[str, float]:
     }
 
 
-async def work(url: str) -> None:
-    """Be one worker."""
-    tune_collector()
-    async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
-        worker = Worker(ledger, TaskRegistry([idle]))
-        asyncio.get_running_loop().add_signal_handler(15, worker.stop)
-        await worker.run()
-
-
-def run(main: Any) -> Any:
-    """Run on uvloop where it is installed, as the command line does."""
-    try:
-        import uvloop  # noqa: PLC0415
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
-
-
 def main() -> None:
     """Read the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description="lateness and cost of ticks")
+    parser = arguments("lateness and cost of ticks")
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--durability", choices=("power", "process"), default="process")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        run(work(given.worker))
-        return
-    figures = run(measure(given))
-    if given.json:
-        print(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        print(f"{name:20} {value:>12,}")
+        run(work(given.worker, TaskRegistry([idle])))
+    else:
+        show(run(measure(given)), as_json=given.json)
 
 
 if __name__ == "__main__":

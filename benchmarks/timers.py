@@ -9,28 +9,22 @@ moment: rates are from that moment to the last `queued`, and to the last complet
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from shared import LEDGER_BYTES, arguments, memory_mib, run, show, work, worker_processes
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Completed, Queued, Scheduled
 from jobledger.ledger.nats.streams import find_stream
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.process import tune_collector
+from jobledger.workers import WorkerConfig
 
-LEDGER_BYTES = 2 << 30
 LIMIT_S = 600.0
 STEP_S = 0.02
 ENQUEUES_PER_S = 3_000  # a low guess: the crowd's moment must not come before it is there
@@ -40,29 +34,6 @@ ENQUEUES_PER_S = 3_000  # a low guess: the crowd's moment must not come before i
 async def noop(number: int) -> int:
     """Do nothing."""
     return number
-
-
-def memory_mib(pid: int | None, field: str) -> float:
-    """Return a memory figure of a process (Linux); 0 where /proc does not tell."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
-@contextlib.asynccontextmanager
-async def worker_process(url: str, ledger: Ledger) -> AsyncGenerator[int, None]:
-    """Run one worker in a process of its own; give its pid once it holds a lease."""
-    process = subprocess.Popen([sys.executable, __file__, "--worker", url])  # noqa: ASYNC220, S603 - ourselves
-    try:
-        async with asyncio.timeout(30):
-            while not await ledger.leases.all():  # noqa: ASYNC110 - another process sets no event of ours
-                await asyncio.sleep(0.02)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 async def reached(ledger: Ledger, sequence: int) -> None:
@@ -148,49 +119,22 @@ async def measure(jobs: int, apart: int, durability: Any) -> dict[str, float]:
         async with (
             server,
             connect(server.url, ledger_bytes_max=LEDGER_BYTES) as ledger,
-            worker_process(server.url, ledger) as worker,
+            worker_processes(__file__, server.url, ledger) as (worker,),
         ):
             figures = await spread(ledger, apart)
             return figures | await crowd(ledger, jobs, worker, server.pid)
 
 
-async def work(url: str) -> None:
-    """Be the worker."""
-    tune_collector()
-    async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
-        worker = Worker(ledger, TaskRegistry([noop]), WorkerConfig(concurrency=256))
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(15, worker.stop)
-        await worker.run()
-
-
-def run(main: Any) -> Any:
-    """Run on uvloop where it is installed, as the command line does."""
-    try:
-        import uvloop  # noqa: PLC0415
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
-
-
 def main() -> None:
     """Read the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description="lateness and drain rate of timers")
+    parser = arguments("lateness and drain rate of timers")
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--spread", type=int, default=300)
-    parser.add_argument("--durability", choices=("power", "process"), default="process")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        run(work(given.worker))
-        return
-    figures = run(measure(given.jobs, given.spread, given.durability))
-    if given.json:
-        print(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        print(f"{name:18} {value:>12,}")
+        run(work(given.worker, TaskRegistry([noop]), WorkerConfig(concurrency=256)))
+    else:
+        show(run(measure(given.jobs, given.spread, given.durability)), as_json=given.json)
 
 
 if __name__ == "__main__":
