@@ -224,6 +224,25 @@ def test_missed_ticks_are_caught_up_as_the_schedule_says(
         assert (made[-1].ref.job_id, event.ran) == (event.job, after(tick))
 
 
+@each_row(("catchup", "jobs", "skipped"), [("latest", (1,), ""), ("none", (), "late"), ("all", (2, 1), "")])
+def test_a_tick_that_its_jitter_makes_due_later_is_neither_missed_nor_early(
+    catchup: str, jobs: tuple[int, ...], skipped: str
+) -> None:
+    definition = replace(HOURLY, jitter_s=1800)
+    hour = next(h for h in range(3, 99) if due_at(NAME, definition, after(h)) > after(h, 90))
+    schedule, events = run(
+        declared(definition, catchup=catchup, window_s=2 * 3600 + 90), (hour + 61 / 3600, Tick())
+    )
+    ticked = events[-1]
+    assert isinstance(ticked, Ticked)
+    assert (ticked.tick, ticked.skipped) == (after(hour - 1), skipped)
+    assert [each.ref.job_id for each in jobs_of(ticked, 5)] == [
+        tick_job_id(NAME, after(hour - ago)) for ago in jobs
+    ]
+    assert schedule.next_tick == after(hour)
+    assert schedule.next_at == due_at(NAME, definition, after(hour)) > after(hour, 61)
+
+
 def test_at_most_a_thousand_ticks_are_caught_up_at_once_and_the_rest_right_after() -> None:
     schedule, events = run(declared(spec=Spec(every_s=1), catchup="all"), (1, Tick()))
     jobs = jobs_of(events[-1], 2)

@@ -235,7 +235,7 @@ def _tick(name: str, schedule: Schedule, stamp: Stamp, *, ended: bool) -> Ticked
     definition, now = schedule.definition, stamp.at
     ticks, missed, skipped = [schedule.next_tick], 0, ""
     if now - schedule.next_at > LATE:
-        ticks, missed, skipped = _CATCH_UP[definition.catchup](definition, schedule.next_tick, now)
+        ticks, missed, skipped = _CATCH_UP[definition.catchup](name, definition, schedule.next_tick, now)
     if definition.overlap == "skip" and not ended and len(ticks) == 1 and not skipped:
         skipped = "running"
     after = replace(schedule, tick=ticks[-1], number=schedule.number + 1)
@@ -256,30 +256,46 @@ def _tick(name: str, schedule: Schedule, stamp: Stamp, *, ended: bool) -> Ticked
 _CaughtUp = tuple[list[datetime], int, Skipped]
 
 
-def _latest(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
-    tick = newest_tick(definition.spec, first, _end(definition, now))
+def _latest(name: str, definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+    tick = _newest_due(name, definition, first, now)
     return [tick], _count(definition, first, tick), ""
 
 
-def _none(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
-    tick = newest_tick(definition.spec, first, max(first, _end(definition, now - LATE)))
+def _none(name: str, definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+    tick = _newest_due(name, definition, first, now - LATE)
     return [tick], _count(definition, first, tick) + 1, "late"
 
 
-def _all(definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+def _all(name: str, definition: Definition, first: datetime, now: datetime) -> _CaughtUp:
+    newest = _newest_due(name, definition, first, now)
     begin = max(first, now - timedelta(seconds=definition.window_s))
     since = first if begin == first else tick_after(definition, begin - _MICROSECOND)
-    if since is None or since > now:
-        return _none(definition, first, now)
-    ticks = ticks_from(definition.spec, since, _end(definition, now), TICKS_MAX)
+    if since is None or since > newest:
+        return _none(name, definition, first, now)
+    ticks = ticks_from(definition.spec, since, newest, TICKS_MAX)
     return ticks, _count(definition, first, since), ""
 
 
-_CATCH_UP: Final[dict[str, Callable[[Definition, datetime, datetime], _CaughtUp]]] = {
+_CATCH_UP: Final[dict[str, Callable[[str, Definition, datetime, datetime], _CaughtUp]]] = {
     "latest": _latest,
     "none": _none,
     "all": _all,
 }
+
+
+def _newest_due(name: str, definition: Definition, first: datetime, until: datetime) -> datetime:
+    """Return the newest tick from the due tick `first` on that is due by `until`, as are those in between.
+
+    A tick that comes before `until` may be due after it, by its jitter: that one is still to come.
+    """
+    surely = _end(definition, until - timedelta(seconds=definition.jitter_s))
+    newest = newest_tick(definition.spec, first, max(first, surely))
+    if definition.jitter_s:
+        for tick in ticks_from(definition.spec, newest, _end(definition, until), TICKS_MAX)[1:]:
+            if due_at(name, definition, tick) > until:
+                break
+            newest = tick
+    return newest
 
 
 def _end(definition: Definition, moment: datetime) -> datetime:
