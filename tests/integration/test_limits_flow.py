@@ -23,6 +23,8 @@ from jobledger.workers.reactors.flow.admitting import Admitting
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.flow.seats import Seats
+from jobledger.workers.reactors.flow.session import Session
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -289,6 +291,28 @@ async def test_a_paused_queue_is_given_no_slots(ledger: Ledger, connected: Conne
         assert await types(waits) == ["held"]
         await ledger.resume_queue("elsewhere")
         assert (await ended(waits)).state is JobState.COMPLETED
+
+
+async def test_a_reactor_whose_clock_is_wrong_looks_at_rates_four_times_a_second(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates stand still for it, so the moment to which it would sleep goes by, and it must not look all the time."""
+    grant, slept = Session._grant, list[float]()
+
+    async def grant_and_note(self: Session) -> float:
+        slept.append(await grant(self))
+        return slept[-1]
+
+    monkeypatch.setattr(Session, "_grant", grant_and_note)
+    monkeypatch.setattr(Seats, "is_clock_wrong", True)
+    await define(ledger, "api", slots=5, rate=50.0)
+    jobs = [await enqueue(ledger, work, "api") for _ in range(2)]
+    async with connected() as other, working(other, work):
+        assert (await ended(jobs[0])).state is JobState.COMPLETED
+        slept.clear()
+        await until(lambda: len(slept) >= 3)
+        assert await types(jobs[1]) == ["held"]
+    assert set(slept) == {0.25}
 
 
 async def test_messages_that_are_no_events_keep_nobody_from_granting(

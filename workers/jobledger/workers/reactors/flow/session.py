@@ -202,7 +202,7 @@ class Session:
         if decision.grants:
             await self._append(decision)
             return 0.0
-        if decision.wake_at is None:
+        if decision.wake_at is None or self._seats.is_clock_wrong:  # then rates stand still, as `_now` does
             return _TICK_S
         return min(_TICK_S, max(0.001, (decision.wake_at - self._ledger.clock.now()).total_seconds()))
 
