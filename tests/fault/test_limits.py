@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.support.cluster import SIZE, Cluster, cluster
@@ -14,7 +15,7 @@ from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
 from tests.support.jetstream import api
 from tests.support.limited import define, grants, peaks, times_granted
-from tests.support.proof import prove
+from tests.support.proof import Proof, prove
 from tests.support.watch import Watch, make_consumers
 from tests.support.working import LIMIT_S
 
@@ -153,6 +154,44 @@ async def keep(fleet: Fleet, workers: list[WorkerProcess]) -> int:
     return crashed
 
 
+class Harmed(NamedTuple):
+    """What came of harming workers that grant."""
+
+    taken_over_s: float  #: until another one granted
+    proof: Proof
+    jobs: int
+
+
+async def harmed(
+    ledger: Ledger,
+    fleet: Fleet,
+    task: Task[..., Any],
+    chance: random.Random,
+    harm: Callable[[list[WorkerProcess]], Awaitable[float]],
+    *,
+    workers: int,
+    jobs: int,
+    seconds: float = 0.008,
+) -> Harmed:
+    """Run so many jobs on so many workers, harm these once 20 grants are stored, and prove that every job ended once.
+
+    `harm` returns after how many seconds another one granted.
+    """
+    async with Watch.following(ledger) as watch:
+        started = [await fleet.start("--concurrency", "40") for _ in range(workers)]
+        filling = asyncio.create_task(fill(ledger, task, chance, jobs, seconds=seconds))
+        async with asyncio.timeout(LIMIT_S):
+            while len(await grants(ledger)) < 20:
+                await asyncio.sleep(0.1)
+        taken_over_s = await harm(started)
+        ids = await filling
+        await watch.until_ended(len(ids), limit_s=180.0)
+        proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
+        await fleet.stop()
+    assert proof.hold().report.proven == RULES
+    return Harmed(taken_over_s, proof, len(ids))
+
+
 async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa: PLR0917 - as above
     ledger: Ledger,
     fleet: Fleet,
@@ -162,13 +201,9 @@ async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa
     record: Recorder,
 ) -> None:
     """SIGSTOP of the one that grants, for ten seconds; then it comes back, and no limit is passed."""
-    async with Watch.following(ledger) as watch:
-        workers = [await fleet.start("--concurrency", "40") for _ in range(2)]
-        filling = asyncio.create_task(fill(ledger, limited, chance, 60_000))
-        async with asyncio.timeout(LIMIT_S):
-            while len(found := await grants(ledger)) < 20:
-                await asyncio.sleep(0.1)
-        author = found[-1].by
+
+    async def freeze(workers: list[WorkerProcess]) -> float:
+        author = (await grants(ledger))[-1].by
         frozen = await granting_among(ledger, workers)
         assert frozen is not None
         since = fleet.stop_still(frozen.pid)
@@ -180,23 +215,20 @@ async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa
             await asyncio.sleep(max(0.0, 10.0 - taken_over_s))
         finally:
             fleet.go_on(frozen.pid, since)
-        ids = await filling
-        await watch.until_ended(len(ids), limit_s=180.0)
-        proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
-        for worker in workers:
-            await worker.stop()
-    assert proof.hold().report.proven == RULES
+        return taken_over_s
+
+    found = await harmed(ledger, fleet, limited, chance, freeze, workers=2, jobs=60_000)
     held, _ = await peaks(ledger.log)
     assert held == SLOTS
-    assert taken_over_s <= 2.0
+    assert found.taken_over_s <= 2.0
     record(
         "18b",
         "SIGSTOP for 10 s of the worker whose reactor grants",
         faults=f"1 freeze, {lines(refused)} refused grants",
-        jobs=len(ids),
-        events=proof.report.events,
+        jobs=found.jobs,
+        events=found.proof.report.events,
         now=time.monotonic(),
-        worst_recovery=f"{taken_over_s:.2f} s until the other one granted",
+        worst_recovery=f"{found.taken_over_s:.2f} s until the other one granted",
     )
 
 
@@ -209,12 +241,8 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
     record: Recorder,
 ) -> None:
     """Nobody stands by any more: the next one hosts it once their leases are over."""
-    async with Watch.following(ledger) as watch:
-        workers = [await fleet.start("--concurrency", "40") for _ in range(3)]
-        filling = asyncio.create_task(fill(ledger, limited, chance, 20_000, seconds=0.05))
-        async with asyncio.timeout(LIMIT_S):
-            while len(await grants(ledger)) < 20:
-                await asyncio.sleep(0.1)
+
+    async def kill_hosts(workers: list[WorkerProcess]) -> float:
         names = sorted(info.worker for info in await ledger.leases.all())
         hosts = [each for each in workers if any(f"-{each.pid}-" in name for name in names[:2])]
         assert len(hosts) == 2
@@ -222,22 +250,19 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
         async with asyncio.timeout(LIMIT_S):
             while (await grants(ledger))[-1].by != names[2]:
                 await asyncio.sleep(0.05)
-        taken_over_s = time.monotonic() - killed_at
-        ids = await filling
-        await watch.until_ended(len(ids), limit_s=180.0)
-        proof = await prove(ledger, enqueued=[("work", each) for each in ids], faults=fleet.faults)
-        await fleet.stop()
-    assert proof.hold().report.proven == RULES
+        return time.monotonic() - killed_at
+
+    found = await harmed(ledger, fleet, limited, chance, kill_hosts, workers=3, jobs=20_000, seconds=0.05)
     assert lines(refused) == 0
-    assert taken_over_s <= fleet.lease_s + 2.0
+    assert found.taken_over_s <= fleet.lease_s + 2.0
     record(
         "18d",
         "SIGKILL of both workers that host the reactor of the limits",
         faults="2 kills at once",
-        jobs=len(ids),
-        events=proof.report.events,
+        jobs=found.jobs,
+        events=found.proof.report.events,
         now=time.monotonic(),
-        worst_recovery=f"{taken_over_s:.1f} s until a third one granted, under leases of {fleet.lease_s:g} s",
+        worst_recovery=f"{found.taken_over_s:.1f} s until a third one granted, under leases of {fleet.lease_s:g} s",
     )
 
 
