@@ -20,6 +20,7 @@ from jobledger.ledger.model.events import Held
 from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.flow.telling import ToldOnce
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.admitting")
 
@@ -51,7 +52,10 @@ class Admitting:
         #: Granted jobs whose `queued` could not be stored yet, with their grants.
         self.owed: dict[GrantedJob, int] = {}
         self.admitted = 0  #: `queued` events of ours that were stored
-        self._owes = False  # and told so
+        self._trouble = ToldOnce(
+            logger,
+            "jobs that have their slots could not be queued, %s first: %s; tried again until they are",
+        )
 
     def keep(self, stored: StoredEvent) -> None:
         """Keep a job's first event, which holds it, until it is granted or let go."""
@@ -131,16 +135,10 @@ class Admitting:
 
     def _on_admitted(self) -> None:
         self.admitted += 1
-        self._owes = False
+        self._trouble.went_well()
 
     def _owe(self, granted: GrantedJob, grant: int, error: BaseException) -> None:
-        if not self._owes:  # a lost connection may mean some hundred jobs, and one line is enough
-            self._owes = True
-            logger.warning(
-                "jobs that have their slots could not be queued, %s first: %s; tried again until they are",
-                granted.job,
-                error,
-            )
+        self._trouble.failed(granted.job, error)
         self.owed[granted] = grant
 
     def try_again(self) -> None:

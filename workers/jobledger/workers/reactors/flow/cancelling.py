@@ -16,6 +16,7 @@ from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedErr
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.modes import Cancel
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.flow.telling import ToldOnce
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.cancelling")
 
@@ -30,6 +31,10 @@ class Cancelling:
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[Cancel, asyncio.Task[None]] = {}
         self._owed: list[Cancel] = []  # those that could not be stored yet
+        self._trouble = ToldOnce(
+            logger,
+            "jobs could not be cancelled for their limits, %s for limit %s first: %s; tried again until they are",
+        )
 
     def carry_out(self, cancels: Iterable[Cancel]) -> None:
         """Begin to cancel; what comes of it is read from the ledger."""
@@ -53,8 +58,10 @@ class Cancelling:
         except (NotFoundError, RefusedError):
             return  # it went on, or was cancelled before
         except LedgerError as error:
-            logger.warning("job %s could not be cancelled for limit %s: %s", cancel.job, cancel.limit, error)
+            self._trouble.failed(cancel.job, cancel.limit, error)
             self._owed.append(cancel)
+        else:
+            self._trouble.went_well()
 
     async def _end_wait(self, ref: JobRef, cancel: Cancel) -> None:
         """Cancel the job if it still waits the same wait."""

@@ -21,6 +21,7 @@ from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors.flow.telling import ToldOnce
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed")
 
@@ -51,6 +52,9 @@ class Unclaimed:
         self._young: _Slots = OrderedDict()  # granted by another reactor: perhaps nobody queued them
         self._old: _Slots = OrderedDict()  # queued: perhaps nobody claims them
         self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
+        self._trouble = ToldOnce(
+            logger, "jobs that hold slots could not be looked at, %s first: %s; looked at again later"
+        )
         self.put_back = 0  #: how many were put back here
 
     def add(self, slot: Slot, *, is_ours: bool) -> None:
@@ -116,26 +120,35 @@ class Unclaimed:
 
     async def _see_to_one(self, slot: Slot, *, is_young: bool) -> None:
         """Look at one that was not seen to start; one that did, or left, is not looked at again."""
-        granted = slot.granted
-        ref = JobRef(queue=granted.queue, job_id=granted.job)
         try:
             async with self._turns:
-                view = await load(self._ledger.log, ref)
-                job = view.job
-                if job is None:
-                    return
-                if job.state is JobState.HELD and job.wait_sequence == granted.held:
-                    self._admitting.redrive(granted, slot.grant)
-                elif job.state is not JobState.QUEUED or job.grant != slot.grant:
-                    return
-                elif not is_young:
-                    command = PutBack(asked_by=job.wait_sequence)
-                    await transact(self._ledger.log, ref, command, self._ledger.stamp, known=view)
-                    self.put_back += 1
-                    return
+                is_settled = await self._settle(slot, is_young=is_young)
+            self._trouble.went_well()
+            if is_settled:
+                return
         except (NotFoundError, RefusedError):
             return  # a worker was faster
         except LedgerError as error:
-            logger.warning("job %s holds slots and could not be looked at: %s", granted.job, error)
+            self._trouble.failed(slot.granted.job, error)
         again = slot if is_young else msgspec.structs.replace(slot, since=self._ledger.clock.monotonic())
-        self._old.setdefault((granted.queue, granted.job), again)
+        self._old.setdefault((slot.granted.queue, slot.granted.job), again)
+
+    async def _settle(self, slot: Slot, *, is_young: bool) -> bool:
+        """Do what is left undone for a job; return whether it need not be looked at again."""
+        granted = slot.granted
+        ref = JobRef(queue=granted.queue, job_id=granted.job)
+        view = await load(self._ledger.log, ref)
+        job = view.job
+        if job is None:
+            return True
+        if job.state is JobState.HELD and job.wait_sequence == granted.held:
+            self._admitting.redrive(granted, slot.grant)
+            return False
+        if job.state is not JobState.QUEUED or job.grant != slot.grant:
+            return True
+        if is_young:
+            return False
+        command = PutBack(asked_by=job.wait_sequence)
+        await transact(self._ledger.log, ref, command, self._ledger.stamp, known=view)
+        self.put_back += 1
+        return True
