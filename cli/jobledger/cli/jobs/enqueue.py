@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -15,6 +15,7 @@ from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import JobNotCompletedError, UsageError
 from jobledger.cli.events.lines import event_json, show_event
 from jobledger.cli.groups import TOP
+from jobledger.cli.jobs import options as of_job
 from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.jobs.view import progress_text
 from jobledger.cli.output import Output
@@ -41,29 +42,12 @@ _Input = Annotated[
     str | None,
     typer.Option("--input", metavar="JSON", help="All arguments as one JSON object; - reads it from stdin."),
 ]
-_Queue = Annotated[
-    str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put it in. (default: the task's)")
-]
-_Priority = Annotated[
-    Literal["high", "normal", "low"] | None,
-    typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: the task's)"),
-]
 _Id = Annotated[
     str | None,
     typer.Option(
         "--id",
         metavar="ID",
         help="Id of the job; enqueueing it again adds no second job. (default: a new one)",
-    ),
-]
-_MaxAttempts = Annotated[
-    int | None,
-    typer.Option("--max-attempts", metavar="N", help="Attempts it may have. (default: the task's)"),
-]
-_Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", metavar="SPAN", parser=seconds(), help="Limit of one attempt. (default: the task's)"
     ),
 ]
 _Delay = Annotated[
@@ -78,25 +62,6 @@ _Delay = Annotated[
 _At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="Wait until this time (UTC) before the job may run."),
-]
-_Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whom the job belongs to.")]
-_Correlation = Annotated[
-    str | None,
-    typer.Option("--correlation", metavar="WORD", help="First cause the job belongs to: a batch, a run."),
-]
-_Metadata = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metadata", metavar="KEY=VALUE", help="A pair of words about the job; repeat it for more."
-    ),
-]
-_Limits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="LIMIT",
-        help="A limit the job waits for, beside the task's: name or name:key; repeat it for more.",
-    ),
 ]
 _Wait = Annotated[
     bool,
@@ -121,17 +86,17 @@ def enqueue(
     words: _Words = None,
     input_text: _Input = None,
     app: options.App = None,
-    queue: _Queue = None,
-    priority: _Priority = None,
+    queue: of_job.Queue = None,
+    priority: of_job.Priority = None,
     job_id: _Id = None,
-    max_attempts: _MaxAttempts = None,
-    timeout: _Timeout = None,
+    max_attempts: of_job.MaxAttempts = None,
+    timeout: of_job.Timeout = None,
     delay: _Delay = None,
     at: _At = None,
-    tenant: _Tenant = None,
-    correlation: _Correlation = None,
-    metadata: _Metadata = None,
-    limits: _Limits = None,
+    tenant: of_job.Tenant = None,
+    correlation: of_job.Correlation = None,
+    metadata: of_job.Metadata = None,
+    limits: of_job.Limits = None,
     wait: _Wait = False,
     wait_timeout: _WaitTimeout = None,
 ) -> Awaitable[None]:

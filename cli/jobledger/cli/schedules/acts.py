@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jobledger.cli.bulk import Why
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.schedules import options
@@ -19,7 +20,7 @@ _To = Annotated[str, typer.Option("--to", metavar="TIME", help="Last moment of t
 
 
 @command(SCHEDULES, "pause")
-async def pause(cli: Cli, *, name: options.Name, reason: options.Reason = "") -> None:
+async def pause(cli: Cli, *, name: options.Name, reason: Why = "") -> None:
     """Stop the ticks until they are resumed, also across deploys; jobs that exist go on."""
     async with cli.ledger() as ledger:
         schedule = await ledger.schedules.pause(name, reason=reason, by=operator())
@@ -27,7 +28,7 @@ async def pause(cli: Cli, *, name: options.Name, reason: options.Reason = "") ->
 
 
 @command(SCHEDULES, "resume")
-async def resume(cli: Cli, *, name: options.Name, reason: options.Reason = "") -> None:
+async def resume(cli: Cli, *, name: options.Name, reason: Why = "") -> None:
     """Let a paused schedule tick again, from now on: what it did not tick meanwhile is not caught up."""
     async with cli.ledger() as ledger:
         schedule = await ledger.schedules.resume(name, reason=reason, by=operator())
@@ -44,7 +45,7 @@ async def reset(cli: Cli, *, name: options.Name) -> None:
 
 
 @command(SCHEDULES, "remove")
-async def remove(cli: Cli, *, name: options.Name, reason: options.Reason = "") -> None:
+async def remove(cli: Cli, *, name: options.Name, reason: Why = "") -> None:
     """End a schedule; its jobs stay. A worker whose code still has it declares it again when it starts."""
     async with cli.ledger() as ledger:
         schedule = await ledger.schedules.remove(name, reason=reason, by=operator())
@@ -52,7 +53,7 @@ async def remove(cli: Cli, *, name: options.Name, reason: options.Reason = "") -
 
 
 @command(SCHEDULES, "trigger")
-async def trigger(cli: Cli, *, name: options.Name, reason: options.Reason = "") -> None:
+async def trigger(cli: Cli, *, name: options.Name, reason: Why = "") -> None:
     """Make a job of the schedule now, beside its ticks, also while it is paused; each call makes one."""
     async with cli.ledger() as ledger:
         job = await ledger.schedules.trigger(name, reason=reason, by=operator())
@@ -62,7 +63,7 @@ async def trigger(cli: Cli, *, name: options.Name, reason: options.Reason = "") 
 
 @command(SCHEDULES, "backfill")
 async def backfill(
-    cli: Cli, *, name: options.Name, from_text: _From, to_text: _To = "now", reason: options.Reason = ""
+    cli: Cli, *, name: options.Name, from_text: _From, to_text: _To = "now", reason: Why = ""
 ) -> None:
     """Make the jobs of past ticks, at most 1,000; one that exists stays as it is, so that a repeat does no harm."""
     from_at, to_at = parse_time("--from", from_text), parse_time("--to", to_text)

@@ -10,6 +10,7 @@ from jobledger.cli import options as shared
 from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import SCHEDULES
+from jobledger.cli.jobs import options as of_job
 from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.pairs import pairs
 from jobledger.cli.schedules import options
@@ -37,14 +38,14 @@ def add(
     at: options.At = None,
     input_text: options.Input = "{}",
     app: shared.App = None,
-    queue: options.Queue = None,
-    priority: options.Priority = None,
-    max_attempts: options.MaxAttempts = None,
-    timeout: options.Timeout = None,
-    tenant: options.Tenant = None,
-    correlation: options.Correlation = None,
-    metadata: options.Metadata = None,
-    limits: options.Limits = None,
+    queue: of_job.Queue = None,
+    priority: of_job.Priority = None,
+    max_attempts: of_job.MaxAttempts = None,
+    timeout: of_job.Timeout = None,
+    tenant: of_job.Tenant = None,
+    correlation: of_job.Correlation = None,
+    metadata: of_job.Metadata = None,
+    limits: of_job.Limits = None,
     overlap: options.Overlap = "skip",
     catchup: options.Catchup = "latest",
     window: options.Window = WINDOW_S_DEFAULT,

@@ -10,8 +10,6 @@ from jobledger.cli.times import seconds
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
-Plan = Annotated[bool, typer.Option("--plan", metavar="", help="Only say what would be removed.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")]
 
 Task = Annotated[str, typer.Option("--task", metavar="TASK", help="Task of its jobs.")]
@@ -87,42 +85,4 @@ Jitter = Annotated[
 Replace = Annotated[
     bool,
     typer.Option("--replace", metavar="", help="Change a schedule of this name that does something else."),
-]
-Queue = Annotated[
-    str | None, typer.Option("--queue", metavar="QUEUE", help="Queue of its jobs. (default: the task's)")
-]
-Priority = Annotated[
-    Literal["high", "normal", "low"] | None,
-    typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: the task's)"),
-]
-MaxAttempts = Annotated[
-    int | None,
-    typer.Option(
-        "--max-attempts", metavar="N", help="Attempts that each job may have. (default: the task's)"
-    ),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", metavar="SPAN", parser=seconds(), help="Limit of one attempt. (default: the task's)"
-    ),
-]
-Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whom its jobs belong to.")]
-Correlation = Annotated[
-    str | None,
-    typer.Option("--correlation", metavar="WORD", help="First cause that its jobs belong to."),
-]
-Metadata = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metadata", metavar="KEY=VALUE", help="A pair of words about its jobs; repeat it for more."
-    ),
-]
-Limits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="LIMIT",
-        help="A limit that its jobs wait for, beside the task's: name or name:key; repeat it for more.",
-    ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobledger.admin.schedules import to_prune
-from jobledger.cli.bulk import ask
+from jobledger.cli.bulk import Plan, Why, ask
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.schedules import options
@@ -11,9 +11,7 @@ from jobledger.cli.session import operator
 
 
 @command(SCHEDULES, "prune", takes=ROWS)
-async def prune(
-    cli: Cli, *, reason: options.Reason = "", plan: options.Plan = False, yes: options.Yes = False
-) -> None:
+async def prune(cli: Cli, *, reason: Why = "", plan: Plan = False, yes: options.Yes = False) -> None:
     """Remove schedules that code declared and that no running worker's code has; none where no worker runs."""
     output = cli.output
     async with cli.ledger() as ledger:
@@ -27,7 +25,8 @@ async def prune(
             output.object({"name": name, "result": "planned" if plan else "done"})
     elif not found:
         output.say(
-            "every schedule that code declared is in the code of a running worker, or none can be told"
+            "nothing to remove: each schedule that code declared is in a running worker's code, no worker runs, or one "
+            "does not say what its code has"
         )
     else:
         done = "would be removed; nothing was changed" if plan else "removed"
