@@ -14,6 +14,7 @@ from jobledger.ledger import (
     InvalidInputError,
     JobHandle,
     Ledger,
+    Limit,
     Schedule,
     Skip,
     TaskRegistry,
@@ -189,6 +190,32 @@ async def test_hooks_run_in_a_job_of_their_own_and_the_ticks_job_is_made_once(le
         assert (await job.snapshot()).order.tick == job_id
         await calling.wait(timeout_s=LIMIT_S)
     assert len(await job.history()) == 3
+
+
+def chooses(_: Tick) -> dict[str, int]:
+    return {"n": 7}
+
+
+async def test_a_limit_by_an_argument_has_the_key_that_before_chose(ledger: Ledger) -> None:
+    limited = task(queue="cron", name="limited", limits=(Limit("customer", key="n", slots=1),))(_customer)
+    each = Schedule("each", task=limited, input={"n": 1}, every_s=3600, before=chooses)
+    registry = TaskRegistry([limited])
+    registry.add_schedule(each)
+    async with working(ledger, registry=registry, queues=("cron",)):
+
+        async def declared() -> bool:
+            return await _definition(ledger, "each") is not None
+
+        await until(declared)
+        ref = await ledger.schedules.trigger("each")
+        await (await ledger.job(ref)).wait(timeout_s=LIMIT_S)
+        made = await ledger.job(ref.job_id.removesuffix("-hooks"))
+        await made.wait(timeout_s=LIMIT_S)
+        assert (await made.snapshot()).order.limits == ("customer:7",)
+
+
+async def _customer(n: int) -> int:
+    return n
 
 
 def skips(_: Tick) -> Skip:

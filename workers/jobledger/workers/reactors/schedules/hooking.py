@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import anyio.to_thread
-import msgspec
+from msgspec.structs import replace
 
 from jobledger.ledger.context import Context
 from jobledger.ledger.decorator import task
@@ -72,14 +72,17 @@ async def _make(
     known = (await ledger.schedules.read(schedule.name)).schedule
     if known is None:
         raise ScheduleNotFoundError(schedule.name)
-    order = order_of(known.definition, tick, limit)
+    definition = known.definition
     enqueuer = Enqueuer(ledger, config=ledger.config, clock=ledger.clock, tracing=None)
     if values is not None:
         assert schedule.task is not None, "it was checked when it was loaded"
         given = (await enqueuer.like(schedule.task, values)).order
-        order = msgspec.structs.replace(order, input=given.input, input_ref=given.input_ref)
+        # Limits and turns go by keys, which may be arguments.
+        fields = {field: getattr(given, field) for field in ("input", "input_ref", "limits", "fair")}
+        definition = replace(definition, order=replace(definition.order, **fields))
     ref = JobRef(queue=context.queue, job_id=job_id)
-    sequence, created = await enqueuer.begin(Enqueue(ref=ref, task=known.definition.task, order=order))
+    order = order_of(definition, tick, limit)
+    sequence, created = await enqueuer.begin(Enqueue(ref=ref, task=definition.task, order=order))
     return ledger.handle_of(ref, created=created, sequence=sequence)
 
 
