@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobledger.ledger import (
+    ConfigurationError,
     InvalidInputError,
     InvalidTokenError,
     JobRef,
@@ -63,6 +64,15 @@ async def test_an_application_declares_looks_and_acts(ledger: Ledger) -> None:
         await schedules.add("bad", report, input={"sort": "w"}, every_s=60)
     with pytest.raises(InvalidInputError, match="no time zone"):
         await schedules.add("bad", report, input={"kind": "w"}, at=datetime(2090, 1, 1))  # noqa: DTZ001 - refused
+    for decided in (
+        report.options(id="mine"),
+        report.options(delay_s=5),
+        report.options(run_at=datetime(2090, 1, 1, tzinfo=UTC)),
+    ):
+        with pytest.raises(
+            ConfigurationError, match="schedule bad: its task has an id, a run_at or a delay_s"
+        ):
+            await schedules.add("bad", decided, input={"kind": "w"}, every_s=60)
     with pytest.raises(InvalidTokenError):
         await schedules.add("a.b", report, input={"kind": "w"}, every_s=60)
     with pytest.raises(InvalidTokenError):

@@ -59,6 +59,14 @@ class AnyTask(Protocol):
         ...
 
 
+def check_options(schedule: str, options: Options) -> None:
+    """Refuse what a schedule's task cannot have, because each tick decides it. Raises: ConfigurationError."""
+    if options.id is not None or options.run_at is not None or options.delay_s is not None:
+        raise ConfigurationError(
+            f"schedule {schedule}: its task has an id, a run_at or a delay_s, which every tick decides: leave it out"
+        )
+
+
 class Schedule:
     """When jobs of a task are made again and again, as code declares it.
 
@@ -146,10 +154,7 @@ class Schedule:
                 "@task(schedule=...)"
             )
         task, options = self._unpacked()
-        if options.id is not None or options.run_at is not None or options.delay_s is not None:
-            raise ConfigurationError(
-                f"schedule {self.name}: its task has an id, a run_at or a delay_s, which every tick decides: leave it out"
-            )
+        check_options(self.name, options)
         if self._definition.hooks and len(self.name) > _NAME_MAX_WITH_HOOKS:
             raise ConfigurationError(
                 f"schedule {self.name} has hooks: give it a name of at most {_NAME_MAX_WITH_HOOKS} characters"

@@ -27,7 +27,7 @@ from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.parts import Client
 from jobledger.ledger.schedules.acting import Known, Schedules
-from jobledger.ledger.schedules.in_code import AnyTask
+from jobledger.ledger.schedules.in_code import AnyTask, check_options
 
 R = TypeVar("R")
 _COUNT_MAX = 1_000
@@ -98,9 +98,11 @@ class ScheduleVerbs(Schedules):
         The task's options (`task.options(queue=..., max_attempts=...)`) are those of each job. A schedule that does the
         same already stays as it is; with `replace` one that does something else is changed.
 
-        Raises: ScheduleExistsError without `replace`; InvalidInputError, InvalidTokenError, PayloadTooLargeError.
+        Raises: ScheduleExistsError without `replace`; InvalidInputError, InvalidTokenError, PayloadTooLargeError;
+            ConfigurationError for an id, a run_at or a delay_s, which each tick decides.
         """
         check_token("schedule name", name)
+        check_options(name, task.unpacked[1])
         return await self.declare(
             name, await self._enqueuer.like(task, input or {}), replace=replace, by=by, **when
         )
