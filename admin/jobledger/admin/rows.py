@@ -34,9 +34,7 @@ class View(NamedTuple):
 
     store: Store
     now: datetime  #: the time that is now there
-    begins_at: (
-        int  #: the first stream sequence that the rows know of; above 1 where an archive holds the rest
-    )
+    begins_at: int  #: the first stream sequence that the rows know of; above 1: an archive holds the rest
 
 
 class Rows:

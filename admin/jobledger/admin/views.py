@@ -71,9 +71,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     last_sequence: int  #: stream sequence of its newest event
     trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
-    made_by: (
-        str | None
-    )  #: the job whose code made this one; None where none did, and where an archive has the beginning
+    made_by: str | None  #: the job whose code made it; None: none did, or an archive has its beginning
     attempts: list[AttemptView]
     events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
 

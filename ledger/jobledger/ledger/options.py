@@ -44,9 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
-    debounce_s: float | None = (
-        None  #: run so long after the last call of its kind, with the input of that one; None: no
-    )
+    debounce_s: float | None = None  #: run so long after the last call of its kind, with that call's input
     max_wait_s: float | None = None  #: with `debounce_s`: so long after the first call at the latest
 
     def __post_init__(self) -> None:
@@ -106,9 +104,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How workers run a task. Not part of the job: a new release changes it for jobs that wait already."""
 
-    run_in: RunIn = (
-        "auto"  #: auto: a coroutine on the loop, a function in a thread; process: in a pool of processes
-    )
+    #: `auto`: a coroutine on the loop, a function in a thread; `process`: in a pool of processes.
+    run_in: RunIn = "auto"
     backoff: Backoff = Backoff()
     retry_on: ExceptionTypes = ()  #: when given, any other exception makes the job a dead letter at once
     give_up_on: ExceptionTypes = ()  #: these make it one at once, whatever attempts are left

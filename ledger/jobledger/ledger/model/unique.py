@@ -43,17 +43,13 @@ class Taken(Envelope, frozen=True, kw_only=True, tag="taken", gc=False):
 
     task: str  #: the task whose jobs the key tells apart
     key: str  #: hash of the task, the tenant and the arguments, 40 hexadecimal digits
-    number: (
-        Whole  #: how often the key was taken, from 1; an archive run that says it again repeats the number
-    )
+    number: Whole  #: how often the key was taken, from 1; an archive run that says it again repeats it
     queue: str  #: of the job that holds the key
     job: str  #: its id
     until: Until = "ended"  #: how long it holds the key, unless `expires_at` says so
     expires_at: Moment | None = None  #: it holds the key until then, whatever becomes of it
     tenant: str = ""  #: whom the job belongs to
-    arguments: msgspec.Raw = (
-        NO_VALUE  #: JSON object of the arguments that make the key; absent above 1,024 bytes
-    )
+    arguments: msgspec.Raw = NO_VALUE  #: JSON object of those that make the key; absent above 1,024 bytes
     made: bool = False  #: an archive run said it again, and had seen the job in the ledger
 
 
@@ -101,9 +97,7 @@ def is_held(key: UniqueKey, owner: Job | None, now: datetime, until: Until | Non
     if key.expires_at is not None and until is None:
         return now < key.expires_at
     if owner is None:
-        return (
-            not key.made
-        )  # its first event is still to come, from whoever took the key or from the next one
+        return not key.made  # if so, its first event comes from whoever took the key, or from the next caller
     if owner.is_final:
         return False
     match until or key.until:

@@ -29,9 +29,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     command: Enqueue  #: it begins the job, where it is to be made
     rule: Unique
     key: KeyRef
-    arguments: (
-        msgspec.Raw
-    )  #: JSON object of those that make the key; absent where it is too large to be shown
+    arguments: msgspec.Raw  #: JSON object of those that make the key; absent where it is too large
     debounce: timedelta | None
     max_wait: timedelta | None
 
@@ -92,9 +90,7 @@ def chosen_arguments(signature: TaskSignature, rule: Unique, task: str, text: by
 
     Raises: InvalidInputError.
     """
-    values = signature.decode(
-        text
-    )  # defaults are filled in, so that an argument left out is the same as its default
+    values = signature.decode(text)  # with the defaults of what is left out
     if rule.args is not None:
         unknown = sorted(set(rule.args) - values.keys())
         if unknown:

@@ -18,15 +18,12 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
 
     args: tuple[str, ...] | None = None  #: the arguments that count, by name; None: all; (): none of them
     for_s: float | None = None  #: one job in each period of so many seconds
-    sliding: bool = (
-        False  #: a period begins when a job is enqueued; False: one follows the other, from 1970 on
-    )
+    #: A period begins when a job is enqueued; False: one period follows the other, from 1970 on.
+    sliding: bool = False
     until: UntilState | None = (
-        None  #: one job until it is started or has ended; None is "ended", unless `for_s`
+        None  #: one job until it is started or has ended; None: "ended", without `for_s`
     )
-    on_conflict: OnConflict = (
-        "return"  #: give that job, raise UniqueKeyTakenError, or replace it while it waits
-    )
+    on_conflict: OnConflict = "return"  #: that job, raise UniqueKeyTakenError, or replace it while it waits
 
     def __post_init__(self) -> None:
         """Check every field.

@@ -60,9 +60,7 @@ T = TypeVar("T")
 class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How much is shown, and when it is too late."""
 
-    label_values_max: int = (
-        LABEL_VALUES_MAX  #: queues, tasks and types of error with series of their own, each
-    )
+    label_values_max: int = LABEL_VALUES_MAX  #: of queues, tasks and so on, with series of their own
     lag_s_max: float = 30.0  #: a projection further behind makes /healthz red
 
     def __post_init__(self) -> None:

@@ -30,9 +30,7 @@ class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  #: its name, or `(other)`
     jobs: int
     holders: int  #: jobs that hold a slot of it, whatever their keys
-    oldest: (
-        str | None
-    )  #: since when the one that has waited longest is held; ISO-8601 text in UTC; None without any
+    oldest: str | None  #: since when the oldest of them is held, ISO-8601 text in UTC; None without any
     defined: bool  #: False: nobody has set it, so these jobs wait until somebody does
 
 

@@ -204,9 +204,7 @@ class Attempts:
 
     def _end(self, attempt: Attempt) -> None:
         job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
-        if (
-            self.running.get(attempt.ref) is attempt
-        ):  # else the job was taken over, by this worker's next identity
+        if self.running.get(attempt.ref) is attempt:  # else this worker's next identity took the job over
             del self.running[attempt.ref]
 
     def _span(self, job: Job) -> AbstractContextManager[AttemptSpan]:

@@ -56,9 +56,7 @@ class Threads:
             value, error = await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
         except asyncio.CancelledError:
             call.abandoned = True
-            if (
-                call.thread_id is not None and not call.ended
-            ):  # otherwise nothing would ever take it off the count
+            if call.thread_id is not None and not call.ended:  # else nothing would take it off the count
                 self._abandoned.add(call, name, stack_of_thread(call.thread_id))
             raise
         if error is not None:
