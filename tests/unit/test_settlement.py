@@ -18,7 +18,7 @@ MINUTE_S = 60.0
     [
         (settlement.full_ledger_s, 30 * MINUTE_S, 40 * MINUTE_S),
         (settlement.unreadable_s, 80 * MINUTE_S, 100 * MINUTE_S),
-        (settlement.busy_s, 25 * MINUTE_S, 60 * MINUTE_S),
+        (settlement.elsewhere_s, 25 * MINUTE_S, 60 * MINUTE_S),
         (functools.partial(settlement.soon_s, 0.25), 30 * MINUTE_S, 60 * MINUTE_S),
         (functools.partial(settlement.soon_s, 0.5), 30 * MINUTE_S, 60 * MINUTE_S),
         (functools.partial(settlement.held_elsewhere_s, 3.0), 5 * MINUTE_S, 10 * MINUTE_S),
@@ -41,4 +41,4 @@ def test_an_unknown_task_is_offered_for_some_eighty_minutes_before_the_last_deli
 
 def test_a_dead_workers_job_is_not_kept_waiting_at_first() -> None:
     assert [settlement.held_elsewhere_s(3.0, count) for count in (1, 2, 6, 7)] == [3.0, 3.0, 3.0, 6.0]
-    assert settlement.busy_s(1) == 0.0
+    assert settlement.elsewhere_s(1) == 0.0

@@ -17,7 +17,6 @@ from typing import Any
 
 from jobledger.ledger import Unique, connect, task
 from jobledger.ledger.model import unique as model
-from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.unique.enqueueing import Begun, UniqueJobs
 from jobledger.ledger.unique.keys import Wish
 
@@ -33,10 +32,10 @@ def plant(chance: random.Random, crash: float, *, free: bool) -> None:
     """Let this process die between the two appends, or be blind."""
     make = UniqueJobs._make
 
-    async def dies_or_makes(self: UniqueJobs, wish: Wish, command: Enqueue) -> Begun:
+    async def dies_or_makes(self: UniqueJobs, wish: Wish) -> Begun:
         if chance.random() < crash:
             os._exit(9)  # the key is taken, and nobody makes its job
-        return await make(self, wish, command)
+        return await make(self, wish)
 
     UniqueJobs._make = dies_or_makes  # type: ignore[method-assign]
     if free:

@@ -31,7 +31,7 @@ from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.running import Attempt
-from jobledger.workers.attempt.settlement import busy_s, nak
+from jobledger.workers.attempt.settlement import elsewhere_s, nak
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
@@ -285,7 +285,7 @@ class Worker:
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
             # Without a free slot: it answers a request from before the slots filled, and an idle worker should have it.
-            self._intake.settle(delivery, nak(busy_s(delivery.delivered)))
+            self._intake.settle(delivery, nak(elsewhere_s(delivery.delivered)))
             return
         task = self._ledger.connection.loop.create_task(self._attempts.handle(delivery))
         self._active.add(task)

@@ -58,7 +58,7 @@ class UniqueJobs:
             LedgerFullError, UnreachableError.
         """
         if wish.rule.is_by_id:
-            return await self._make(wish, wish.command)
+            return await self._make(wish)
         holder = NOBODY  # as a rule it is so; who is wrong has lost one append
 
         async def attempt() -> Begun:
@@ -95,14 +95,14 @@ class UniqueJobs:
         except UniqueKeyTakenError as error:
             return await self._conflict(wish, holder, error)
         await self._log.append(UNIQUE.link(self._log.names, [taken], holder.key))
-        return await self._make(wish, wish.command)
+        return await self._make(wish)
 
-    async def _make(self, wish: Wish, command: Enqueue) -> Begun:
+    async def _make(self, wish: Wish) -> Begun:
         """Make the job that has the key."""
-        sequence, created = await self._begin(command)
-        ref = command.ref
+        sequence, created = await self._begin(wish.command)
+        ref = wish.command.ref
         if not created and wish.rule.on_conflict == "reject":
-            raise UniqueKeyTakenError(command.task, wish.key.key, ref.queue, ref.job_id)
+            raise UniqueKeyTakenError(wish.key.task, wish.key.key, ref.queue, ref.job_id)
         return Begun(ref, sequence, created)
 
     async def _conflict(self, wish: Wish, holder: Holder, error: UniqueKeyTakenError) -> Begun:

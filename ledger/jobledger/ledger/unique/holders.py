@@ -46,11 +46,7 @@ async def find_holder(log: Log, ref: KeyRef) -> Holder:
 
     Raises: CorruptLedgerError, UnreachableError.
     """
-    key = UNIQUE.view(*await end_of_chain(log, UNIQUE.chain(log.names, ref.task, ref.key)))
-    if key.state is None:
-        return Holder(key, EMPTY_CHAIN)
-    events = await log.read_chain(log.names.chain(key.state.owner))
-    return Holder(key, view_of(events), events[0].stream_sequence if events else 0)
+    return await _with_job(log, await _read_key(log, ref))
 
 
 async def find_waiting(log: Log, ref: KeyRef) -> Holder:
@@ -58,12 +54,23 @@ async def find_waiting(log: Log, ref: KeyRef) -> Holder:
 
     However often it was moved, that is one event; the job has then no limits and no attempts here, whatever it has.
     """
-    key = UNIQUE.view(*await end_of_chain(log, UNIQUE.chain(log.names, ref.task, ref.key)))
+    key = await _read_key(log, ref)
     newest = None if key.state is None else await log.last(log.names.chain(key.state.owner))
     if not isinstance(newest, StoredEvent) or not isinstance(newest.event, Scheduled):
-        return await find_holder(log, ref)
+        return await _with_job(log, key)
     sequence = newest.stream_sequence
     return Holder(key, JobView(evolve(None, newest.event, sequence), sequence, newest.data))
+
+
+async def _read_key(log: Log, ref: KeyRef) -> View[UniqueKey]:
+    return UNIQUE.view(*await end_of_chain(log, UNIQUE.chain(log.names, ref.task, ref.key)))
+
+
+async def _with_job(log: Log, key: View[UniqueKey]) -> Holder:
+    if key.state is None:
+        return Holder(key, EMPTY_CHAIN)
+    events = await log.read_chain(log.names.chain(key.state.owner))
+    return Holder(key, view_of(events), events[0].stream_sequence if events else 0)
 
 
 async def append_requeue(

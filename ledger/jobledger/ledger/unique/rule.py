@@ -20,9 +20,7 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float | None = None  #: one job in each period of so many seconds
     #: A period begins when a job is enqueued; False: one period follows the other, from 1970 on.
     sliding: bool = False
-    until: UntilState | None = (
-        None  #: one job until it is started or has ended; None: "ended", without `for_s`
-    )
+    until: UntilState | None = None  #: one job until it is started or has ended; None is "ended"
     on_conflict: OnConflict = "return"  #: that job, raise UniqueKeyTakenError, or replace it while it waits
 
     def __post_init__(self) -> None:

@@ -134,7 +134,7 @@ class Attempts:
                 return nak(_PROCESS_DELAY_S)
             pauses = self._pauses
             if pauses is not None and queued.queue in pauses.states and pauses.holds_back(queued.queue):
-                return nak(settlements.paused_s(delivery.delivered))
+                return nak(settlements.elsewhere_s(delivery.delivered))
             claimed = await self._claimer.claim(delivery, queued)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed

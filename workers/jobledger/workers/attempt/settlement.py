@@ -65,13 +65,8 @@ def soon_s(first_s: float, delivered: int) -> float:
     return min(first_s * 2.0 ** min(delivered - 1, 20), _SOON_S_MAX)
 
 
-def busy_s(delivered: int) -> float:
-    """Until a slot is free: at once for another worker, but not in a circle among workers that are all busy."""
-    return 0.0 if delivered == 1 else soon_s(0.05, delivered - 1)
-
-
-def paused_s(delivered: int) -> float:
-    """Until the queue is resumed: its consumer hands out nothing before, unless it was not told yet."""
+def elsewhere_s(delivered: int) -> float:
+    """Until another worker may take it, or the queue is resumed: at once, but not in a circle where nobody can."""
     return 0.0 if delivered == 1 else soon_s(0.05, delivered - 1)
 
 
