@@ -357,6 +357,21 @@ async def test_another_attempt_of_a_job_finds_the_unique_job_that_it_made(ledger
     assert (await other.state(), await made.state()) == (JobState.QUEUED, JobState.CANCELLED)
 
 
+@pytest.mark.parametrize("sliding", [False, True])
+async def test_another_attempt_is_not_refused_the_job_that_it_made_in_the_period(
+    ledger: Ledger, *, sliding: bool
+) -> None:
+    rule = Unique(args=("user",), for_s=3600, sliding=sliding, on_conflict="reject")
+    strict = report.options(unique=rule)
+    parent = Parent(job_id="p1", worker="w")
+    made = await ledger.on_behalf_of(parent).enqueue(strict, 7)
+    again = await ledger.on_behalf_of(parent).enqueue(strict, 7)
+    assert (again.ref, made.created, again.created) == (made.ref, True, False)
+    for other in (ledger, ledger.on_behalf_of(Parent(job_id="p2", worker="w"))):
+        with pytest.raises(UniqueKeyTakenError, match=made.id):
+            await other.enqueue(strict, 7)
+
+
 def test_blocking_code_has_the_same_verbs(nats_server: EmbeddedServer) -> None:
     environment = f"t_{secrets.token_hex(6)}"
     with sync.connect(nats_server.url, environment=environment, ledger_bytes_max=64 << 20) as ledger:

@@ -101,9 +101,17 @@ class UniqueJobs:
         """Make the job that has the key."""
         sequence, created = await self._begin(wish.command)
         ref = wish.command.ref
-        if not created and wish.rule.on_conflict == "reject":
+        if not created and wish.rule.on_conflict == "reject" and not await self._made_by_this_job(ref):
             raise UniqueKeyTakenError(wish.key.task, wish.key.key, ref.queue, ref.job_id)
         return Begun(ref, sequence, created)
+
+    async def _made_by_this_job(self, ref: JobRef) -> bool:
+        """Return whether the job that enqueues made that one before, as in an attempt that did not end."""
+        parent = self._stamp().causation
+        if not parent:
+            return False
+        made = await self._log.read_chain(self._log.names.chain(ref))
+        return bool(made) and made[0].event.causation == parent
 
     async def _conflict(self, wish: Wish, holder: Holder, error: UniqueKeyTakenError) -> Begun:
         """Do what the caller wishes where another job holds the key; make that job first where it is missing."""
