@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tests.support.tables import each_row
 
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent
 from jobledger.ledger.model.limits.definition import LimitSet
@@ -18,6 +19,7 @@ from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.seats import Fleet, fleet_of
 from jobledger.workers.reactors.flow.snapshots import FlowState, prepare, restore, state_of, waiting_of
 from jobledger.workers.reactors.flow.spill import DiskSpill
@@ -151,6 +153,22 @@ def test_a_granter_that_begins_with_a_snapshot_grants_as_the_one_that_made_it() 
                 granter.started(("q", each.job))
                 granter.job(over(int(each.job[1:])), step + 1)
     assert not len(one.lines)
+
+
+def test_a_job_that_left_while_it_waited_for_a_retry_is_forgotten() -> None:
+    """One of the same id is then new, and no chain is read to know whether it has started."""
+
+    def nobody(*_: object) -> None: ...
+
+    folding = Folding(
+        cast("Any", None), on_held=nobody, on_left=nobody, on_granted=nobody
+    )  # no grant is read
+    left = Cancelled(job="j1", queue="q", task="t", at=NOW, by="x")
+    again = [held(number, "api", cause="retried") for number in (1, 2)]
+    events: list[JobEvent] = [*again, left, held(1, "api")]
+    for sequence, event in enumerate(events, 1):
+        folding.fold(StoredEvent(event=event, data=b"", stream_sequence=sequence, stored_at=NOW))
+    assert [folding.is_first("q", job) for job in ("j1", "j2")] == [True, False]
 
 
 def test_a_snapshot_names_the_few_that_wait_for_very_long() -> None:

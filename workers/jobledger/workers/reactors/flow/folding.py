@@ -102,6 +102,7 @@ class Folding:
     def _fold_job(self, stored: StoredEvent) -> None:
         event = stored.event
         if not isinstance(event, Carried):
+            self._ran.discard((event.queue, event.job))
             self._on_left(event.queue, event.job)
         self.granter.job(event, stored.stream_sequence)
         if isinstance(event, Held) and event.limits:

@@ -7,7 +7,7 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.codec import Message, digest
-from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.errors import LedgerFullError, WrongSequenceError
 from jobledger.ledger.model.limits.flow import FLOW, MAIN, Flow, FlowEvent, Snapshotted
 from jobledger.ledger.model.log import end_of_chain
 
@@ -31,7 +31,7 @@ class Chain:
         self._own.add(own)  # it may be read back before the answer comes
         try:
             sequence = await self._ledger.log.append((entry,))
-        except WrongSequenceError:
+        except (WrongSequenceError, LedgerFullError):  # it is not stored, so it is never read back
             self._own.discard(own)
             raise
         if sequence > self.view.last_sequence:
