@@ -52,15 +52,15 @@ _DISCARDED: Final = (JobState.DEAD_LETTERED,)
 
 def _choice(
     cli: Cli,
-    ids: list[str] | None,
-    *,
-    queue: str | None,
-    task: str | None,
-    state: JobState | None,
     of: tuple[JobState, ...],
-    since: str | None,
-    older_than: str | None,
-    everything: bool,
+    *,
+    ids: list[str] | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    state: JobState | None = None,
+    since: str | None = None,
+    older_than: str | None = None,
+    everything: bool = False,
 ) -> JobChoice:
     """Check what chooses the jobs of an act that is for the states `of`. Raises: UsageError, InvalidTokenError."""
     for field, value in (("queue", queue), ("task name", task)):
@@ -121,11 +121,11 @@ async def cancel(
     """Cancel jobs: waiting ones at once, running ones when their workers receive the request."""
     choice = _choice(
         cli,
-        ids,
+        _CANCELLED,
+        ids=ids,
         queue=queue,
         task=task,
         state=state,
-        of=_CANCELLED,
         since=since,
         older_than=older_than,
         everything=everything,
@@ -166,11 +166,11 @@ async def retry(
     """Queue waiting jobs now instead of at their time, dead letters for one more attempt; options choose retries."""
     choice = _choice(
         cli,
-        ids,
+        _RETRIED,
+        ids=ids,
         queue=queue,
         task=task,
         state=state,
-        of=_RETRIED,
         since=since,
         older_than=older_than,
         everything=everything,
@@ -213,11 +213,11 @@ async def reschedule(
     run_at = moment_of(moment, in_s, datetime.now(UTC))
     choice = _choice(
         cli,
-        ids,
+        _RESCHEDULED,
+        ids=ids,
         queue=queue,
         task=task,
         state=state,
-        of=_RESCHEDULED,
         since=since,
         older_than=older_than,
         everything=everything,
@@ -245,11 +245,10 @@ async def discard(
     """Close dead letters for good; `dlq discard` also chooses them by error."""
     choice = _choice(
         cli,
-        ids,
+        _DISCARDED,
+        ids=ids,
         queue=queue,
         task=task,
-        state=None,
-        of=_DISCARDED,
         since=since,
         older_than=older_than,
         everything=everything,
@@ -270,17 +269,7 @@ async def purge(
     yes: bulk.Yes = False,
 ) -> int:
     """Cancel every job that waits in a queue; those that run continue, and every event is kept."""
-    choice = _choice(
-        cli,
-        None,
-        queue=queue,
-        task=None,
-        state=None,
-        of=_CANCELLED,
-        since=None,
-        older_than=older_than,
-        everything=False,
-    )
+    choice = _choice(cli, _CANCELLED, queue=queue, older_than=older_than)
     act = cancel_act(reason, by=operator(), running=False)
     return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
 

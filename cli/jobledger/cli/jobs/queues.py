@@ -46,7 +46,7 @@ async def list_queues(
     at: options.At = None,
     sequence: options.Sequence = None,
 ) -> None:
-    """List every queue that ever had a job or was paused: its jobs by state, and who paused it."""
+    """List every queue that ever had a job or is paused: its jobs by state, and who paused it."""
     if queue is not None:
         check_token("queue", queue)
     output = cli.output
