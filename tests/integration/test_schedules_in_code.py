@@ -115,7 +115,9 @@ async def test_versions_of_code_side_by_side_do_not_take_turns(connected: Connec
     assert len(await facts(ledger)) == 3
 
 
-async def test_an_operators_word_and_pause_win_until_they_are_taken_back(ledger: Ledger) -> None:
+async def test_an_operators_word_and_pause_win_until_they_are_taken_back(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
     nightly = _nightly()
     declaring = Declaring(ledger, [nightly], ("cron",))
     assert await declaring.declare([nightly]) == []
@@ -134,6 +136,10 @@ async def test_an_operators_word_and_pause_win_until_they_are_taken_back(ledger:
     definition = await _definition(ledger)
     assert definition is not None
     assert (definition.source, definition.spec.cron) == ("code", "30 2 * * *")
+    await declare(ledger, every_s=90)
+    for _ in range(2):
+        assert await declaring.declare([nightly]) == [nightly]
+    assert caplog.text.count("is as an operator declared it") == 2  # once each time
 
 
 async def test_what_is_no_schedule_is_refused_where_it_is_loaded() -> None:

@@ -43,7 +43,7 @@ class Declaring:
         self._schedules = [each for each in schedules if each.queue in queues]
         self._enqueuer = Enqueuer(ledger, config=ledger.config, clock=ledger.clock, tracing=None)
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
 
     async def run(self) -> None:
         """Declare until cancelled. Raises: UnreachableError, after which it is worth another try."""
@@ -87,6 +87,7 @@ class Declaring:
             )
             return False
         if known.code_version == definition.code_version:
+            self._told.pop(schedule.name, None)
             return True
         if await self._lives(schedule.name, known.code_version):
             return False
@@ -104,6 +105,6 @@ class Declaring:
         return any((each.schedules or {}).get(name) == code_version for each in workers if not each.stopped)
 
     def _tell(self, name: str, sentence: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
+        if self._told.get(name) != sentence:  # it is looked at again and again
+            self._told[name] = sentence
             logger.warning("%s", sentence)
