@@ -157,11 +157,12 @@ async def like_unloaded(
     return Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
 
 
+def told_listed(listed: Listed) -> dict[str, Any]:
+    """Return a schedule of a list as one object for programs."""
+    return {**msgspec.structs.asdict(listed.row), "in_code": listed.in_code, "is_late": listed.is_late}
+
+
 def told(shown: Shown) -> dict[str, Any]:
     """Return a schedule as one object for programs."""
-    row, failure = shown.listed.row, shown.failure
-    body = msgspec.structs.asdict(row)
-    body["in_code"] = shown.listed.in_code
-    body["is_late"] = shown.listed.is_late
-    body["last_failure"] = None if failure is None else msgspec.structs.asdict(failure)
-    return body
+    failure = None if shown.failure is None else msgspec.structs.asdict(shown.failure)
+    return {**told_listed(shown.listed), "last_failure": failure}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
 from rich.text import Text
 
-from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule, told
+from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule, told, told_listed
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.output import Cell, Output
@@ -31,7 +31,7 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
         now = ledger.clock.now()
     if cli.output.as_json:
         for each in found:
-            cli.output.object(_object(each))
+            cli.output.object(told_listed(each))
     elif not found:
         cli.output.say(
             'no schedules; add one with `jobledger schedules add NAME --task TASK --cron "30 2 * * *"`'
@@ -39,10 +39,6 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
     else:
         columns = ("schedule", "when", "next run!", "last run!", "runs>", "status")
         cli.output.table(columns, [_cells(each, now) for each in found])
-
-
-def _object(each: Listed) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(each.row), "in_code": each.in_code, "is_late": each.is_late}
 
 
 def _cells(each: Listed, now: datetime) -> tuple[Cell, ...]:
