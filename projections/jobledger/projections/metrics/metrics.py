@@ -20,7 +20,7 @@ from jobledger.ledger.model.times import as_utc
 from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
-from jobledger.projections.metrics.ticking import ticking_metrics
+from jobledger.projections.metrics.ticking import seconds_since, ticking_metrics
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
 from jobledger.projections.statistics.held import HeldRow
@@ -71,7 +71,7 @@ def _queue_metrics(rows: Sequence[QueueRow], now: datetime) -> Iterator[Metric]:
         (names.OLDEST_RUNNING, lambda row: row.oldest_running),
     )
     for measure, since in ages:
-        yield values(measure, [((row.queue, row.priority), _age_s(since(row), now)) for row in rows])
+        yield values(measure, [((row.queue, row.priority), seconds_since(since(row), now)) for row in rows])
 
 
 def _paused(figures: Figures, now: datetime) -> Metric:
@@ -85,13 +85,9 @@ def _paused(figures: Figures, now: datetime) -> Metric:
 
 def _held_metrics(rows: Sequence[HeldRow], now: datetime) -> Iterator[Metric]:
     yield values(names.HELD, [((row.limit,), row.jobs) for row in rows])
-    yield values(names.OLDEST_HELD, [((row.limit,), _age_s(row.oldest, now)) for row in rows])
+    yield values(names.OLDEST_HELD, [((row.limit,), seconds_since(row.oldest, now)) for row in rows])
     yield values(names.HOLDERS, [((row.limit,), row.holders) for row in rows])
     yield values(names.LIMIT_DEFINED, [((row.limit,), int(row.defined)) for row in rows])
-
-
-def _age_s(since: str | None, now: datetime) -> float:
-    return 0.0 if since is None else max(0.0, (now - datetime.fromisoformat(since)).total_seconds())
 
 
 def _task_metrics(rows: Sequence[TotalsRow]) -> Iterator[Metric]:

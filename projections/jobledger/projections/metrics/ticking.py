@@ -49,9 +49,10 @@ def ticking_metrics(rows: Sequence[TickingRow], now: datetime) -> Iterator[Metri
     yield values(names.TICKS, [((row.schedule,), row.ticks) for row in rows])
     yield values(names.TICKED_JOBS, [((row.schedule,), row.runs) for row in rows])
     yield values(names.TICKS_MISSED, [((row.schedule,), row.missed) for row in rows])
-    yield values(names.TICK_LATE, [((row.schedule,), _late_s(row.due, now)) for row in rows])
+    yield values(names.TICK_LATE, [((row.schedule,), seconds_since(row.due, now)) for row in rows])
     yield values(names.SCHEDULE_PAUSED, [((row.schedule,), row.paused) for row in rows])
 
 
-def _late_s(due: str | None, now: datetime) -> float:
+def seconds_since(due: str | None, now: datetime) -> float:
+    """Return for how long a moment of the tables, ISO-8601 text, has been past; 0 for none and before it."""
     return 0.0 if due is None else max(0.0, (now - datetime.fromisoformat(due)).total_seconds())
