@@ -152,6 +152,8 @@ async def test_one_job_in_each_period_by_its_id_alone(ledger: Ledger, clock: Mov
     head = (await ledger.log.head()).last_sequence
     again = await ledger.enqueue(hourly, 7, page=2)
     assert (again.ref, again.created, again.sequence) == (first.ref, False, first.sequence)
+    by_another_type = report.options(unique=Unique(args=("user",), for_s=3600.0))
+    assert (await ledger.enqueue(by_another_type, 7)).ref == first.ref
     assert (await ledger.log.head()).last_sequence == head == 1
     with pytest.raises(UniqueKeyTakenError, match=first.id):
         await ledger.enqueue(

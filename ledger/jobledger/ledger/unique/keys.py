@@ -63,7 +63,9 @@ def wish_for(
     chosen = chosen_arguments(signature, rule, command.task, text)
     words: list[Any] = [command.task, command.order.tenant, msgspec.Raw(chosen)]
     if rule.is_by_id:
-        words += [rule.for_s, int(now.timestamp() // (rule.for_s or 1.0))]
+        for_s = rule.for_s or 1.0
+        # As JSON 3600 and 3600.0 are two words, and they are one period.
+        words += [int(for_s) if for_s == int(for_s) else for_s, int(now.timestamp() // for_s)]
     key = hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:_DIGITS]
     if rule.is_by_id:
         ref = JobRef(queue=command.ref.queue, job_id=period_id(command.task, key))
