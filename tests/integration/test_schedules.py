@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.schedules import begun_jobs, declare, facts, overdue, ticked_jobs
@@ -21,7 +22,16 @@ from tests.support.working import working
 from jobledger.ledger import IllegalTransitionError, JobRef, Ledger, task
 from jobledger.ledger.model.commands import CancelJob
 from jobledger.ledger.model.events import Order
-from jobledger.ledger.model.schedules.decisions import Backfill, Pause, Remove, Resume, Tick, Trigger, decide
+from jobledger.ledger.model.schedules.decisions import (
+    Backfill,
+    Declare,
+    Pause,
+    Remove,
+    Resume,
+    Tick,
+    Trigger,
+    decide,
+)
 from jobledger.ledger.model.schedules.definition import Overlap
 from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import manual_job_id, tick_job_id
@@ -180,6 +190,22 @@ async def test_skip_leaves_a_tick_out_while_the_last_job_has_not_ended(ledger: L
 
         await until(ran_again)
     assert set(await ticked_jobs(ledger)) == set(await begun_jobs(ledger))
+
+
+async def test_skip_knows_a_job_that_was_made_before_its_schedule_moved_to_another_queue(
+    ledger: Ledger,
+) -> None:
+    async with reacting(ledger):
+        await declare(ledger, every_s=1, overlap="skip")
+        await until(lambda: _has_ticked(ledger, 1))
+        known = await ledger.schedules.read("nightly")
+        assert known.schedule is not None
+        moved = replace(known.schedule.definition, queue="elsewhere")
+        ticks = len(await facts(ledger))
+        await ledger.schedules.act("nightly", Declare(definition=moved, replace=True))
+        await until(lambda: _has_ticked(ledger, ticks + 1))
+    later = [each for each in await facts(ledger) if isinstance(each, Ticked)][1:]
+    assert {each.skipped for each in later} == {"running"}
 
 
 async def test_missed_ticks_are_caught_up_a_thousand_at_once_and_the_rest_after(ledger: Ledger) -> None:

@@ -158,13 +158,17 @@ class Schedules:
     async def _has_ended(self, ref: JobRef, *, hooks: bool) -> bool:
         """Return whether a job, or where it is yet to be made the one that calls its hooks, has ended or is not there.
 
+        In any queue: the schedule may have moved to another one since.
+
         Raises: UnreachableError.
         """
         log = self._client.log
-        newest = await log.last(log.names.chain(ref))
+        newest = await log.last(log.names.chains_of_id(ref.job_id))
         if newest is None and hooks:
             return await self._has_ended(replace(ref, job_id=hooks_job_id(ref.job_id)), hooks=False)
         event = newest.event if isinstance(newest, StoredEvent) else None
+        if event is not None:
+            ref = replace(ref, queue=event.queue)
         if newest is not None and (event is None or isinstance(event, Fenced)):
             job = (await load(log, ref)).job  # the receipt of a late worker says nothing about the job
             return job is None or job.is_final
