@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from tests.support.tables import each_row
 
+from jobledger.audit.errors import ScratchSpaceError
+from jobledger.audit.verify import store
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent
@@ -67,6 +69,20 @@ def test_jobs_put_aside_come_back_in_the_order_of_their_line() -> None:
     assert [job[0] for job in spill.page(1, 0, 2)] == [10, 13]
     spill.close()
     assert spill.page(1, 0, 2) == []
+
+
+def test_a_full_disk_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PAGES_MAX", 4)
+    spill = DiskSpill()
+    for held in range(1, 4_096):  # of one transaction
+        spill.put(1, (held, "q", f"j{held}", ("all",)))
+    with pytest.raises(
+        ScratchSpaceError, match=r"^jobs that wait .* disk is full; make room there, or set TMPDIR"
+    ):
+        spill.put(1, (4_096, "q", "j4096", ("all",)))
+    with pytest.raises(ScratchSpaceError):
+        spill.find(("q", "j1"))
+    spill.close()
 
 
 class Clock:

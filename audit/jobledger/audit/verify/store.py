@@ -25,6 +25,9 @@ _ROWS_AT_ONCE: Final = 1_000
 #: Of 4 KiB each: SQLite's own limit; the disk is full long before.
 PAGES_MAX: Final = 4_294_967_294
 
+_CHECK: Final = "the check cannot put records aside"
+_CHECK_ADVICE: Final = "make room there, set TMPDIR to a folder that has it, or allow the check more memory"
+
 _CREATE: Final = "CREATE TEMP TABLE kept (name TEXT PRIMARY KEY, live INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID"
 _INSERT: Final = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)"
 _SELECT_ONE: Final = "SELECT live, record FROM kept WHERE name = ?"
@@ -175,16 +178,13 @@ def scratch(cache_bytes: int) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def translated() -> Generator[None, None, None]:
-    """Raise ScratchSpaceError for what SQLite says."""
+def translated(what: str = _CHECK, advice: str = _CHECK_ADVICE) -> Generator[None, None, None]:
+    """Raise ScratchSpaceError for what SQLite says: `what` cannot be done, and what a person can do."""
     try:
         yield
     except sqlite3.Error as error:
-        raise _no_scratch(error) from error
+        raise _no_scratch(error, what, advice) from error
 
 
-def _no_scratch(error: sqlite3.Error) -> ScratchSpaceError:
-    return ScratchSpaceError(
-        f"the check cannot put records aside in the folder for temporary files: {error}; "
-        "make room there, set TMPDIR to a folder that has it, or allow the check more memory"
-    )
+def _no_scratch(error: sqlite3.Error, what: str = _CHECK, advice: str = _CHECK_ADVICE) -> ScratchSpaceError:
+    return ScratchSpaceError(f"{what} in the folder for temporary files: {error}; {advice}")

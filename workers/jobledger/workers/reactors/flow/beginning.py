@@ -33,7 +33,8 @@ from jobledger.workers.reactors.flow.snapshots import (
 async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
     """Fold what is stored, so that `folding` goes on behind it.
 
-    Raises: CorruptLedgerError, PayloadMissingError for a snapshot whose state is gone, UnreachableError.
+    Raises: CorruptLedgerError, PayloadMissingError for a snapshot whose state is gone, ScratchSpaceError,
+        UnreachableError.
     """
     head = await ledger.log.head()
     snapshot = await chain.newest_snapshot()

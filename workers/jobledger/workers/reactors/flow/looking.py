@@ -19,7 +19,7 @@ async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
 
     It reads the newest snapshot and what follows: a second or two for each 20,000 jobs that wait.
 
-    Raises: CorruptLedgerError, PayloadMissingError, UnreachableError.
+    Raises: CorruptLedgerError, PayloadMissingError, ScratchSpaceError, UnreachableError.
     """
     chain = Chain(ledger)
     folding = Folding(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from jobledger.audit.verify.store import scratch
+from jobledger.audit.verify.store import scratch, translated
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.limits.lines import SpilledJob
 
@@ -15,6 +15,10 @@ _CACHE_BYTES: Final = 4 << 20
 _AT_ONCE: Final = 4_096
 #: Between the limits of a job, which have no white space.
 _BETWEEN: Final = "\n"
+
+#: For the sentence about a full disk.
+_WHAT: Final = "jobs that wait for limits cannot be put aside"
+_ADVICE: Final = "make room there, or set TMPDIR to a folder that has it"
 
 _CREATE: Final = """
 CREATE TEMP TABLE waiting (
@@ -34,7 +38,7 @@ _REMOVE: Final = "DELETE FROM waiting WHERE line = ? AND held = ?"
 class DiskSpill:
     """A spill for `lines.Lines`. The file has no name, and is gone with the process, however that ends.
 
-    Every method raises sqlite3.Error where there is no room for temporary files.
+    Every method raises ScratchSpaceError where there is no room for temporary files.
     """
 
     def __init__(self) -> None:
@@ -54,21 +58,22 @@ class DiskSpill:
         held, queue, name, limits = job
         self._put.append((line, held, queue, name, _BETWEEN.join(limits)))
         if len(self._put) >= _AT_ONCE:
-            self._flush()
+            with translated(_WHAT, _ADVICE):
+                self._flush()
 
     def page(self, line: int, after: int, most: int) -> Sequence[SpilledJob]:
         """Return up to `most` jobs of a line whose `held` comes after a stream sequence, the oldest first."""
-        rows = self._flush().execute(_PAGE, (line, after, most)).fetchall()
+        rows = self._execute(_PAGE, line, after, most)
         return [(held, queue, job, tuple(limits.split(_BETWEEN))) for held, queue, job, limits in rows]
 
     def drop(self, line: int, through: int) -> None:
         """Forget the jobs of a line up to a stream sequence of their `held`."""
-        self._flush().execute(_DROP, (line, through))
+        self._execute(_DROP, line, through)
 
     def find(self, job: JobKey) -> tuple[int, SpilledJob] | None:
         """Return a job's line and what was put, None if it is not there."""
         queue, name = job
-        rows = self._flush().execute(_FIND, (name, queue)).fetchall()
+        rows = self._execute(_FIND, name, queue)
         if not rows:
             return None
         line, held, limits = rows[0]
@@ -76,7 +81,11 @@ class DiskSpill:
 
     def remove(self, line: int, held: int) -> None:
         """Forget one job of a line."""
-        self._flush().execute(_REMOVE, (line, held))
+        self._execute(_REMOVE, line, held)
+
+    def _execute(self, statement: str, *values: int | str) -> list[Any]:
+        with translated(_WHAT, _ADVICE):
+            return self._flush().execute(statement, values).fetchall()
 
     def _flush(self) -> sqlite3.Connection:
         """Put what waits for it, and return the database."""
