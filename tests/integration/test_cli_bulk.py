@@ -60,7 +60,7 @@ def test_a_plan_shows_what_would_be_cancelled_and_changes_nothing(cli: Cli) -> N
     planned = cli("jobs", "cancel", "--queue", "mail", "--plan")
     assert planned.code == 0, planned.err
     assert "5 jobs would be cancelled; nothing was changed" in planned.out
-    assert "1 of them run, and end when their workers receive the request" in planned.out
+    assert "1 of them runs, and ends when its worker receives the request" in planned.out
     assert (cli.states(), len(cli("events", "tail", "--from", "1", "--json").lines)) == (before, events)
 
 

@@ -75,9 +75,9 @@ def test_what_cannot_be_simulated_is_refused(cli: CommandLine) -> None:
     cli.make_ledger()
     for words, sentence in (
         (("--at", "10:00"), "is not FROM/TO"),
-        (("--at", "now/1h"), "before it begins"),
+        (("--at", "now/1h"), "Z: give the earlier time first"),
         (("--at", "1h/now", "--set", "tenant"), "is not LIMIT=N"),
-        (("--at", "1h/now", "--set", "a b=1"), "limit"),
+        (("--at", "1h/now", "--set", "a b=1"), "name of a limit 'a b' is not valid"),
     ):
         refused = cli.run("limits", "simulate", *words, *cli.where)
         assert refused.code == 2, refused

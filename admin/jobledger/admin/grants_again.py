@@ -28,6 +28,7 @@ from jobledger.ledger.model.limits.simulation import (
 )
 from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.ledger.model.times import shown_time
 
 _OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
 
@@ -70,7 +71,9 @@ async def simulate_limits(
     for limit in slots:
         checked_limits((limit,))
     if end <= begin:
-        raise InvalidInputError(f"the span ends at {end.isoformat()}, before it begins: {begin.isoformat()}")
+        raise InvalidInputError(
+            f"the span ends at {shown_time(end)} and begins at {shown_time(begin)}: give the earlier time first"
+        )
     recording = Recording(begin, end)
     try:
         async with contextlib.aclosing(_events(ledger)) as events:

@@ -106,7 +106,12 @@ def _tell(output: Output, asked: Asked, outcomes: Sequence[ActResult]) -> None:
             output.say(f"{counts[result]:,} {words}")
     under_way = sum(bool(outcome.message) for outcome in outcomes if outcome.result in {"planned", "done"})
     if under_way:
-        output.say(f"{under_way:,} of them run, and end when their workers receive the request")
+        run = (
+            "1 of them runs, and ends when its worker receives"
+            if under_way == 1
+            else f"{under_way:,} of them run, and end when their workers receive"
+        )
+        output.say(f"{run} the request")
 
 
 def _table(output: Output, outcomes: Sequence[ActResult], *, plan: bool) -> None:

@@ -88,7 +88,7 @@ def _tell(cli: Cli, found: Simulated) -> None:
         output.say("no job waited for a limit in that span")
         return
     span = f"{shown_time(found.begin.astimezone(UTC))} to {shown_time(found.end.astimezone(UTC))}"
-    output.say(f"{span}: jobs waited {found.waits:,} times")
+    output.say(f"{span}: jobs waited {found.waits:,} time{'s' if found.waits > 1 else ''}")
     worst = sorted(found.simulated.values(), key=lambda each: (-each.p99_s, each.key))
     rows = [_cells(each, found.recorded.get(each.key)) for each in worst[:_ROWS_MAX]]
     output.table(("limit", "waits>", "p50 was>", "p50 new>", "p99 was>", "p99 new>", "longest>"), rows)
@@ -96,7 +96,8 @@ def _tell(cli: Cli, found: Simulated) -> None:
         output.say(f"and {len(worst) - _ROWS_MAX:,} more keys, which wait less")
     starving = [each for each in worst if each.starves]
     for each in starving[:_ROWS_MAX]:
-        output.say(f"{each.key} starves: {each.jobs:,} jobs wait, and none would be granted")
+        jobs = "1 job waits" if each.jobs == 1 else f"{each.jobs:,} jobs wait"
+        output.say(f"{each.key} starves: {jobs}, and none would be granted")
 
 
 def _cells(each: KeyWaits, was: KeyWaits | None) -> tuple[Cell, ...]:
