@@ -1,8 +1,8 @@
 """Grants decided again over what their authors knew: a diagnosis of the order in which jobs were chosen. Pure.
 
-A difference is no violation: which limits were kept is what a check of the ledger proves. It says that another job's turn
-it was, by the rules of this version. What the ledger does not tell can make one: which jobs were not known to have
-started where a rate waits for that, and a definition that was set while two reactors raced.
+A difference is no violation: a check of the ledger proves that limits were kept. It says that by the rules of this version
+it was another job's turn. Something that the ledger does not tell can be the cause: which jobs the author did not know to
+have started, where a rate waits for that, or a definition that was set while two reactors raced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TELLING: Final = FINAL | OF_AN_ATTEMPT | {Carried}
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A `granted` that another list of jobs follows for."""
+    """A `granted` whose jobs are not those whose turn it was, by these rules."""
 
     stream_sequence: int  #: of the `granted`
     at: int  #: place of the first job that differs, from 0

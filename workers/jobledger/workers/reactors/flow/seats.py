@@ -101,6 +101,7 @@ class Seats:
         self._clocks.told(told_at)
         if self.is_clock_wrong and not was_wrong:
             logger.warning(
-                "this machine's clock and the server's are %.1f s apart: no rate-limited job is granted here",
+                "this machine's clock and the server's are %.1f s apart: set the clock; until then this worker counts "
+                "rates of limits as if no time went by",
                 abs(self._clocks.ahead_s),
             )
