@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.working import bury
 
-from jobledger.ledger import JobHandle, JobState, Ledger, Unique, UniqueKeyTakenError, task
-from jobledger.ledger.model.commands import CancelJob, Claim, Fail
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger import JobState, Ledger, Unique, UniqueKeyTakenError, task
+from jobledger.ledger.model.commands import CancelJob
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -35,13 +35,6 @@ class Cli(CommandLine):
 @pytest.fixture
 def cli(nats_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(nats_server.url, tmp_path, capsys)
-
-
-async def bury(ledger: Ledger, handle: JobHandle[None]) -> None:
-    """Let its only attempt fail."""
-    error = ErrorInfo(kind="exception", type="ValueError", message="no")
-    claimed = await ledger.execute(handle.ref, Claim(worker="w", lease_s=15))
-    await ledger.execute(handle.ref, Fail(epoch=claimed.claim_epoch, error=error))
 
 
 async def _fill(ledger: Ledger) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.working import bury
 
 from jobledger.ledger import (
     ConfigurationError,
@@ -24,8 +25,7 @@ from jobledger.ledger import (
     task,
 )
 from jobledger.ledger.children import Parent
-from jobledger.ledger.model.commands import Claim, Complete, Fail
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.unique.enqueueing import UniqueJobs
 from jobledger.ledger.unique.reading import find_keys
@@ -81,12 +81,6 @@ async def start(ledger: Ledger, handle: JobHandle[Any]) -> Job:
 
 async def complete(ledger: Ledger, handle: JobHandle[Any]) -> None:
     await ledger.execute(handle.ref, Complete(epoch=(await start(ledger, handle)).claim_epoch))
-
-
-async def bury(ledger: Ledger, handle: JobHandle[Any]) -> None:
-    """Let its only attempt fail."""
-    error = ErrorInfo(kind="exception", type="ValueError", message="no")
-    await ledger.execute(handle.ref, Fail(epoch=(await start(ledger, handle)).claim_epoch, error=error))
 
 
 async def input_of(handle: JobHandle[Any]) -> Any:

@@ -12,6 +12,8 @@ import msgspec
 from tests.support import limits
 
 from jobledger.ledger import Job, JobHandle, Ledger, Task, TaskRegistry
+from jobledger.ledger.model.commands import Claim, Fail
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.workers import Worker, WorkerConfig
 
 Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
@@ -40,6 +42,13 @@ async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     async with asyncio.timeout(limit_s):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+async def bury(ledger: Ledger, handle: JobHandle[Any]) -> None:
+    """Let a job's only attempt fail, without a worker."""
+    error = ErrorInfo(kind="exception", type="ValueError", message="no")
+    claimed = await ledger.execute(handle.ref, Claim(worker="w", lease_s=15))
+    await ledger.execute(handle.ref, Fail(epoch=claimed.claim_epoch, error=error))
 
 
 async def types(job: JobHandle[Any]) -> list[str]:
