@@ -22,10 +22,11 @@ from jobledger.ledger.nats.consumer import HeldDeliveries
 from jobledger.ledger.nats.durables import delete_consumer, make_consumer, reactor_consumer
 from jobledger.ledger.nats.leases import LeaseLostError
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.workers import services
 from jobledger.workers.attempt import intake
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.intake import Intake
-from jobledger.workers.services import outlive
+from jobledger.workers.services import end, outlive
 from jobledger.workers.watchdog import Watchdog
 
 pytestmark = pytest.mark.anyio
@@ -238,6 +239,30 @@ async def test_a_service_ends_when_it_is_cancelled_and_when_the_connection_is_cl
 
     async with asyncio.timeout(LIMIT_S):
         await outlive(ledger.connection, "a service", fail)
+
+
+async def test_what_forgets_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_CANCEL_AGAIN_S", 0.01)
+    forgotten = 0
+
+    async def forget() -> None:
+        nonlocal forgotten
+        while forgotten < 3:
+            try:
+                await asyncio.sleep(LIMIT_S)
+            except asyncio.CancelledError:
+                forgotten += 1
+
+    async def fail() -> None:
+        raise ValueError("odd")
+
+    tasks = [asyncio.create_task(forget()), asyncio.create_task(fail())]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT_S):
+        await end(*tasks)
+    assert forgotten == 3
+    assert all(each.done() for each in tasks)
+    await end()
 
 
 async def test_a_queue_whose_consumer_is_another_keeps_nobody_from_the_others(

@@ -143,3 +143,27 @@ async def test_a_damaged_object_is_not_handed_out(ledger: Ledger) -> None:
     async with working(ledger):
         done = await job.wait(timeout_s=LIMIT_S)
     assert (done.state, done.dead_reason) == (JobState.DEAD_LETTERED, "invalid")
+
+
+@pytest.mark.parametrize("answer", range(1, 7))
+async def test_a_cancellation_beside_an_answer_is_not_forgotten(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    """The n-th message arrives, and before its waiter runs the task is cancelled."""
+    original, heard = ledger.connection._process_msg, 0
+
+    async def put_for_ever() -> None:
+        while True:
+            await ledger.inputs.put(msgspec.json.encode(secrets.token_hex(INLINE)), what="input")
+
+    async def process(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        nonlocal heard
+        await original(sid, subject, reply, data, headers)
+        heard += 1
+        if heard == answer:
+            putting.cancel()
+
+    monkeypatch.setattr(ledger.connection, "_process_msg", process)
+    putting = asyncio.create_task(put_for_ever())
+    await asyncio.wait({putting}, timeout=LIMIT_S)
+    assert putting.cancelled()

@@ -257,9 +257,11 @@ async def test_the_plugin_gives_its_fixtures_to_any_suite(tmp_path: Path, nats_s
     assert nats_server_binary
     (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    # Its folders in its own place: at its end pytest removes those of earlier runs, which may be gigabytes.
+    options = ["-q", "-p", "no:cacheprovider", "--basetemp=kept"]
     ran = await anyio.to_thread.run_sync(
         lambda: subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+            [sys.executable, "-m", "pytest", *options, str(tmp_path)],
             cwd=tmp_path,
             env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
             capture_output=True,

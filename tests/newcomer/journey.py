@@ -171,7 +171,7 @@ def plugin(here: Machine) -> None:
     for name, text in (("test_memory.py", shown), ("test_server.py", ON_A_SERVER)):
         (here.folder / name).write_text(text, encoding="utf-8")
     files = ("test_memory.py", "test_server.py")
-    said = here.succeed("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
+    said = here.succeed("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp=kept", *files)
     # Twice two where trio is installed: the plugin of anyio runs each under both.
     assert re.search(r"^[24] passed", said, re.MULTILINE), said
 

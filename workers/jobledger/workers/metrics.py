@@ -18,6 +18,7 @@ from jobledger.ledger.metrics.exposition import Distribution, Measure, histogram
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.append_stats import AppendMeter, Histogram
 from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.workers.services import end
 from jobledger.workers.worker import Worker
 
 #: Seconds; a quarter of a second is what a lease of 15 s does not notice yet.
@@ -221,5 +222,4 @@ async def measured(ledger: Ledger, worker: Worker) -> AsyncGenerator[WorkerColle
     try:
         yield WorkerCollector(worker, meter, lag, log)
     finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        await end(beating)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from jobledger.ledger.nats.connection import Connection
 
@@ -13,6 +13,7 @@ logger = logging.getLogger("jobledger.workers.services")
 
 _RESTART_S_FIRST: Final = 1.0
 _RESTART_S_MAX: Final = 60.0
+_CANCEL_AGAIN_S: Final = 5.0
 
 
 async def outlive(
@@ -49,6 +50,16 @@ async def outlive(
             pause_s = _RESTART_S_FIRST
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _RESTART_S_MAX)
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they are gone; one that goes on is cancelled again, every few seconds."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)  # what they raised counts as seen
 
 
 def _is_cancelled() -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -40,7 +40,7 @@ from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
 from jobledger.workers.reactors.schedules.declaring import Declaring
 from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
-from jobledger.workers.services import outlive
+from jobledger.workers.services import end, outlive
 from jobledger.workers.surroundings import Surroundings
 from jobledger.workers.watchdog import Watchdog
 
@@ -222,11 +222,11 @@ class Worker:
         )
         try:
             await self._until_stopped(pulling)
-            await _end(pulling)
+            await end(pulling)
             await self._intake.close()
             await self._drain()
         finally:
-            await _end(pulling, *keepers, *reactors)
+            await end(pulling, *keepers, *reactors)
             await self._farewell()
             if self._pool is not None:
                 await self._pool.close()
@@ -359,7 +359,7 @@ class Worker:
         try:
             await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _end(*waits)
+            await end(*waits)
         return not self._active
 
     async def _farewell(self) -> None:
@@ -376,10 +376,3 @@ class Worker:
         with contextlib.suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S / 5):
                 await self._lease.close()
-
-
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they are gone."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -207,6 +207,9 @@ class Payloads:
         Raises: TimeoutError, PermissionRefusedError.
         """
         refused: list[PermissionRefusedError] = []
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
         try:
             async with asyncio.timeout(_TRANSFER_S) as limit:
 
@@ -220,6 +223,10 @@ class Payloads:
                     yield
                 finally:
                     self._connection.refused_listeners.remove(on_refused)
+                # nats-py waits with asyncio.wait_for, which in Python 3.11 forgets a cancellation that comes in the
+                # moment between an answer and its waiter: the task would go on for ever.
+                if task.cancelling() > cancels:
+                    raise asyncio.CancelledError
         except (TimeoutError, OSError, nats.errors.Error) as error:
             if refused:
                 raise refused[0] from error

@@ -25,7 +25,7 @@ from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, ConsumerLoop, HeldDeliveries, Source, growing_s, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.workers.services import outlive
+from jobledger.workers.services import end, outlive
 
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 
@@ -171,10 +171,7 @@ class ConsumerReactor(abc.ABC):
 
     async def _give_back(self) -> None:
         """Stop what is under way and let others have it at once."""
-        under_way = list(self._tasks)
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await end(*self._tasks)
         self._held.give_back()
 
 

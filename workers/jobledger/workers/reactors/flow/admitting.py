@@ -21,6 +21,7 @@ from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.telling import ToldOnce
+from jobledger.workers.services import end
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.admitting")
 
@@ -149,7 +150,4 @@ class Admitting:
 
     async def close(self) -> None:
         """Stop what is under way; another reactor finds what was left."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks)

@@ -17,6 +17,7 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.modes import Cancel
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.telling import ToldOnce
+from jobledger.workers.services import end
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.cancelling")
 
@@ -78,10 +79,7 @@ class Cancelling:
 
     async def close(self) -> None:
         """Stop what is under way."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks.values())
 
 
 def _command(cancel: Cancel) -> CancelJob:

@@ -11,7 +11,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.seats import Seats
 from jobledger.workers.reactors.flow.session import Session
-from jobledger.workers.services import outlive
+from jobledger.workers.services import end, outlive
 
 
 class FlowCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,5 +78,4 @@ class FlowReactor:
                     done = self.counts()
                     self._turns = (FlowCounts(granted=done.granted, refused=done.refused), None)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end(watching)

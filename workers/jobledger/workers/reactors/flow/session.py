@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import Message
@@ -30,6 +30,7 @@ from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reading import read
 from jobledger.workers.reactors.flow.seats import Seats
 from jobledger.workers.reactors.flow.unclaimed import Slot, Unclaimed
+from jobledger.workers.services import end
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.session")
 
@@ -105,7 +106,7 @@ class Session:
                         reading.result()
                     await self._turn()
             finally:
-                await _end(reading, self._tending, self._asking)
+                await end(reading, *(task for task in (self._tending, self._asking) if task is not None))
         finally:
             await self._admitting.close()
             await self._cancelling.close()
@@ -368,11 +369,3 @@ class Session:
             await self._unclaimed.look()
         except UnreachableError as error:
             logger.debug("holders of slots could not be looked at: %s", error)
-
-
-async def _end(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks and wait until they are gone."""
-    running = [task for task in tasks if task is not None]
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
