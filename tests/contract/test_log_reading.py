@@ -24,6 +24,7 @@ from tests.support.log_entries import (
     sequences,
 )
 
+from jobledger.ledger.model.chain import catch_up, fold, load
 from jobledger.ledger.model.codec import StoredEvent, encode
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
@@ -34,7 +35,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import Cancelled, ErrorInfo, Failed, JobEvent, Queued, Started
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.log import Entry, Log
-from jobledger.ledger.model.subjects import LockRef
+from jobledger.ledger.model.subjects import JobRef, LockRef
 
 pytestmark = pytest.mark.anyio
 _COMMON: dict[str, Any] = {"job": "j1", "queue": "email", "task": "t", "at": NOW, "by": "w"}
@@ -319,6 +320,31 @@ async def test_who_keeps_a_position_reads_every_aggregate(log: Log) -> None:
     subject = LOCK.chain(log.names, "account", "42")
     async with aclosing(log.read_messages(subject=subject)) as batches, asyncio.timeout(LIMIT_S):
         assert [message async for batch in batches for message in batch] == [found[1]]
+
+
+async def test_a_chain_is_read_on_from_what_is_known_of_it(log: Log) -> None:
+    chain, batch = chain_of(log), links(log, 600)
+    assert (await log.newest_sequence(chain), await log.read_on(chain, 0)) == (0, [])
+    await log.append(batch)
+    await fill_more(log, "x", 2)
+    found = await log.read_on(chain, 290)
+    assert (sequences(found), found.last_sequence) == (list(range(291, 601)), 600)
+    assert [stored.data for stored in found] == [each.data for each in batch[290:]]
+    nothing = await log.read_on(chain, 600)
+    assert (nothing, nothing.last_sequence, await log.newest_sequence(chain)) == ([], 600, 600)
+    known = fold((await log.read_chain(chain))[:290])
+    assert await catch_up(log, JobRef(queue="email", job_id="j1"), known) == await load(
+        log, JobRef(queue="email", job_id="j1")
+    )
+
+
+async def test_what_does_not_follow_on_the_known_view_is_not_built_upon_it(log: Log) -> None:
+    ref = JobRef(queue="email", job_id="j1")
+    await log.append([entry(log, 0, event(text="other"))])
+    other = await load(log, ref)
+    await log.append(links(log, 1, expected=1))  # linked to nothing that is known
+    assert (await catch_up(log, ref, other)).last_sequence == 2
+    assert await catch_up(log, ref, other) == await load(log, ref)
 
 
 async def test_the_last_message_of_a_chain_is_found_without_the_chain(log: Log) -> None:

@@ -117,6 +117,22 @@ async def load(log: Log, ref: JobRef) -> JobView:
     return view_of(await log.read_chain(log.names.chain(ref)))
 
 
+async def catch_up(log: Log, ref: JobRef, view: JobView) -> JobView:
+    """Return the chain as it is stored now, reading only what is newer than `view`; a replica may lag behind.
+
+    Where that does not follow on `view`, as behind an archive run, the whole chain is read.
+    """
+    newer = await log.read_on(log.names.chain(ref), view.last_sequence)
+    if newer and newer[0].event.prev != view.last_hash:
+        return await load(log, ref)
+    after = fold(newer, view)
+    return (
+        after
+        if newer.last_sequence <= after.last_sequence
+        else JobView(after.job, newer.last_sequence, after.last_data)
+    )
+
+
 def view_of(events: ChainEvents) -> JobView:
     """Return a chain as it was read."""
     view = fold(events)

@@ -156,6 +156,26 @@ class JobReading(abc.ABC):
     ) -> AsyncGenerator[list[Message], None]:
         """Yield everything; see `Log.read_messages`."""
 
+    @abc.abstractmethod
+    async def read_chain(self, chain: str) -> ChainEvents:
+        """Return the events of a chain; see `Log.read_chain`."""
+
+    @abc.abstractmethod
+    async def last(self, chain: str) -> Message | None:
+        """Return the newest message of a chain; see `Log.last`."""
+
+    async def read_on(self, chain: str, after: int) -> ChainEvents:
+        """Return the newer events of a chain; see `Log.read_on`."""
+        whole = await self.read_chain(chain)
+        found = ChainEvents(stored for stored in whole if stored.stream_sequence > after)
+        found.last_sequence = max(after, whole.last_sequence)
+        return found
+
+    async def newest_sequence(self, chain: str) -> int:
+        """Return where a chain ends; see `Log.newest_sequence`."""
+        last = await self.last(chain)
+        return 0 if last is None else last.stream_sequence
+
     def read(
         self,
         *,
@@ -204,8 +224,22 @@ class Log(Protocol):
         """Return every job event that fits the filter `chain`, oldest first; empty when there is none."""
         ...
 
+    async def read_on(self, chain: str, after: int) -> ChainEvents:
+        """Return the job events that fit the filter `chain` and are stored after the sequence `after`, oldest first.
+
+        What is returned says its `last_sequence` as `read_chain` does; `after` where nothing newer is stored.
+        """
+        ...
+
     async def last(self, chain: str) -> Message | None:
         """Return the newest message that fits the filter `chain`, readable or not; None when there is none."""
+        ...
+
+    async def newest_sequence(self, chain: str) -> int:
+        """Return the stream sequence of the newest message that fits the filter `chain`, 0 when there is none.
+
+        Everything that was appended before the call is in the answer: no replica that lags behind is asked.
+        """
         ...
 
     async def get(self, stream_sequence: int) -> Message | None:

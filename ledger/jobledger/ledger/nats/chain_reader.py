@@ -62,14 +62,20 @@ class ChainReader:
                 return events
         return ChainEvents(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
 
+    async def read_on(self, chain: str, after: int) -> ChainEvents:
+        """Return the events of a chain after a sequence; see `Log.read_on`."""
+        events = ChainEvents(await self._pages(chain, after))
+        events.last_sequence = max(after, events.last_sequence)
+        return events
+
     def _messages(self, raws: Iterable[Found]) -> list[Message]:
         return [self._parse(data, headers) for data, headers in raws]
 
-    async def _pages(self, subject: str) -> list[Message]:
+    async def _pages(self, subject: str, after: int = 0) -> list[Message]:
         """Return every message that fits `subject`, in stream order, as one replica has them."""
         found: list[Message] = []
         while True:
-            start = found[-1].stream_sequence + 1 if found else 1
+            start = (found[-1].stream_sequence if found else after) + 1
             request = {"seq": start, "next_by_subj": subject, "batch": _PAGE}
             page = self._messages(await self._read(request))
             found.extend(page)

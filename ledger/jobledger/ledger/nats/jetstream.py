@@ -39,7 +39,7 @@ from jobledger.ledger.nats.publisher import (
     AppendRefusedError,
     Publisher,
 )
-from jobledger.ledger.nats.streams import deleted_ledger
+from jobledger.ledger.nats.streams import deleted_ledger, newest_at
 from jobledger.ledger.nats.writer import Commit, Writer
 
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
@@ -225,6 +225,15 @@ class JetStreamLog(JobReading):
         """Return the events of a chain; see `Log.read_chain`."""
         self._connection.require_here()
         return await self._chains.read(chain)
+
+    async def read_on(self, chain: str, after: int) -> ChainEvents:
+        """Return the newer events of a chain; see `Log.read_on`."""
+        self._connection.require_here()
+        return await self._chains.read_on(chain, after)
+
+    async def newest_sequence(self, chain: str) -> int:
+        """Return where a chain ends, as the stream's leader has it; see `Log.newest_sequence`."""
+        return await newest_at(self._inbox, self._stream, chain)
 
     async def last(self, chain: str) -> Message | None:
         """Return the newest message of a chain; see `Log.last`."""

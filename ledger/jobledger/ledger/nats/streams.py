@@ -270,6 +270,15 @@ async def subject_at(inbox: Inbox, stream: str, stream_sequence: int) -> str | N
     return None if found is None else found.subject
 
 
+async def newest_at(inbox: Inbox, stream: str, subject: str) -> int:
+    """Return the sequence of the newest message of a subject, or of a filter, as the stream's leader has it; 0 for none.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    found = await api.get_message(inbox, stream, {"last_by_subj": subject})
+    return 0 if found is None else found.stream_sequence
+
+
 async def account_usage(inbox: Inbox) -> AccountInfo:
     """Return what the account has stored, and its limit.
 
