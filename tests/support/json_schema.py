@@ -20,7 +20,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _SAID = {"title", "description", "default", "$schema", "$id", "$defs"}  # restrict nothing
 _KNOWN = _SAID | {
     "type", "const", "enum", "pattern", "format", "properties", "required", "items", "additionalProperties", "anyOf",
-    "oneOf", "$ref", "minimum", "maximum",
+    "oneOf", "$ref", "minimum", "maximum", "minItems", "maxItems",
 }  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def _members(value: Any, schema: Schema, root: Schema, at: str) -> Iterator[str]
                 yield from violations(member, inner, root, f"{at}.{name}")
     if isinstance(value, list) and "items" in schema:
         members = cast("Sequence[Any]", value)
+        if not schema.get("minItems", 0) <= len(members) <= schema.get("maxItems", len(members)):
+            yield f"{at} has {len(members)} items"
         for number, member in enumerate(members):
             yield from violations(member, schema["items"], root, f"{at}[{number}]")
 

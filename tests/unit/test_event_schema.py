@@ -154,7 +154,7 @@ def test_the_document_holds_together() -> None:
         assert operation["channel"]["$ref"] == f"#/channels/{name}"
         (message,) = (resolved(DOCUMENT, each["$ref"]) for each in operation["messages"])
         payload = resolved(DOCUMENT, resolved(DOCUMENT, message["$ref"])["payload"]["$ref"])
-        aggregate, _, tag = name.removesuffix("_limited").partition("_")
+        aggregate, _, tag = re.sub(r"_completed(_child)?(_limited)?$", "_completed", name).partition("_")
         assert list(violations(one(event_name(aggregate, tag)), payload, DOCUMENT)) == []
 
 
@@ -162,11 +162,12 @@ def test_every_event_is_stored_where_its_address_says() -> None:
     for name, line in EVENTS:
         said, of = json.loads(line), OWNERS[name]
         addresses = [
-            address.format(**{"priority": "normal", **said})
+            address.format(**{"priority": "normal", "parent": said.get("member", {}).get("job"), **said})
             for address in addresses_of(of.name, said["type"])
         ]
         message = Message(data=line.encode(), stream_sequence=1, stored_at=datetime(2026, 1, 2, tzinfo=UTC))
-        assert of.subject(Names(), of.decode(message)) == addresses[bool(said.get("limited"))]
+        place = 2 * ("member" in said) + ("limited" in said) if said["type"] == "completed" else 0
+        assert of.subject(Names(), of.decode(message)) == addresses[place]
 
 
 @pytest.mark.parametrize("line", (GOLDEN_FOLDER / "reactors" / "0.1.0.jsonl").read_bytes().splitlines())

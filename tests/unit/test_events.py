@@ -13,7 +13,7 @@ from jobledger.ledger.model.events import EVENT_CLASSES, EVENT_TYPES, Event, Job
 TAGS = (
     "scheduled", "held", "queued", "started", "completed", "failed", "cancelled", "interrupted", "paused", "snoozed",
     "dead_lettered", "discarded", "checkpointed", "progressed", "cancel_requested", "fenced",
-    "carried",
+    "carried", "step_started", "step_completed", "step_failed", "joined", "signalled", "pause_requested",
 )  # fmt: skip
 
 

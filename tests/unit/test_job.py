@@ -27,12 +27,18 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Joined,
     Paused,
+    PauseRequested,
     Progressed,
     Queued,
     Scheduled,
+    Signalled,
     Snoozed,
     Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
 )
 from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, Progress, evolve
 
@@ -65,9 +71,18 @@ RESCUED = Queued(**ENVELOPE, cause="redispatched", attempt=2, max_attempts=3)
 
 CARRIED = Carried(**ENVELOPE, through=2, job_state=carried_job(evolve(evolve(None, QUEUED, 1), STARTED, 2)))
 
+STEP: dict[str, Any] = {"step": "charge", "kind": "step", "target": "charge"}
+STEP_STARTED = StepStarted(**ENVELOPE, **STEP, attempt=1)
+STEP_COMPLETED = StepCompleted(**ENVELOPE, **STEP, attempt=1)
+STEP_FAILED = StepFailed(**ENVELOPE, **STEP, attempt=1, error=BOOM)
+JOINED = Joined(**ENVELOPE, step="pages", completed=((0, 3),))
+SIGNALLED = Signalled(**ENVELOPE, name="approved")
+PAUSE_REQUESTED = PauseRequested(**ENVELOPE)
+
 ONE_OF_EACH: tuple[JobEvent, ...] = (
     SCHEDULED, HELD, QUEUED, STARTED, COMPLETED, FAILED, CANCELLED, INTERRUPTED, PAUSED, SNOOZED, DEAD, DISCARDED,
-    CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED, FENCED, CARRIED,
+    CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED, FENCED, CARRIED, STEP_STARTED, STEP_COMPLETED,
+    STEP_FAILED, JOINED, SIGNALLED, PAUSE_REQUESTED,
 )  # fmt: skip
 
 

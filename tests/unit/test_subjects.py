@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
-from jobledger.ledger.model.events import PRIORITIES, Completed, Priority, Queued
+from jobledger.ledger.model.events import PRIORITIES, Completed, Member, Priority, Queued
 from jobledger.ledger.model.subjects import JobRef, Names, ParsedSubject, check_token
 
 ENVELOPE: dict[str, Any] = {"task": "send", "at": datetime(2026, 1, 1, tzinfo=UTC), "by": "w"}
@@ -53,6 +54,11 @@ def test_subjects_are_parsed_back(queue: str, job_id: str, priority: Priority, e
     limited = Completed(**ENVELOPE, job=job_id, queue=queue, attempt=1, limited=True)
     assert names.event(limited) == f"{names.event(completed)}.limited"
     assert names.parse(names.event(limited)) == names.parse(names.event(completed))
+    child = replace(completed, member=Member(queue="q", job=job_id, step="a/b"))
+    assert names.event(child) == f"{names.event(completed)}.child.{job_id}"
+    assert names.event(replace(child, limited=True)) == f"{names.event(child)}.limited"
+    for each in (child, replace(child, limited=True)):
+        assert names.parse(names.event(each)) == names.parse(names.event(completed))
     assert names.event(queued).startswith(names.chain(JobRef(queue=queue, job_id=job_id))[:-1])
 
 

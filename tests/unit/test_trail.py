@@ -295,6 +295,10 @@ _FIELDS: dict[str, Any] = {
     "current_epoch": 2,
     "outcome": "completed",
     "through": 3,
+    "step": "charge",
+    "kind": "step",
+    "target": "charge",
+    "name": "approved",
     "job_state": CarriedJob(state="held", created_at=BEGIN, updated_at=BEGIN, last_sequence=3),
 }
 

@@ -23,7 +23,7 @@ from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.queues.pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
-from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
+from jobledger.ledger.model.subjects import Names, aggregate_of, completed_leaf, is_token
 from jobledger.ledger.model.unique import UNIQUE
 from jobledger.ledger.model.unreadable import UNREADABLE
 
@@ -71,7 +71,10 @@ def chain_named(subject: str) -> str:
 
 _TAGS: Final = {cls: tag for tag, cls in JOB.types.items()}
 #: One token each: an id with a wildcard in it would be a filter of other jobs' chains.
-_OF_A_JOB: Final = re.compile(r"[^.]+\.job\.[\w-]{1,64}\.[\w-]{1,64}\.[a-z_]+(?:\.[a-z]+)?", flags=re.ASCII)
+_OF_A_JOB: Final = re.compile(
+    r"[^.]+\.job\.[\w-]{1,64}\.[\w-]{1,64}\.(?:[a-z_]+(?:\.[a-z]+)?|completed\.child\.[\w-]{1,64}(?:\.limited)?)",
+    flags=re.ASCII,
+)
 
 
 def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: datetime) -> Message:
@@ -110,7 +113,7 @@ def read_job_event(subject: str, data: bytes, stream_sequence: int) -> JobEvent:
 def _place_of(event: JobEvent) -> str:
     if isinstance(event, Queued):
         return f".job.{event.queue}.{event.job}.queued.{event.priority}"
-    leaf = "completed.limited" if isinstance(event, Completed) and event.limited else _TAGS[type(event)]
+    leaf = completed_leaf(event) if isinstance(event, Completed) else _TAGS[type(event)]
     return f".job.{event.queue}.{event.job}.{leaf}"
 
 

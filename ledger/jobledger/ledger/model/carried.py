@@ -12,6 +12,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import Attempt, Job
 from jobledger.ledger.model.lifecycle import lean
+from jobledger.ledger.model.runs.carrying import carried_signals, carried_steps
 
 _replace = msgspec.structs.replace
 _asdict = msgspec.structs.asdict
@@ -27,6 +28,8 @@ def carried_job(job: Job, *, tracebacks: bool = True) -> CarriedJob:
     fields["state"] = job.state.value
     fields["attempts"] = tuple(CarriedAttempt(**_asdict(each)) for each in attempts)
     fields["progress"] = None if job.progress is None else CarriedProgress(**_asdict(job.progress))
+    fields["steps"] = carried_steps(job.steps)
+    fields["signals"] = carried_signals(job.signals)
     return CarriedJob(**fields)
 
 

@@ -33,13 +33,23 @@ from jobledger.ledger.model.events import (
     Scheduled,
     Snoozed,
     Started,
+    StepFailed,
+    StepStarted,
 )
 from jobledger.ledger.model.subjects import is_token
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[JobEvent] = msgspec.json.Decoder(JobEvent)
 #: The only time in these is `at`.
-TIMELESS: Final = frozenset(EVENT_CLASSES) - {Scheduled, Failed, Paused, Snoozed, Carried}
+TIMELESS: Final = frozenset(EVENT_CLASSES) - {
+    Scheduled,
+    Failed,
+    Paused,
+    Snoozed,
+    Carried,
+    StepStarted,
+    StepFailed,
+}
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -10,14 +10,18 @@ from msgspec.structs import force_setattr
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     Cause,
+    ChildOrder,
+    Copied,
     DeadReason,
     ErrorInfo,
     Order,
     PayloadRef,
     Priority,
+    StepKind,
 )
 from jobledger.ledger.model.inputs import check_finite, check_whole, checked_order, keep_utc
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.runs.orders import Ranges
+from jobledger.ledger.model.subjects import JobRef, check_token
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -47,6 +51,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
         check_finite("timeout_s", self.order.timeout_s)
         check_whole("max_attempts", self.order.max_attempts, 1)
         order = self.order
+        if order.member is not None:
+            check_token("parent id", order.member.job)  # a word of the subject under which the job completes
         if order.limits or order.metadata or order.tenant or order.correlation or order.fair:  # seldom
             force_setattr(self, "order", checked_order(order))
 
@@ -111,6 +117,8 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     epoch: int
     result: msgspec.Raw = NO_VALUE
     result_ref: PayloadRef | None = None
+    unvisited: tuple[str, ...] = ()  #: keys of steps that are recorded and that the code did not ask for
+    successor: str = ""  #: id of the run that goes on where this one ends
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,11 +154,13 @@ class Snooze(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Wait for a time or an event without holding a slot."""
+    """Wait for a time, an event or the end of a step without holding a slot."""
 
     epoch: int
     until: datetime | None = None
-    event: str = ""
+    event: str = ""  #: `job.OPERATOR`: wait until a person resumes it, as one asked for
+    steps: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
+    undos: int = 0  #: how many undos are registered
 
     def __post_init__(self) -> None:
         """Check the moment."""
@@ -231,6 +241,90 @@ class Carry(msgspec.Struct, frozen=True, kw_only=True):
     through: int  #: stream sequence
     tracebacks: bool = True  #: False leaves out those of its attempts, which may make it too large
 
+
+class StartStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that the run is going to do a step."""
+
+    epoch: int
+    step: str
+    kind: StepKind
+    target: str
+    input_sha256: str = ""
+    until: datetime | None = None
+    order: ChildOrder | None = None
+    items: msgspec.Raw = NO_VALUE
+    items_ref: PayloadRef | None = None
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "until")
+
+
+class CompleteStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Record the result of a step."""
+
+    epoch: int
+    step: str
+    kind: StepKind
+    target: str
+    input_sha256: str = ""
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+    tries: int = 1
+    duration_ms: float = 0.0
+    signal: int = 0  #: `KeptSignal.sequence` of the signal that it takes
+    copied: Copied | None = None
+
+
+class FailStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that a try of a step failed; without `retry_at` for good."""
+
+    epoch: int
+    step: str
+    kind: StepKind
+    target: str
+    error: ErrorInfo
+    input_sha256: str = ""
+    tries: int = 1
+    retry_at: datetime | None = None
+    copied: Copied | None = None
+
+    def __post_init__(self) -> None:
+        """Check the moment."""
+        keep_utc(self, "retry_at")
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """Count ends of children of a step; ends that are counted already are left out."""
+
+    step: str
+    completed: Ranges = ()
+    failed: Ranges = ()
+    count: int | None = None  #: how many items an open group has, once that is known
+
+
+class GiveSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """Send the run a message; one with an id that was told before is refused."""
+
+    name: str
+    id: str = ""
+    value: msgspec.Raw = NO_VALUE
+    value_ref: PayloadRef | None = None
+
+
+class RequestPause(msgspec.Struct, frozen=True, kw_only=True):
+    """Pause a waiting job at once, until a person resumes it; ask a running one to pause."""
+
+    reason: str = ""
+
+
+class ResumeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Let a job go on that a person paused: run it if what it waited for has come, else let it wait as before."""
+
+    reason: str = ""
+
+
+StepCommand = StartStep | CompleteStep | FailStep
 
 Command = (
     Enqueue

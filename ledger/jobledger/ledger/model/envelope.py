@@ -1,11 +1,12 @@
-"""What every fact in the ledger carries, whatever it is about."""
+"""What every fact in the ledger carries, and what every fact about a job carries beside it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 #: The absence of a JSON value; told from a stored `null` by identity, and never written.
 NO_VALUE: Final = msgspec.Raw(b"")
@@ -42,3 +43,53 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit
     prev: str = msgspec.field(
         default_factory=str
     )  #: sha256 of the chain's previous event as stored, "" for the first
+
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+
+ErrorKind = Literal[
+    "exception",
+    "timeout",
+    "lost",
+    "invalid_input",
+    "invalid_result",
+    "unknown_task",
+    "undeliverable",
+    "child_failed",
+    "diverged",
+    "in_doubt",
+]
+
+
+class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a JSON value above the inline limit lies in the object store."""
+
+    sha256: str  #: hex digest of the value's JSON text, and its name in the store
+    size_bytes: Whole  #: of that text
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why an attempt failed."""
+
+    kind: ErrorKind  #: what sort of failure it was
+    type: str  #: the exception's class name, or the kind again
+    message: str  #: cut at 2,000 characters
+    traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
+
+    def __post_init__(self) -> None:
+        """Replace half surrogate pairs, as in names of files that are not UTF-8: a failure must be recordable."""
+        for field in ("type", "message", "traceback"):
+            text: str = getattr(self, field)
+            if not text.isascii():
+                force_setattr(self, field, text.encode("utf-8", "replace").decode("utf-8"))
+
+
+class Event(Envelope, frozen=True, kw_only=True, gc=False):
+    """The envelope of every fact about a job."""
+
+    job: str  #: job id
+    queue: str  #: the job's queue
+    task: str  #: the name of the function the job runs
+    correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
+    causation: str = ""  #: the fact or job that led directly to this one

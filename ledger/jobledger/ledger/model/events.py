@@ -11,16 +11,96 @@ import operator
 from typing import Literal
 
 import msgspec
-from msgspec.structs import force_setattr
 
-from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Moment, Whole
+from jobledger.ledger.model.envelope import (
+    NO_VALUE,
+    PRIORITIES,
+    ErrorInfo,
+    ErrorKind,
+    Event,
+    Moment,
+    PayloadRef,
+    Priority,
+    Whole,
+)
+from jobledger.ledger.model.runs.carrying import CarriedSignal, CarriedStep
+from jobledger.ledger.model.runs.events import (
+    Joined,
+    PauseRequested,
+    Signalled,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+)
+from jobledger.ledger.model.runs.orders import (
+    ChildOrder,
+    Copied,
+    JoinFact,
+    Member,
+    RerunOf,
+    SignalFact,
+    StepKind,
+)
 
-Priority = Literal["high", "normal", "low"]
-PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+__all__ = [
+    "EVENT_CLASSES",
+    "EVENT_TYPES",
+    "PRIORITIES",
+    "AttemptStateName",
+    "CancelRequested",
+    "Cancelled",
+    "Carried",
+    "CarriedAttempt",
+    "CarriedJob",
+    "CarriedProgress",
+    "CarriedSignal",
+    "CarriedStep",
+    "Cause",
+    "Checkpointed",
+    "ChildOrder",
+    "Completed",
+    "Copied",
+    "DeadLettered",
+    "DeadReason",
+    "Discarded",
+    "ErrorInfo",
+    "ErrorKind",
+    "Event",
+    "Failed",
+    "Fenced",
+    "Held",
+    "Interrupted",
+    "JobEvent",
+    "JoinFact",
+    "Joined",
+    "Member",
+    "Order",
+    "PauseRequested",
+    "Paused",
+    "PayloadRef",
+    "Priority",
+    "Progressed",
+    "Queued",
+    "RerunOf",
+    "Scheduled",
+    "SignalFact",
+    "Signalled",
+    "Snoozed",
+    "Started",
+    "StateName",
+    "StepCompleted",
+    "StepFailed",
+    "StepKind",
+    "StepStarted",
+    "event_type",
+    "order_at_first",
+    "order_of",
+]
 
 #: Why a job was dispatched. Only `new` and a first `admitted` carry the whole work order; the others build on the chain.
 #: `carried` leaves the job as it is, waiting or running: it only puts a fresh work item where an archive run takes the
-#: old one away. `ungranted` puts a job that nobody claimed back behind its limits.
+#: old one away. `ungranted` puts a job that nobody claimed back behind its limits. `cancelling` lets a run that waits, and
+#: is to end, undo what it did.
 Cause = Literal[
     "new",
     "due",
@@ -32,36 +112,10 @@ Cause = Literal[
     "redispatched",
     "carried",
     "ungranted",
+    "cancelling",
 ]
 
-DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid"]
-ErrorKind = Literal[
-    "exception", "timeout", "lost", "invalid_input", "invalid_result", "unknown_task", "undeliverable"
-]
-
-
-class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a JSON value above the inline limit lies in the object store."""
-
-    sha256: str  #: hex digest of the value's JSON text, and its name in the store
-    size_bytes: Whole  #: of that text
-
-
-class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why an attempt failed."""
-
-    kind: ErrorKind  #: what sort of failure it was
-    type: str  #: the exception's class name, or the kind again
-    message: str  #: cut at 2,000 characters
-    traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
-
-    def __post_init__(self) -> None:
-        """Replace half surrogate pairs, as in names of files that are not UTF-8: a failure must be recordable."""
-        for field in ("type", "message", "traceback"):
-            text: str = getattr(self, field)
-            if not text.isascii():
-                force_setattr(self, field, text.encode("utf-8", "replace").decode("utf-8"))
-
+DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid", "diverged"]
 
 #: The states of a job and of an attempt as they are written; `job.JobState` and `job.AttemptState` are the same words.
 StateName = Literal[
@@ -107,6 +161,9 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
     fair: str = ""  #: the fairness key, such as `tenant:acme`: jobs that wait for limits are admitted in turns, one of each key
     unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
+    version: str = ""  #: of the workflow's code that the run is bound to; "": whichever a worker has
+    member: Member | None = None  #: whose child the job is
+    rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -143,7 +200,8 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         Whole  #: stream sequence of the newest event that is added up here: the one before `carried`
     )
     order: Order = Order()  #: as requeues and retries changed it
-    attempts: tuple[CarriedAttempt, ...] = ()  #: in their order
+    attempts: tuple[CarriedAttempt, ...] = ()  #: the newest ones, in their order
+    attempts_dropped: Whole = 0  #: how many older attempts are not among them
     attempts_given_back: Whole = 0  #: interrupted, snoozed and paused attempts, which do not count
     claim_epoch: Whole = 0  #: of the running attempt; 0 when nobody holds the job
     dispatches: Whole = 0  #: `queued` events since the last `started` or `held`
@@ -164,16 +222,14 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     progress: CarriedProgress | None = None  #: what the running attempt last said of itself
     fenced_count: Whole = 0  #: outcomes of stale claims that were refused
     grant: Whole = 0  #: stream sequence of the `granted` that admitted it last; 0: none since it was enqueued or requeued
-
-
-class Event(Envelope, frozen=True, kw_only=True, gc=False):
-    """The envelope of every fact about a job."""
-
-    job: str  #: job id
-    queue: str  #: the job's queue
-    task: str  #: the name of the function the job runs
-    correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
-    causation: str = ""  #: the fact or job that led directly to this one
+    steps: tuple[CarriedStep, ...] = ()  #: of a run, in the order of their first events
+    signals: tuple[CarriedSignal, ...] = ()  #: messages to a run, in their order
+    awaited: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
+    undos: Whole = 0  #: how many undos the newest `paused` said are registered
+    advanced: bool = False  #: whether the running attempt recorded the end of a step
+    pause_requested: bool = False  #: whether somebody asked the running attempt to pause
+    paused_by_operator: bool = False  #: whether the job waits until a person resumes it
+    pause_reason: str = ""  #: why
 
 
 class _Order(Event, frozen=True, kw_only=True, gc=False):
@@ -194,6 +250,9 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
     fair: str = ""  #: the fairness key, such as `tenant:acme`: jobs that wait for limits are admitted in turns, one of each key
     unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
+    version: str = ""  #: of the workflow's code that the run is bound to; "": whichever a worker has
+    member: Member | None = None  #: whose child the job is
+    rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
@@ -209,6 +268,8 @@ class _Ready(_Order, frozen=True, kw_only=True, gc=False):
     cause: Cause = "new"  #: why
     attempt: Whole = 1  #: the number the next attempt will have
     reason: str = ""  #: why an operator dispatched it; empty where the job's own course did
+    joined: JoinFact | None = None  #: the ends of children that wake the run, counted here and nowhere else
+    signal: SignalFact | None = None  #: the message that wakes the run, told here and nowhere else
 
 
 class Held(_Ready, frozen=True, kw_only=True, tag="held", gc=False):
@@ -243,7 +304,13 @@ class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
     attempt: Whole  #: which attempt, from 1
     result: msgspec.Raw = NO_VALUE  #: what the task returned
     result_ref: PayloadRef | None = None  #: where a large result lies
-    limited: bool = False  #: whether the job has limits; the subject then ends with `completed.limited`
+    limited: bool = False  #: whether the job has limits; the subject then ends with `limited`
+    member: Member | None = (
+        None  #: whose child the job is; the subject then has `child.<parent id>` after `completed`
+    )
+    open_children: Whole = 0  #: how many children of the run did not end before it
+    unvisited: tuple[str, ...] = ()  #: keys of steps that are recorded and that the code did not ask for
+    successor: str = ""  #: id of the run that goes on where this one ended
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
@@ -259,6 +326,8 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
     """The job ended by request."""
 
     reason: str = ""  #: why, if somebody said so
+    member: Member | None = None  #: whose child the job is
+    open_children: Whole = 0  #: how many children of the run did not end before it
 
 
 class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False):
@@ -269,11 +338,19 @@ class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False)
 
 
 class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
-    """The job waits for a time or for an event, and holds no slot meanwhile."""
+    """The job waits for a time, for the end of a step or for a person, and holds no slot meanwhile.
+
+    One that a person paused while it waited (`event` is `operator`, and no attempt was running) keeps the time and the
+    steps that it waited for.
+    """
 
     attempt: Whole  #: which attempt, from 1
     until: Moment | None = None  #: when the job may run again
-    event: str = ""  #: what it waits for
+    event: str = ""  #: what it waits for; `operator`: that a person resumes it
+    steps: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
+    undos: Whole = (
+        0  #: how many undos are registered, to be done if the run is to end without having completed
+    )
 
 
 class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):
@@ -287,17 +364,21 @@ class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=Fal
     """The job cannot be finished and waits for a person.
 
     `exhausted`: its attempts are used up. `rejected`: the task gave up, or ended with a result that cannot be
-    stored, or no worker knew the task. `invalid`: the input cannot be read. `max_deliver`: its deliveries are used up and none led to an outcome.
+    stored, or no worker knew the task. `invalid`: the input cannot be read. `max_deliver`: its deliveries are used up and none led to an outcome. `diverged`: the run's code asks for something else than its steps recorded.
     """
 
     reason: DeadReason  #: why it cannot be finished
     error: ErrorInfo | None = None  #: the last error, or what happened where there was none
+    member: Member | None = None  #: whose child the job is
+    open_children: Whole = 0  #: how many children of the run did not end before it
 
 
 class Discarded(Event, frozen=True, kw_only=True, tag="discarded", gc=False):
     """A person gave a dead letter up; it is kept for audit."""
 
     reason: str = ""  #: why, if somebody said so
+    member: Member | None = None  #: whose child the job is
+    open_children: Whole = 0  #: how many children of the run did not end before it
 
 
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed", gc=False):
@@ -365,6 +446,12 @@ JobEvent = (
     | CancelRequested
     | Fenced
     | Carried
+    | StepStarted
+    | StepCompleted
+    | StepFailed
+    | Joined
+    | Signalled
+    | PauseRequested
 )
 
 EVENT_CLASSES: tuple[type[JobEvent], ...] = JobEvent.__args__

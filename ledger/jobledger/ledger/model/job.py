@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Any, Literal, assert_never
+from typing import Any, Final, Literal, assert_never
 
 import msgspec
 
@@ -29,15 +29,31 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Joined,
+    Member,
     Order,
     Paused,
+    PauseRequested,
     PayloadRef,
     Progressed,
     Queued,
     Scheduled,
+    Signalled,
     Snoozed,
     Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
     order_of,
+)
+from jobledger.ledger.model.runs.carrying import signals_of, steps_of
+from jobledger.ledger.model.runs.steps import (
+    NO_STEPS,
+    KeptSignal,
+    Steps,
+    fold_run,
+    fold_waking,
+    try_again,
 )
 from jobledger.ledger.model.trace import own_trace
 
@@ -47,17 +63,13 @@ class JobState(enum.StrEnum):
 
     SCHEDULED = "scheduled"  #: in: enqueue with a delay; out: its timer, cancel; stays until due
     HELD = "held"  #: in: enqueue to a limited task; out: the limits reactor, cancel; stays until admitted
-    QUEUED = (
-        "queued"  #: in: enqueue, timers, requeue; out: a worker's claim, cancel; stays until a worker is free
-    )
+    QUEUED = "queued"  #: in: enqueue, timers, requeue; out: a claim, cancel; stays until a worker is free
     RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
     RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
-    PAUSED = "paused"  #: in: the task itself; out: its time or event, cancel
+    PAUSED = "paused"  #: in: the task itself, a person; out: its time, the end of a step, a person, cancel
     COMPLETED = "completed"  #: in: the attempt returned; final
     CANCELLED = "cancelled"  #: in: a request; final
-    DEAD_LETTERED = (
-        "dead_lettered"  #: in: attempts or deliveries used up; out: requeue, discard; waits for a person
-    )
+    DEAD_LETTERED = "dead_lettered"  #: in: attempts or deliveries used up; out: a person requeues or discards
     DISCARDED = "discarded"  #: in: a person gave a dead letter up; final
 
 
@@ -73,6 +85,10 @@ WAITING_STATES = frozenset(
 AttemptState = Literal[
     "running", "completed", "failed", "lost", "interrupted", "snoozed", "paused", "cancelled", "dead_lettered"
 ]
+
+
+OPERATOR: Final = "operator"  #: what `paused` says the job waits for where a person paused it
+ATTEMPTS_KEPT: Final = 50  #: so many attempts of a job are kept; of older ones only their number
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -106,15 +122,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     updated_at: datetime
     last_sequence: int  #: stream sequence of the newest event folded
     order: Order = Order()  #: as requeues and retries changed it
-    attempts: tuple[Attempt, ...] = ()
-    attempts_given_back: int = 0  #: interrupted and snoozed attempts, which do not count
+    attempts: tuple[Attempt, ...] = ()  #: the newest ones, at most `ATTEMPTS_KEPT`, in their order
+    attempts_dropped: int = 0  #: how many older ones are not among them
+    attempts_given_back: int = 0  #: attempts that do not count: interrupted, snoozed and paused ones, and those that were lost after they had recorded the end of a step
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
     dispatches: int = 0  #: `queued` events since the last `started` or `held`
-    dispatch_sequence: int = (
-        0  #: stream sequence of the newest `queued`: the only work item that still counts
-    )
+    dispatch_sequence: int = 0  #: stream sequence of the newest `queued`: the only work item that counts
     wait_sequence: int = (
-        0  #: stream sequence of the event that began the present wait; 0 when it does not wait
+        0  #: stream sequence of the event that began the present wait; 0: it waits for nothing
     )
     due_at: datetime | None = None  #: when a waiting job moves on by itself
     finished_at: datetime | None = None  #: when the present final state was entered
@@ -130,12 +145,47 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     fenced_count: int = 0  #: outcomes of stale claims that were refused
     grant: int = 0  #: stream sequence of the `granted` that admitted it last; 0: none since it was enqueued or requeued
     carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0 when no archive run came by
+    steps: Steps = NO_STEPS  #: of a run, by their keys, in the order of their first events
+    signals: tuple[KeptSignal, ...] = ()  #: messages to a run, in their order
+    awaited: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
+    undos: int = 0  #: how many undos the newest `paused` of an attempt said are registered
+    advanced: bool = False  #: whether the running attempt recorded the end of a step
+    pause_requested: bool = False  #: whether somebody asked the running attempt to pause
+    paused_by_operator: bool = False  #: whether the job waits until a person resumes it
+    pause_reason: str = ""
+
+    @property
+    def attempts_count(self) -> int:
+        """How many attempts there were, with those that are not kept any more."""
+        return self.attempts_dropped + len(self.attempts)
 
     @property
     def attempts_left(self) -> int:
-        """How many more attempts may start; never negative."""
-        left = self.order.max_attempts + self.attempts_given_back - len(self.attempts)
+        """How many more attempts may start once the running one, if there is one, has failed; never negative."""
+        counted = self.attempts_dropped + len(self.attempts) - self.attempts_given_back
+        left = self.order.max_attempts - counted
         return left if left > 0 else 0  # noqa: FURB136 - without a call, since every claim asks twice
+
+    @property
+    def attempts_left_if_lost(self) -> int:
+        """How many more may start once the running one is lost, which does not count where it ended a step."""
+        return self.attempts_left + self.advanced
+
+    @property
+    def member(self) -> Member | None:
+        """Whose child the job is."""
+        return self.order.member
+
+    @property
+    def may_undo(self) -> bool:
+        """Whether the run may have undos to do before it ends otherwise than completed; surely not where it is False."""
+        paused = bool(self.attempts) and self.attempts[-1].state == "paused"
+        return self.undos > 0 if paused else bool(self.steps)
+
+    def attempt(self, number: int) -> Attempt | None:
+        """Return an attempt by its number, from 1; None where it was none, or is not kept any more."""
+        at = number - 1 - self.attempts_dropped
+        return self.attempts[at] if 0 <= at < len(self.attempts) else None
 
     @property
     def trace(self) -> str:
@@ -171,16 +221,11 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
         case Queued(cause="carried"):  # a fresh work item for the job as it is, waiting or running
             return _dispatched_anew(job, event, stream_sequence)
         case Queued() | Scheduled() | Held():
-            return _waiting(job, event, stream_sequence)
+            return _waiting(_woken(job, event, stream_sequence), event, stream_sequence)
         case Completed():
             return _completed(job, event, stream_sequence)
         case Failed():
-            ended = _end_attempt(
-                job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error
-            )
-            if event.retry_priority is not None:
-                ended = _replace(ended, order=_replace(job.order, priority=event.retry_priority))
-            return _replace(ended, due_at=event.retry_at, wait_sequence=stream_sequence)
+            return _failed(job, event, stream_sequence)
         case Interrupted():
             ended = _end_attempt(job, event, "interrupted", JobState.RETRY_WAIT, stream_sequence)
             return _given_back(ended, None, stream_sequence)
@@ -188,8 +233,7 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             ended = _end_attempt(job, event, "snoozed", JobState.RETRY_WAIT, stream_sequence)
             return _given_back(ended, event.until, stream_sequence)
         case Paused():
-            ended = _end_attempt(job, event, "paused", JobState.PAUSED, stream_sequence)
-            return _given_back(ended, event.until, stream_sequence)
+            return _paused(job, event, stream_sequence)
         case Cancelled():
             ended = _end_attempt(job, event, "cancelled", JobState.CANCELLED, stream_sequence)
             return _replace(ended, finished_at=event.at, cancel_reason=event.reason or job.cancel_reason)
@@ -212,6 +256,9 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(noted, cancel_requested=True, cancel_reason=event.reason)
         case Fenced():
             return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
+        case StepStarted() | StepCompleted() | StepFailed() | Joined() | Signalled() | PauseRequested():
+            changes = fold_run(job.steps, job.signals, event, stream_sequence)
+            return _replace(_note(job, event, stream_sequence), **changes)
         case Carried():  # it says everything, whatever is known of what came before
             return _carried(event, stream_sequence)
         case _:
@@ -260,6 +307,8 @@ def _carried(event: Carried, stream_sequence: int) -> Job:
     fields["attempts"] = tuple(Attempt(**msgspec.structs.asdict(each)) for each in event.job_state.attempts)
     progress = event.job_state.progress
     fields["progress"] = None if progress is None else Progress(**msgspec.structs.asdict(progress))
+    fields["steps"] = steps_of(event.job_state.steps)
+    fields["signals"] = signals_of(event.job_state.signals)
     fields["last_sequence"] = fields["carried_sequence"] = stream_sequence
     return Job(id=event.job, queue=event.queue, task=event.task, **fields)
 
@@ -298,6 +347,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
     return _replace(
         job,
         attempts=_closed(job, event, "lost"),
+        attempts_given_back=job.attempts_given_back + job.advanced,
         state=_WAITING_STATE_OF[type(event)],
         updated_at=event.at,
         last_sequence=stream_sequence,
@@ -313,6 +363,38 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         cancel_requested=job.cancel_requested and not job.is_final,
         cancel_reason="" if job.is_final else job.cancel_reason,
         grant=grant,
+        awaited=(),
+        advanced=False,
+        pause_requested=job.pause_requested and not job.is_final,
+        paused_by_operator=False,
+    )
+
+
+def _woken(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
+    """Take in what an event tells beside that the job may run: what resumes a run, or that it is to end."""
+    if isinstance(event, Scheduled) or (event.cause not in _WAKING):
+        return job
+    if event.cause == "cancelling":
+        return _replace(job, cancel_requested=True, cancel_reason=event.reason)
+    return _replace(job, **fold_waking(job.steps, job.signals, event.joined, event.signal, stream_sequence))
+
+
+_WAKING: Final = frozenset({"resumed", "cancelling"})
+
+
+def _paused(job: Job, event: Paused, stream_sequence: int) -> Job:
+    """Let a job wait: because its attempt says so, or because a person does while it waits for something else."""
+    ran = job.state is _RUNNING
+    ended = _end_attempt(job, event, "paused", JobState.PAUSED, stream_sequence)
+    return _replace(
+        ended,
+        attempts_given_back=job.attempts_given_back + ran,
+        due_at=event.until,
+        wait_sequence=stream_sequence,
+        awaited=event.steps,
+        undos=event.undos if ran else job.undos,
+        pause_requested=False,
+        paused_by_operator=event.event == OPERATOR,
     )
 
 
@@ -324,6 +406,8 @@ def _dispatched_anew(job: Job, event: Queued, stream_sequence: int) -> Job:
 def _started(job: Job, event: Started, stream_sequence: int) -> Job:
     attempt = Attempt(number=event.attempt, worker=event.worker, epoch=stream_sequence, started_at=event.at)
     before = _closed(job, event, "lost")  # a takeover: the older attempt is lost
+    if job.advanced or len(before) >= ATTEMPTS_KEPT:
+        job, before = _older_attempts(job, before)
     return _replace(
         job,
         state=_RUNNING,
@@ -336,6 +420,15 @@ def _started(job: Job, event: Started, stream_sequence: int) -> Job:
         due_at=None,
         progress=None,
     )
+
+
+def _older_attempts(job: Job, before: tuple[Attempt, ...]) -> tuple[Job, tuple[Attempt, ...]]:
+    """Give back a lost attempt that ended a step, and drop attempts beyond those that are kept."""
+    surplus = max(0, len(before) + 1 - ATTEMPTS_KEPT)
+    given_back = job.attempts_given_back + job.advanced
+    dropped = job.attempts_dropped + surplus
+    changed = _replace(job, attempts_given_back=given_back, attempts_dropped=dropped, advanced=False)
+    return changed, before[surplus:]
 
 
 def _given_back(ended: Job, due_at: datetime | None, stream_sequence: int) -> Job:
@@ -363,7 +456,20 @@ def _end_attempt(
         wait_sequence=0,
         due_at=None,
         error=error or job.error,
+        awaited=(),
+        advanced=False,
+        pause_requested=job.pause_requested and state not in FINAL_STATES,
+        paused_by_operator=False,
     )
+
+
+def _failed(job: Job, event: Failed, stream_sequence: int) -> Job:
+    ended = _end_attempt(job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error)
+    order = job.order
+    if event.retry_priority is not None:
+        order = _replace(order, priority=event.retry_priority)
+    steps = try_again(job.steps) if job.steps else job.steps
+    return _replace(ended, order=order, steps=steps, due_at=event.retry_at, wait_sequence=stream_sequence)
 
 
 def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:

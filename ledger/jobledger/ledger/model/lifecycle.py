@@ -22,6 +22,7 @@ from jobledger.ledger.model.events import (
     CancelRequested,
     Carried,
     CarriedJob,
+    CarriedStep,
     Cause,
     Checkpointed,
     Completed,
@@ -34,16 +35,24 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Joined,
+    JoinFact,
     Order,
     Paused,
+    PauseRequested,
     PayloadRef,
     Progressed,
     Queued,
     Scheduled,
+    SignalFact,
+    Signalled,
     Snoozed,
     Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
 )
-from jobledger.ledger.model.job import WAITING_STATES, AttemptState, JobState
+from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, AttemptState, JobState
 from jobledger.ledger.model.times import shown_time
 
 #: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
@@ -76,8 +85,10 @@ class Row(msgspec.Struct, Generic[E], frozen=True, kw_only=True):
 _S = JobState
 _ANY: Final = frozenset[JobState | None](JobState)
 _RUNNING: Final = frozenset[JobState | None]({_S.RUNNING})
+_CLOSED: Final = frozenset[JobState | None](CLOSED_STATES)
 _FROM_NOTHING: Final = frozenset[JobState | None]({None})
 _INPUTS: Final[tuple[tuple[StoreName, str], ...]] = (("inputs", "input_ref"),)
+_WAKING: Final[tuple[tuple[StoreName, str], ...]] = (*_INPUTS, ("inputs", "signal.value_ref"))
 _NO_ORDER: Final[dict[str, Any]] = {
     "input": NO_VALUE,
     "input_ref": None,
@@ -107,12 +118,27 @@ def _lean_carried(event: Carried) -> Carried:
         "result": NO_VALUE,
         "checkpoint": NO_VALUE,
         "checkpoint_ref": None,
+        "steps": tuple(map(_lean_step, state.steps)),
+        "signals": tuple(_replace(each, value=NO_VALUE, value_ref=None) for each in state.signals),
     }
     order = lean_order(state.order)
     return _replace(event, job_state=_replace(state, order=order, attempts=attempts, **no_values))
 
 
-def _reason(event: Cancelled | CancelRequested | Discarded) -> str:
+_R = TypeVar("_R", Held, Queued)
+
+
+def _lean_ready(event: _R) -> _R:
+    signal = None if event.signal is None else _replace(event.signal, value=NO_VALUE)
+    return _replace(event, signal=signal, **_NO_ORDER)
+
+
+def _lean_step(step: CarriedStep) -> CarriedStep:
+    """Return a step without what `lean` takes from its events."""
+    return _replace(step, result=NO_VALUE, items=NO_VALUE, error=None)
+
+
+def _reason(event: Cancelled | CancelRequested | Discarded | PauseRequested) -> str:
     return event.reason
 
 
@@ -131,6 +157,10 @@ def _ready(event: Queued | Held) -> str:
         parts.append(f"tenant {event.tenant}")
     if event.priority != "normal":
         parts.append(f"priority {event.priority}")
+    if event.joined is not None:
+        parts.append(_joined(event.joined))
+    if event.signal is not None:
+        parts.append(_signal(event.signal))
     is_changed = event.cause not in {"new", "admitted"}
     if is_changed and (event.input is not NO_VALUE or event.input_ref is not None):
         parts.append("new input")
@@ -152,6 +182,49 @@ def _of_attempt(attempt: int, rest: str = "", *, until: datetime | None = None) 
     return f"attempt {attempt}{moment}{f': {rest}' if rest else ''}"
 
 
+def _paused(event: Paused) -> str:
+    for_what = f"for event {event.event}" if event.event else ""
+    if event.steps:
+        steps = ", ".join(event.steps)
+        for_what = f"{for_what}, for {steps}" if for_what else f"for {steps}"
+    return _of_attempt(event.attempt, for_what, until=event.until)
+
+
+def _started_step(event: StepStarted) -> str:
+    order = event.order
+    children = "" if order is None or order.is_open else f", {order.count:,} to do"
+    moment = "" if event.until is None else f", until {shown_time(event.until)}"
+    return f"{_step(event)}{children}{moment}"
+
+
+def _step(event: StepStarted | StepCompleted | StepFailed) -> str:
+    about = f" {event.target}" if event.target and event.target != event.step else ""
+    return f"{event.step} ({event.kind}{about})"
+
+
+def _ended_step(event: StepCompleted | StepFailed) -> str:
+    tries = f", try {event.tries}" if event.tries > 1 else ""
+    copied = "" if event.copied is None else f", copied from sequence {event.copied.sequence}"
+    if isinstance(event, StepCompleted):
+        return f"{_step(event)}{tries}{copied}"
+    again = "" if event.retry_at is None else f", again at {shown_time(event.retry_at)}"
+    return f"{_step(event)}{tries}{again}{copied}: {error_words(event.error)}"
+
+
+def _joined(fact: Joined | JoinFact) -> str:
+    parts = [
+        f"{sum(last - first + 1 for first, last in ranges):,} {what}"
+        for ranges, what in ((fact.completed, "completed"), (fact.failed, "failed"), (fact.opened, "opened"))
+        if ranges
+    ]
+    parts += [] if fact.count is None else [f"{fact.count:,} in all"]
+    return f"children of {fact.step}{': ' if parts else ''}{', '.join(parts)}"
+
+
+def _signal(fact: Signalled | SignalFact) -> str:
+    return f"signal {fact.name}{f' ({fact.id})' if fact.id else ''}"
+
+
 def _progress(event: Progressed) -> str:
     of = "" if event.total is None else f" of {event.total:g}"
     return f"{event.done:g}{of} {event.note}".strip()
@@ -160,7 +233,7 @@ def _progress(event: Progressed) -> str:
 LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
     {
         Scheduled: Row[Scheduled](
-            after=_FROM_NOTHING | {_S.SCHEDULED, _S.RETRY_WAIT},
+            after=_FROM_NOTHING | {_S.SCHEDULED, _S.RETRY_WAIT, _S.PAUSED},
             to=_S.SCHEDULED,
             order=True,
             due="run_at",
@@ -173,8 +246,8 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
             to=_S.HELD,
             order=True,
-            payloads=_INPUTS,
-            lean=_without(**_NO_ORDER),
+            payloads=_WAKING,
+            lean=_lean_ready,
             counted=False,
             words=_held,
         ),
@@ -182,8 +255,8 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
             to=_S.QUEUED,
             order=True,
-            payloads=_INPUTS,
-            lean=_without(**_NO_ORDER),
+            payloads=_WAKING,
+            lean=_lean_ready,
             counted=False,
             words=_queued,
         ),
@@ -225,14 +298,12 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             words=lambda event: _of_attempt(event.attempt, until=event.until),
         ),
         Paused: Row[Paused](
-            after=_RUNNING,
+            after=_RUNNING | WAITING_STATES,  # while it waits only a person pauses it
             to=_S.PAUSED,
             ends="paused",
             claimed=True,
             due="until",
-            words=lambda event: _of_attempt(
-                event.attempt, f"for event {event.event}" if event.event else "", until=event.until
-            ),
+            words=_paused,
         ),
         Cancelled: Row[Cancelled](
             after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=_reason
@@ -258,7 +329,9 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             words=lambda event: f"attempt {event.attempt}",
         ),
         Progressed: Row[Progressed](after=_RUNNING, claimed=True, counted=False, words=_progress),
-        CancelRequested: Row[CancelRequested](after=_RUNNING, counted=False, words=_reason),
+        CancelRequested: Row[CancelRequested](
+            after=_RUNNING | {_S.QUEUED, _S.HELD}, counted=False, words=_reason
+        ),
         Fenced: Row[Fenced](
             after=_ANY,
             words=lambda event: f"{event.outcome} of {event.worker} came after its claim expired",
@@ -270,11 +343,42 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
                 ("inputs", "job_state.order.input_ref"),
                 ("inputs", "job_state.checkpoint_ref"),
                 ("results", "job_state.result_ref"),
+                ("inputs", "job_state.steps.result_ref"),
+                ("inputs", "job_state.steps.items_ref"),
+                ("inputs", "job_state.signals.value_ref"),
             ),
             lean=_lean_carried,
             counted=False,
             words=lambda event: f"whole, since events up to {event.through} go into an archive",
         ),
+        StepStarted: Row[StepStarted](
+            after=_RUNNING,
+            claimed=True,
+            payloads=(("inputs", "items_ref"),),
+            lean=_without(items=NO_VALUE),
+            counted=False,
+            words=_started_step,
+        ),
+        StepCompleted: Row[StepCompleted](
+            after=_RUNNING,
+            claimed=True,
+            payloads=(("inputs", "result_ref"),),
+            lean=_without(result=NO_VALUE),
+            counted=False,
+            words=_ended_step,
+        ),
+        StepFailed: Row[StepFailed](
+            after=_RUNNING, claimed=True, lean=_without(error=_NO_ERROR), counted=False, words=_ended_step
+        ),
+        Joined: Row[Joined](after=_ANY - _CLOSED, counted=False, words=_joined),
+        Signalled: Row[Signalled](
+            after=_RUNNING | WAITING_STATES,
+            payloads=(("inputs", "value_ref"),),
+            lean=_without(value=NO_VALUE),
+            counted=False,
+            words=_signal,
+        ),
+        PauseRequested: Row[PauseRequested](after=_RUNNING, counted=False, words=_reason),
     }
 )
 _UNEVEN: Final = sorted(cls.__name__ for cls in set(LIFECYCLE) ^ set(EVENT_CLASSES))
@@ -312,12 +416,12 @@ TIMED_WAITS: Final = tuple(tag for tag, row in _ROW_OF_TYPE.items() if row.due)
 CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
     {
         None: frozenset[Cause]({"new"}),
-        JobState.SCHEDULED: frozenset[Cause]({"due"}),
+        JobState.SCHEDULED: frozenset[Cause]({"due", "cancelling"}),
         JobState.HELD: frozenset[Cause]({"admitted"}),
         JobState.QUEUED: frozenset[Cause]({"redispatched", "carried", "ungranted"}),
         JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
-        JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted"}),
-        JobState.PAUSED: frozenset[Cause]({"resumed", "due"}),
+        JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted", "cancelling"}),
+        JobState.PAUSED: frozenset[Cause]({"resumed", "due", "cancelling"}),
         JobState.COMPLETED: frozenset[Cause](),
         JobState.CANCELLED: frozenset[Cause](),
         JobState.DEAD_LETTERED: frozenset[Cause]({"requeued"}),
@@ -367,13 +471,17 @@ _DUE_OF: Final[Mapping[type[JobEvent], Callable[[JobEvent], Any]]] = {
 
 def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
     """Yield the large values that an event refers to, and where each lies."""
-    for store, read in _REFERENCES_OF[type(event)]:
-        reference: PayloadRef | None = read(event)
-        if reference is not None:
+    for store, path in LIFECYCLE[type(event)].payloads:
+        for reference in _at(event, path):
             yield store, reference
 
 
-_REFERENCES_OF: Final[Mapping[type[JobEvent], tuple[tuple[StoreName, Callable[[JobEvent], Any]], ...]]] = {
-    cls: tuple((store, operator.attrgetter(field)) for store, field in row.payloads)
-    for cls, row in LIFECYCLE.items()
-}
+def _at(value: Any, path: str) -> Iterator[PayloadRef]:
+    """Yield what lies on a path of fields, of which some may hold nothing, or several values."""
+    if not path:
+        yield value
+        return
+    name, _, rest = path.partition(".")
+    found: Any = getattr(value, name)
+    for each in found if isinstance(found, tuple) else () if found is None else (found,):
+        yield from _at(each, rest)

@@ -1,7 +1,8 @@
 """Names on the wire: streams, subjects, consumers; built from validated tokens, and parsed back.
 
 A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>`, where `queued` is followed by the
-priority, and `completed` by `limited` where the job has limits: nobody else's end is delivered to who waits for one. The
+priority, and `completed` by `child` and the parent's id where the job is a run's child, and by `limited` where it has
+limits: nobody else's end is delivered to who waits for one. The
 filter of a chain, `ledger.job.<queue>.<job_id>.>`, is what every conditional append of that chain names.
 Source: ADR 001.
 """
@@ -24,7 +25,15 @@ TIMERS_CONSUMER_PREFIX: Final = "timers_"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
 
 #: The last words of the subjects of types that have more than the type itself, as filters; none overlaps another.
-_LEAVES: Final = {"queued": ("queued.*",), "completed": ("completed", "completed.limited")}
+_LEAVES: Final = {
+    "queued": ("queued.*",),
+    "completed": (
+        "completed",
+        "completed.limited",
+        "completed.child.*",
+        "completed.child.*.limited",
+    ),
+}
 
 _AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and all the rest
 
@@ -48,6 +57,12 @@ def aggregate_of(subject: str) -> str:
 def leaves_of(event: str) -> tuple[str, ...]:
     """Return the last words of the subjects of one type of a job's events, as filters: together they match all of them."""
     return _LEAVES.get(event, (event,))
+
+
+def completed_leaf(event: Completed) -> str:
+    """Return the last words of the subject of the end of a job that completed."""
+    leaf = "completed" if event.member is None else f"completed.child.{event.member.job}"
+    return f"{leaf}.limited" if event.limited else leaf
 
 
 def is_token(value: str) -> bool:
@@ -195,8 +210,7 @@ class Names(msgspec.Struct, frozen=True):
             kind = f"queued.{event.priority}"
         elif kind == "completed":
             assert isinstance(event, Completed)
-            if event.limited:
-                kind = "completed.limited"
+            kind = completed_leaf(event)
         return f"{self.jobs_root}{event.queue}.{event.job}.{kind}"
 
     def dispatches(self, queue: str, priority: Priority) -> str:
@@ -282,7 +296,7 @@ class Names(msgspec.Struct, frozen=True):
         match tokens:
             case [self.ledger_root, "job", queue, job_id, "queued", priority] if priority in PRIORITIES:
                 parsed = ParsedSubject(queue=queue, job_id=job_id, event="queued", priority=priority)
-            case [self.ledger_root, "job", queue, job_id, "completed", "limited"]:
+            case [self.ledger_root, "job", queue, job_id, "completed", *rest] if _is_completed(rest):
                 parsed = ParsedSubject(queue=queue, job_id=job_id, event="completed", priority=None)
             case [self.ledger_root, "job", queue, job_id, event] if event != "queued":
                 parsed = ParsedSubject(queue=queue, job_id=job_id, event=event, priority=None)
@@ -291,3 +305,12 @@ class Names(msgspec.Struct, frozen=True):
         if parsed is None or not all(map(_TOKEN.fullmatch, tokens[2:])):
             raise MalformedEventError(f"{subject!r} is not the subject of a job event")
         return parsed
+
+
+def _is_completed(rest: list[str]) -> bool:
+    """Return whether these words may follow `completed` in a subject."""
+    match rest:
+        case [] | ["limited"] | ["child", _] | ["child", _, "limited"]:
+            return True
+        case _:
+            return False

@@ -13,30 +13,50 @@ import msgspec
 
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,
+    Cancelled,
     CancelRequested,
     Carried,
     Checkpointed,
     Completed,
     DeadLettered,
+    Discarded,
     Failed,
     Fenced,
     Held,
     Interrupted,
     JobEvent,
     Paused,
+    PauseRequested,
     Progressed,
     Queued,
     Scheduled,
     Snoozed,
     Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
     event_type,
     order_of,
 )
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.job import OPERATOR, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES, CLAIMED, LEGAL, PAST_ITS_LIMITS, lean_order
 
 #: The classes of `CLAIMED`, for the type checkers.
-_Claimed = Completed | Failed | Interrupted | Snoozed | Paused | Checkpointed | Progressed
+_Claimed = (
+    Completed
+    | Failed
+    | Interrupted
+    | Snoozed
+    | Paused
+    | Checkpointed
+    | Progressed
+    | StepStarted
+    | StepCompleted
+    | StepFailed
+)
+
+
+_End = Completed | Cancelled | DeadLettered | Discarded
 
 
 class _Rule(Protocol):
@@ -80,10 +100,11 @@ def _may_be_ready(job: Job | None, event: JobEvent) -> str | None:
         job is None or not job.attempts or job.attempts[-1].state != "interrupted"
     ):
         return f"`{kind}` as interrupted, though its newest attempt was not"
-    number = 1 if job is None else len(job.attempts) + 1
+    number = 1 if job is None else job.attempts_count + 1
     if event.attempt != number:
         return f"`{kind}` for attempt {event.attempt}, the next one is {number}"
     given_back = 0 if job is None else job.attempts_given_back
+    given_back += 0 if job is None else job.advanced
     if event.max_attempts + given_back < number and event.cause != "carried":  # it starts no attempt
         return f"`{kind}` for attempt {number} of {event.max_attempts} (given back: {given_back})"
     return None
@@ -131,8 +152,12 @@ def _names_its_grant(_job: Job | None, event: JobEvent) -> str | None:
 
 
 def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
-    """Who waits for a limit hears of the ends of jobs with limits alone, by their subject."""
-    if job is None or not isinstance(event, Completed) or event.limited == bool(job.order.limits):
+    """Who waits for a limit hears of the ends of jobs with limits alone, by their subject; a run, of its children's."""
+    if job is None or not isinstance(event, _End):
+        return None
+    if event.member != job.order.member:
+        return f"`{event_type(event)}` names another parent than the job has"
+    if not isinstance(event, Completed) or event.limited == bool(job.order.limits):
         return None
     has = f"limits ({', '.join(job.order.limits)})" if job.order.limits else "no limits"
     return f"`completed` {'with' if event.limited else 'without'} `limited`, and the job has {has}"
@@ -148,12 +173,12 @@ def _moves_a_wait(job: Job | None, event: JobEvent) -> str | None:
 def _may_start(job: Job | None, event: JobEvent) -> str | None:
     if job is None or not isinstance(event, Started):
         return None
-    number = len(job.attempts) + 1
+    number = job.attempts_count + 1
     if event.attempt != number:
         return f"`started` as attempt {event.attempt}, the next one is {number}"
-    if not job.attempts_left:
+    if not job.attempts_left_if_lost:
         return f"`started` as attempt {number} of {job.order.max_attempts} (given back: {job.attempts_given_back})"
-    if job.cancel_requested:
+    if job.cancel_requested and not job.may_undo:
         return "`started` although it was asked to end"
     return None
 
@@ -161,9 +186,20 @@ def _may_start(job: Job | None, event: JobEvent) -> str | None:
 def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
     if job is None or not isinstance(event, _Claimed):
         return None
+    if isinstance(event, Paused) and job.state is not JobState.RUNNING:
+        return _is_paused_by_a_person(job, event)
     running = job.running_attempt
     if running is None or event.attempt != running.number:
         return f"`{event_type(event)}` of attempt {event.attempt}, running is {running.number if running else 'none'}"
+    return None
+
+
+def _is_paused_by_a_person(job: Job, event: Paused) -> str | None:
+    """While a job waits, only a person lets it pause, or wait again for what it waited for before that."""
+    if event.event != OPERATOR and not job.paused_by_operator:
+        return f"`paused` while it is {job.state.value}, though nobody asked for it"
+    if event.attempt != job.attempts_count:
+        return f"`paused` after attempt {event.attempt}, the newest one is {job.attempts_count}"
     return None
 
 
@@ -183,8 +219,13 @@ def _follows_something(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _asks_once(job: Job | None, event: JobEvent) -> str | None:
-    if job is not None and job.cancel_requested and isinstance(event, CancelRequested):
-        return "`cancel_requested` a second time"
+    if job is None or not isinstance(event, CancelRequested | PauseRequested):
+        return None
+    asked = job.cancel_requested if isinstance(event, CancelRequested) else job.pause_requested
+    if asked:
+        return f"`{event_type(event)}` a second time"
+    if job.state is not JobState.RUNNING and not job.may_undo:
+        return f"`{event_type(event)}` while it is {job.state.value}, and has nothing to undo"
     return None
 
 
@@ -195,7 +236,8 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
         return f"`fenced` by claim {event.current_epoch}, the current one is {job.claim_epoch}"
     if event.held_epoch == job.claim_epoch:
         return f"`fenced` claim {event.held_epoch}, which holds it"
-    if not any(held.epoch == event.held_epoch and held.number == event.attempt for held in job.attempts):
+    held = job.attempt(event.attempt)
+    if held is None or held.epoch != event.held_epoch:
         return f"`fenced` claim {event.held_epoch} as attempt {event.attempt}, which it never had"
     return None
 
@@ -209,8 +251,10 @@ _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     Started: (_may_start,),
     **dict.fromkeys(CLAIMED, (_is_of_the_running_attempt,)),
     Completed: (_is_of_the_running_attempt, _ends_where_it_is_heard),
-    DeadLettered: (_gives_up_an_undecided_job,),
-    CancelRequested: (_asks_once,),
+    Cancelled: (_ends_where_it_is_heard,),
+    DeadLettered: (_gives_up_an_undecided_job, _ends_where_it_is_heard),
+    Discarded: (_ends_where_it_is_heard,),
+    **dict.fromkeys((CancelRequested, PauseRequested), (_asks_once,)),
     Fenced: (_fences_a_stale_claim,),
     Carried: (_follows_something,),
 }

@@ -22,8 +22,8 @@ from jobledger.ledger.nats.inbox import header, resolve
 Read = Callable[[dict[str, Any]], Awaitable[list[Found]]]
 
 _PAGE: Final = 256
-#: The server refuses an answer of more than 1,024 messages; a chain has at most 19 subjects.
-_CHAINS_AT_ONCE: Final = 48
+#: The server refuses an answer of more than 1,024 messages; a chain has at most 25 subjects.
+_CHAINS_AT_ONCE: Final = 40
 _BYTES_AT_ONCE: Final = 4 << 20
 _CHAIN_TOKENS: Final = 5
 

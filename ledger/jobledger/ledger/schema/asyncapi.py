@@ -32,6 +32,7 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "queue": {"description": "The queue: 1 to 64 of A-Z a-z 0-9 _ and -."},
     "job": {"description": "The job's id: 1 to 64 of A-Z a-z 0-9 _ and -; a UUIDv7 where nobody chose one."},
     "priority": {"description": "Which lane of the queue.", "enum": list(PRIORITIES)},
+    "parent": {"description": "The id of the run whose child the job is."},
     "scope": {"description": "What kind of thing is locked."},
     "lock": {"description": "Which one."},
     "reactor": {"description": "Whose chain it is."},
@@ -95,7 +96,10 @@ def addresses_of(aggregate: str, tag: str) -> list[str]:
     of = AGGREGATES[aggregate]
     leaves = leaves_of(tag) if of is JOB else (tag,)
     key = [f"{{{field}}}" for field in of.key]
-    return [of.of_type(Names(), leaf.replace("*", "{priority}"), *key) for leaf in leaves]
+    return [
+        of.of_type(Names(), leaf.replace("*", "{parent}" if tag == "completed" else "{priority}"), *key)
+        for leaf in leaves
+    ]
 
 
 def _after_key(address: str, aggregate: str) -> list[str]:

@@ -131,6 +131,14 @@ class SchemaBuilder:
                 return {"type": "string", "enum": [each.value for each in info.cls]}
             case types.ListType() | types.VarTupleType() | types.SetType() | types.FrozenSetType():
                 return {"type": "array", "items": self.of(info.item_type)}
+            case types.TupleType():  # of one type throughout, such as the first and last item of a range
+                size = len(info.item_types)
+                return {
+                    "type": "array",
+                    "items": self.of(info.item_types[0]),
+                    "minItems": size,
+                    "maxItems": size,
+                }
             case types.DictType():
                 return {"type": "object", "additionalProperties": self.of(info.value_type)}
             case types.DateTimeType():

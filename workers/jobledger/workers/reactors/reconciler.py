@@ -41,7 +41,9 @@ from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
 
 BATCH: Final = 1_000
-_ENDINGS: Final = tuple(f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind))
+_ENDINGS: Final = tuple(
+    f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind) if "*" not in leaf
+)
 _CHAINS_AT_ONCE: Final = 16
 _ACK_WAIT_S: Final = 60.0
 _FETCH_S: Final = 5.0

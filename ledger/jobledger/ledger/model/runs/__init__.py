@@ -1,0 +1,1 @@
+"""Runs: jobs whose task records steps. What their events carry, how steps add up, and which facts follow. Pure."""

@@ -1,0 +1,75 @@
+"""The facts that only runs have: steps, counted children, messages, and the wish that a job pauses.
+
+They are members of `events.JobEvent`; how steps add up is in `steps`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, Event, Moment, PayloadRef, Whole
+from jobledger.ledger.model.runs.orders import ChildOrder, Copied, Count, Ranges, StepKind
+
+
+class _OfStep(Event, frozen=True, kw_only=True, gc=False):
+    attempt: Whole  #: which attempt, from 1
+    step: str  #: the step's key: `<branch>/<name>`, with `#n` from its second occurrence on
+    kind: StepKind  #: what the step is
+    target: str  #: what it is about: the name of a function, a task, a signal or a table
+    input_sha256: str = (
+        ""  #: the first 16 hex digits of its input's digest; "" where the input has no JSON form
+    )
+
+
+class StepStarted(_OfStep, frozen=True, kw_only=True, tag="step_started", gc=False):
+    """The run is going to do this step: recorded before anything of it happens."""
+
+    until: Moment | None = None  #: when the wait is over at the latest
+    order: ChildOrder | None = None  #: the children that it asks for
+    items: msgspec.Raw = NO_VALUE  #: JSON array of the children's inputs, each an object of keyword arguments
+    items_ref: PayloadRef | None = None  #: where a large array lies
+
+
+class StepCompleted(_OfStep, frozen=True, kw_only=True, tag="step_completed", gc=False):
+    """The step has its result: no later attempt of the run does it again."""
+
+    result: msgspec.Raw = NO_VALUE  #: what it returned
+    result_ref: PayloadRef | None = None  #: where a large result lies
+    tries: Whole = 1  #: how often it was executed
+    duration_ms: float = 0.0  #: of the last execution
+    signal: Whole = 0  #: stream sequence of the event that told the signal it took; 0: it took none
+    copied: Copied | None = None  #: the event of another run that this one repeats
+
+
+class StepFailed(_OfStep, frozen=True, kw_only=True, tag="step_failed", gc=False):
+    """A try of the step failed; without `retry_at` there is no other."""
+
+    error: ErrorInfo  #: why
+    tries: Whole = 1  #: how often it was executed
+    retry_at: Moment | None = None  #: when it will be tried again; absent: it failed for good
+    copied: Copied | None = None  #: the event of another run that this one repeats
+
+
+class Joined(Event, frozen=True, kw_only=True, tag="joined", gc=False):
+    """Children of a step ended and are counted, and further ones may exist; nobody is woken by it."""
+
+    step: str  #: key of the step
+    completed: Ranges = ()  #: ranges of items that completed: pairs of the first and the last
+    failed: Ranges = ()  #: ranges of items that ended otherwise
+    opened: Ranges = ()  #: ranges of items that may exist from now on
+    count: Count | None = None  #: how many items an open group has: told once, by whoever made the last
+
+
+class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
+    """Somebody sent the run a message, for which it does not wait yet."""
+
+    name: str  #: what it is about
+    id: str = ""  #: chosen by the sender: the same one twice is the same message; "": each is its own
+    value: msgspec.Raw = NO_VALUE  #: what it says
+    value_ref: PayloadRef | None = None  #: where a large value lies
+
+
+class PauseRequested(Event, frozen=True, kw_only=True, tag="pause_requested", gc=False):
+    """Somebody wants a running job to pause; whoever runs it, now or after a takeover, obeys at its next step."""
+
+    reason: str = ""  #: why, if somebody said so

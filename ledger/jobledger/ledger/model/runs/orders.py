@@ -1,0 +1,165 @@
+"""What events of runs carry beside plain values: whose child a job is, which children a step asks for, what woke a run.
+
+Parts of stored events: released fields never change type, meaning or name, and new ones have defaults. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from jobledger.ledger.model.envelope import NO_VALUE, PayloadRef, Priority, Whole
+
+#: What a step is: a call of the run's own code (`once`: never begun a second time unasked), a wait for a time or a signal,
+#: jobs (one, one an item, or a graph), a recorded value, a question about the code's version, a table, an undo.
+StepKind = Literal["step", "once", "sleep", "wait", "call", "map", "graph", "value", "patch", "table", "undo"]
+#: What a group does once a child of it failed: it opens no other, or it goes on and tells of all.
+OnFailure = Literal["stop", "collect"]
+#: What becomes of the children that are open when their parent ends.
+OnParentEnd = Literal["cancel", "abandon"]
+
+#: So many children a step may have; a larger group is made of groups.
+ITEMS_MAX: Final = 100_000
+Item = Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX)]
+#: Items of a group, as pairs of the first and the last one of each unbroken range, in their order.
+Ranges = tuple[tuple[Item, Item], ...]
+
+_ID_MAX: Final = 64  # characters, as of every name in a subject
+_DIGEST: Final = 40
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Whose child a job is."""
+
+    queue: str  #: of the parent
+    job: str  #: the parent's id
+    step: str  #: key of the parent's step that asked for it
+    item: Item = 0  #: its number in that group, from 0
+
+
+class RerunOf(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The run whose first steps another run begins with."""
+
+    queue: str  #: of that run
+    job: str  #: its id
+    sequence: Whole  #: stream sequence of its newest event that counts
+    hash: str  #: hex sha256 of that event as stored
+    from_step: str  #: key of the first step that is not copied
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where the end of a step was copied from."""
+
+    sequence: Whole  #: stream sequence of the event in the run that `rerun_of` names
+    sha256: str  #: hex sha256 of that event as stored
+
+
+class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What one child of a group runs, where they are not all alike."""
+
+    task: str  #: the name of the function it runs
+    queue: str  #: where it waits
+    priority: Priority = "normal"  #: which of the queue's three lanes
+    max_attempts: Whole = 1  #: how many `started` it may have, beyond those given back
+    timeout_s: float | None = None  #: of one attempt; None: no limit
+    limits: tuple[str, ...] = ()  #: names of the limits it waits for
+
+
+class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The children that a step asks for: all that is needed to make them, by whoever does."""
+
+    task: str  #: the name of the function that each runs
+    queue: str  #: where they wait
+    priority: Priority = "normal"  #: which of the queue's three lanes
+    max_attempts: Whole = 1  #: how many `started` each may have, beyond those given back
+    timeout_s: float | None = None  #: of one attempt; None: no limit
+    tenant: str = ""  #: whom they belong to
+    limits: tuple[str, ...] = ()  #: names of the limits that each waits for
+    count: Count = 1  #: how many there are
+    is_open: bool = False  #: `count` is not known yet: a `joined` that names it will tell
+    limit: Count = 0  #: how many may be open at the same time; 0: all
+    on_failure: OnFailure = "stop"  #: what the group does once a child failed
+    on_parent_end: OnParentEnd = "cancel"  #: what becomes of open ones when the parent ends
+    after: tuple[tuple[Item, ...], ...] = ()  #: of a graph, per item: the items before it that it waits for
+    always: tuple[Item, ...] = ()  #: items of a graph that run whatever became of those they wait for
+    nodes: tuple[ChildNode, ...] = ()  #: per item, where the items are not all of one task
+
+    def node(self, item: int) -> ChildNode:
+        """Return what an item runs."""
+        if item < len(self.nodes):
+            return self.nodes[item]
+        return ChildNode(
+            task=self.task,
+            queue=self.queue,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            timeout_s=self.timeout_s,
+            limits=self.limits,
+        )
+
+
+class JoinFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Which children of a step ended, and which may exist from now on: in `joined`, or in the `queued` that it causes."""
+
+    step: str  #: key of the step
+    completed: Ranges = ()  #: ranges of items that completed: pairs of the first and the last
+    failed: Ranges = ()  #: ranges of items that ended otherwise
+    opened: Ranges = ()  #: ranges of items that may exist from now on
+    count: Count | None = None  #: how many items an open group has: told once, by whoever made the last
+
+
+class SignalFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A message to a run: in `signalled`, or in the `queued` that it causes."""
+
+    name: str  #: what it is about
+    id: str = ""  #: chosen by the sender: the same one twice is the same message; "": each is its own
+    value: msgspec.Raw = NO_VALUE  #: what it says
+    value_ref: PayloadRef | None = None  #: where a large value lies
+
+
+def child_id(parent_id: str, step_number: int, item: int) -> str:
+    """Return the id of a child: `<parent id>-<step number>-<item>`, or a digest of it where that is too long."""
+    whole = f"{parent_id}-{step_number}-{item}"
+    if len(whole) <= _ID_MAX:
+        return whole
+    return f"c{hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST]}"
+
+
+def bits_of(ranges: Ranges) -> int:
+    """Return the items of ranges as a number: bit i stands for item i."""
+    found = 0
+    for first, last in ranges:
+        if first <= last:
+            found |= ((1 << (last - first + 1)) - 1) << first
+    return found
+
+
+def bits(items: Iterable[int]) -> int:
+    """Return items as a number: bit i stands for item i."""
+    found = bytearray((ITEMS_MAX + 7) // 8)
+    for item in items:
+        found[item >> 3] |= 1 << (item & 7)
+    return int.from_bytes(found, "little")
+
+
+def ranges_of(items: int) -> Ranges:
+    """Return a number of bits as the ranges of the items that it stands for."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while items:
+        gap = (items & -items).bit_length() - 1
+        items >>= gap
+        length = (~items & (items + 1)).bit_length() - 1
+        found.append((at + gap, at + gap + length - 1))
+        items >>= length
+        at += gap + length
+    return tuple(found)
+
+
+def items_of(items: int) -> list[int]:
+    """Return the items that a number of bits stands for, in their order."""
+    return [item for first, last in ranges_of(items) for item in range(first, last + 1)]

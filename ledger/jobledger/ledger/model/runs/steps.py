@@ -1,0 +1,347 @@
+"""How the steps of a run add up, which children of a step may exist, and whether a step is over. Pure and total.
+
+`job.evolve` calls `fold`, and there is no second way to compute a step. An event that does not fit changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, PayloadRef
+from jobledger.ledger.model.runs.events import (
+    Joined,
+    PauseRequested,
+    Signalled,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+)
+from jobledger.ledger.model.runs.orders import (
+    ChildOrder,
+    Copied,
+    JoinFact,
+    SignalFact,
+    StepKind,
+    bits_of,
+)
+
+#: `started`: nobody knows yet how it ends. `retrying`: a try failed, another follows. The others are its end.
+StepState = Literal["started", "retrying", "completed", "failed"]
+StepEvent = StepStarted | StepCompleted | StepFailed
+RunEvent = StepEvent | Joined | Signalled | PauseRequested
+
+_replace: Final = msgspec.structs.replace
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One step of a run, as its events add up."""
+
+    key: str
+    number: int  #: from 1, in the order of the steps' first events
+    kind: StepKind
+    target: str
+    state: StepState
+    sequence: int  #: stream sequence of its newest `step_...` event
+    input_sha256: str = ""
+    result: msgspec.Raw = NO_VALUE
+    result_ref: PayloadRef | None = None
+    error: ErrorInfo | None = None  #: of its newest try that failed
+    tries: int = 0
+    duration_ms: float = 0.0
+    retry_at: datetime | None = None  #: when the next try is due
+    until: datetime | None = None  #: when its wait is over at the latest
+    order: ChildOrder | None = None  #: its children
+    items: msgspec.Raw = NO_VALUE  #: the inputs of its children
+    items_ref: PayloadRef | None = None
+    signal: int = 0  #: stream sequence of the event that told the signal it took
+    copied: Copied | None = None
+    count: int | None = None  #: how many children its group has; None: not known yet, or it is no group
+    #: Sets of items, as the bytes of a number (little-endian) in which bit i stands for item i.
+    opened_set: bytes = b""
+    ended_set: bytes = b""
+    failed_set: bytes = b""
+
+    @property
+    def opened(self) -> int:
+        """The items that may exist, as a number in which bit i stands for item i."""
+        return int.from_bytes(self.opened_set, "little")
+
+    @property
+    def ended(self) -> int:
+        """The items whose end was counted, as `opened`."""
+        return int.from_bytes(self.ended_set, "little")
+
+    @property
+    def failed(self) -> int:
+        """The items that were counted as not completed, as `opened`."""
+        return int.from_bytes(self.failed_set, "little")
+
+    @property
+    def open(self) -> int:
+        """The items that may exist and did not end, as `opened`."""
+        return self.opened & ~self.ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end is recorded."""
+        return self.state in ("completed", "failed")
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it asked for children and all of them that will ever exist have ended."""
+        return self.order is not None and _is_joined(self, self.order)
+
+
+class KeptSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A message that a run was sent, from the event that told it on."""
+
+    sequence: int  #: stream sequence of that event
+    name: str
+    id: str = ""
+    value: msgspec.Raw = NO_VALUE  #: nothing any more once it was taken: the step that took it has it
+    value_ref: PayloadRef | None = None
+    taken_by: str = ""  #: key of the step that took it
+
+
+#: The steps of a run by their keys, in the order of their first events.
+Steps = Mapping[str, Step]
+NO_STEPS: Final[Steps] = MappingProxyType({})
+
+
+def fold_run(
+    steps: Steps, signals: tuple[KeptSignal, ...], event: RunEvent, stream_sequence: int
+) -> dict[str, Any]:
+    """Return the fields of a job that an event of its run changes, with their new values."""
+    match event:
+        case StepStarted():
+            return {"steps": fold_step(steps, event, stream_sequence)}
+        case StepCompleted() | StepFailed():
+            changes: dict[str, Any] = {"steps": fold_step(steps, event, stream_sequence), "advanced": True}
+            if isinstance(event, StepCompleted) and event.signal:
+                changes["signals"] = _taken(signals, event.signal, event.step)
+            return changes
+        case Joined():
+            return {"steps": fold_join(steps, event)}
+        case Signalled():
+            return {"signals": _told(signals, event, stream_sequence)}
+        case PauseRequested():
+            return {"pause_requested": True, "pause_reason": event.reason}
+
+
+def fold_waking(
+    steps: Steps,
+    signals: tuple[KeptSignal, ...],
+    joined: JoinFact | None,
+    signal: SignalFact | None,
+    stream_sequence: int,
+) -> dict[str, Any]:
+    """Return the fields of a job that change by what its `queued` or `held` tells beside that it may run."""
+    changes: dict[str, Any] = {}
+    if joined is not None:
+        changes["steps"] = fold_join(steps, joined)
+    if signal is not None:
+        changes["signals"] = _told(signals, signal, stream_sequence)
+    return changes
+
+
+def bytes_of(items: int) -> bytes:
+    """Return a number of bits in the form that a step keeps."""
+    return items.to_bytes((items.bit_length() + 7) // 8, "little")
+
+
+def fold_step(steps: Steps, event: StepEvent, stream_sequence: int) -> Steps:
+    """Return the steps after an event of one of them."""
+    known = steps.get(event.step)
+    if known is not None and (known.has_ended or isinstance(event, StepStarted)):
+        return steps  # a key has one start and one end: `decide` refuses a second one
+    step = known or Step(
+        key=event.step,
+        number=len(steps) + 1,
+        kind=event.kind,
+        target=event.target,
+        state="started",
+        sequence=stream_sequence,
+        input_sha256=event.input_sha256,
+    )
+    match event:
+        case StepStarted():
+            step = _begun(step, event)
+        case StepCompleted():
+            step = _replace(
+                step,
+                state="completed",
+                sequence=stream_sequence,
+                result=event.result,
+                result_ref=event.result_ref,
+                error=None,
+                tries=event.tries,
+                duration_ms=event.duration_ms,
+                retry_at=None,
+                signal=event.signal,
+                copied=event.copied,
+            )
+        case StepFailed():
+            step = _replace(
+                step,
+                state="failed" if event.retry_at is None else "retrying",
+                sequence=stream_sequence,
+                error=event.error,
+                tries=event.tries,
+                retry_at=event.retry_at,
+                copied=event.copied,
+            )
+    return {**steps, event.step: step}
+
+
+def _begun(step: Step, event: StepStarted) -> Step:
+    order = event.order
+    if order is None:
+        return _replace(step, until=event.until)
+    count = None if order.is_open else order.count
+    return _replace(
+        step,
+        until=event.until,
+        order=order,
+        items=event.items,
+        items_ref=event.items_ref,
+        count=count,
+        opened_set=bytes_of(admit(order, 0, 0, 0)),
+    )
+
+
+def fold_join(steps: Steps, fact: Joined | JoinFact) -> Steps:
+    """Return the steps after ends of children were counted; a step that is none, or no group, stays as it is."""
+    step = steps.get(fact.step)
+    if step is None or step.order is None:
+        return steps
+    failed = bits_of(fact.failed)
+    ended = bits_of(fact.completed) | failed
+    opened = bits_of(fact.opened)
+    if step.order.is_open:
+        opened |= ended  # who makes its children does not wait for the run
+        if step.count is None and fact.count is not None:
+            opened |= (1 << fact.count) - 1
+    joined = _replace(
+        step,
+        count=fact.count if step.count is None else step.count,
+        opened_set=bytes_of(step.opened | opened),
+        ended_set=bytes_of(step.ended | ended),
+        failed_set=bytes_of(step.failed | failed),
+    )
+    return {**steps, fact.step: joined}
+
+
+def _told(
+    signals: tuple[KeptSignal, ...], fact: Signalled | SignalFact, stream_sequence: int
+) -> tuple[KeptSignal, ...]:
+    kept = KeptSignal(
+        sequence=stream_sequence, name=fact.name, id=fact.id, value=fact.value, value_ref=fact.value_ref
+    )
+    return (*signals, kept)
+
+
+def _taken(signals: tuple[KeptSignal, ...], sequence: int, step: str) -> tuple[KeptSignal, ...]:
+    return tuple(
+        _replace(each, taken_by=step, value=NO_VALUE, value_ref=None) if each.sequence == sequence else each
+        for each in signals
+    )
+
+
+def try_again(steps: Steps) -> Steps:
+    """Return the steps for the attempt after one that failed: calls of the run's own code that failed may be tried anew.
+
+    What a wait, a group or a `once` step came to stays, so that it is the same in every attempt.
+    """
+    anew = {
+        key: _replace(step, state="retrying", tries=0)
+        for key, step in steps.items()
+        if step.state == "failed" and step.kind in _TRIED_ANEW
+    }
+    return {**steps, **anew} if anew else steps
+
+
+_TRIED_ANEW: Final = frozenset[StepKind]({"step", "table", "undo"})
+
+
+def admit(order: ChildOrder, opened: int, ended: int, failed: int) -> int:
+    """Return the items that may exist, given those that did, have ended, and have ended otherwise than completed.
+
+    All sets are numbers in which bit i stands for item i. The one rule of maps and of graphs: an item is opened once
+    the items that it waits for have ended, as long as fewer than `limit` are open, the first ones first.
+    """
+    room = (order.limit or order.count) - (opened & ~ended).bit_count()
+    if order.is_open or room <= 0:
+        return opened
+    if not order.after:
+        return opened if failed and order.on_failure == "stop" else _opened_next(order.count, opened, room)
+    for item in _ready(order, opened, ended, failed):
+        opened |= 1 << item
+        room -= 1
+        if not room:
+            break
+    return opened
+
+
+def _opened_next(count: int, opened: int, room: int) -> int:
+    next_item = opened.bit_length()
+    return opened | (((1 << max(0, min(room, count - next_item))) - 1) << next_item)
+
+
+def _ready(order: ChildOrder, opened: int, ended: int, failed: int) -> Iterator[int]:
+    """Yield the items of a graph that are not opened, and whose items before them have all come to their end."""
+    left_out = _left_out(order, opened, failed)
+    over = ended | left_out
+    for item in range(order.count):
+        if not (opened | left_out) >> item & 1 and all(over >> need & 1 for need in _needs(order, item)):
+            yield item
+
+
+def _left_out(order: ChildOrder, opened: int, failed: int) -> int:
+    """Return the items of a graph that will never exist, because others failed."""
+    stopped = failed and order.on_failure == "stop"
+    always = frozenset(order.always)
+    left_out = 0
+    for item in range(order.count):
+        if opened >> item & 1 or item in always:
+            continue
+        if stopped or any((failed | left_out) >> need & 1 for need in _needs(order, item)):
+            left_out |= 1 << item
+    return left_out
+
+
+def _needs(order: ChildOrder, item: int) -> tuple[int, ...]:
+    return order.after[item] if item < len(order.after) else ()
+
+
+def _is_joined(step: Step, order: ChildOrder) -> bool:
+    opened, ended, failed = step.opened, step.ended, step.failed
+    if step.count is None or opened & ~ended:
+        return False
+    if order.after:
+        return (opened | _left_out(order, opened, failed)).bit_count() >= order.count
+    return bool(failed and order.on_failure == "stop") or ended.bit_count() >= step.count
+
+
+def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:
+    """Return whether what a step waits for has come, as far as it is recorded, or its moment has passed."""
+    if step.has_ended or step.is_joined:
+        return True
+    if step.kind == "wait" and next_signal(signals, step.target) is not None:
+        return True
+    moment = step.retry_at if step.state == "retrying" else step.until
+    return moment is not None and moment <= now
+
+
+def next_signal(signals: tuple[KeptSignal, ...], name: str) -> KeptSignal | None:
+    """Return the oldest signal of a name that no step took."""
+    return next((each for each in signals if each.name == name and not each.taken_by), None)
+
+
+def open_children(steps: Steps) -> int:
+    """Return how many children of a run may exist and did not end."""
+    return sum(step.open.bit_count() for step in steps.values() if step.order is not None)
