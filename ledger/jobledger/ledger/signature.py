@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Never, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -74,12 +74,39 @@ class TaskSignature:
         Raises: InvalidInputError with the task, the parameter and what is wrong.
         """
         if args:
-            kwargs = self._named(args, kwargs)
+            kwargs = self.named(args, kwargs)
         text = encode_value(kwargs, what=f"input of task {self._task_name}")
         self._read(text)
         return text
 
-    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of the parameters that may be left out."""
+        return {p.name: p.default for p in self._parameters if p.default is not p.empty}
+
+    def check_known(self, named: Mapping[str, Any], late: Collection[str]) -> dict[str, Any]:
+        """Return an input as JSON values after checking it, but for the arguments in `late`, whose values come later.
+
+        Raises: InvalidInputError with the task, the parameter and what is wrong.
+        """
+        unknown = sorted(named.keys() - set(self._names))
+        missing = [name for name in self._names if name not in named and name not in self.defaults]
+        if unknown or missing:
+            what = f"has no argument {unknown[0]!r}" if unknown else f"needs the argument {missing[0]!r}"
+            raise InvalidInputError(f"task {self._task_name} ({', '.join(self._names)}) {what}")
+        plain: dict[str, Any] = {}
+        for name, value in named.items():
+            text = encode_value(value, what=f"argument {name} of task {self._task_name}")
+            plain[name] = msgspec.json.decode(text)
+            try:
+                if name not in late:
+                    msgspec.json.decode(text, type=self._types[name], dec_hook=from_builtin)
+            except _UNREADABLE as error:
+                raise InvalidInputError(f"task {self._task_name}, argument {name}: {error}") from error
+        return plain
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by their parameters' names. Raises: InvalidInputError."""
         if len(args) > len(self._positional):
             message = (
                 f"task {self._task_name} takes {len(self._positional)} positional arguments, got {len(args)}"

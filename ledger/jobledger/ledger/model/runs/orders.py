@@ -58,6 +58,13 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sha256: str  #: hex sha256 of that event as stored
 
 
+class Take(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where the result of another node of a graph goes in a node's input."""
+
+    at: tuple[str | int, ...]  #: the way to it: the argument, then keys of objects and places in arrays
+    of: Item  #: whose result
+
+
 class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one child of a group runs, where they are not all alike."""
 
@@ -67,6 +74,7 @@ class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     max_attempts: Whole = 1  #: how many `started` it may have, beyond those given back
     timeout_s: float | None = None  #: of one attempt; None: no limit
     limits: tuple[str, ...] = ()  #: names of the limits it waits for
+    takes: tuple[Take, ...] = ()  #: results of other nodes that go into its input
 
 
 class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -1,0 +1,361 @@
+"""`Graph`: jobs that wait for each other and pass results on, all of them known before the first one runs.
+
+It becomes the input of one job, a run of the built-in task `run_graph`, whose only step is a group of children. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
+
+import msgspec
+
+from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, ChildOrder, Take
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.options import Options
+from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+
+P = ParamSpec("P")
+
+NODES_MAX: Final = 10_000
+_SHOWN_MAX: Final = 12  # nodes of a cycle
+
+
+class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node of a graph, as it is stored."""
+
+    label: str  #: its name in the graph: the task's, with `#n` from the second node of the task on
+    node: ChildNode  #: what it runs, and which results go into its input
+    input: dict[str, Any] = {}  #: its keyword arguments, null where a result comes in
+    after: tuple[int, ...] = ()  #: the nodes that it waits for, by their places; each is before it
+    always: bool = False  #: whether it runs whatever became of those
+
+
+class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A whole graph, as it is stored: the input of `run_graph`."""
+
+    name: str
+    nodes: tuple[GraphNode, ...]  #: each behind those that it waits for
+    limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
+    on_failure: Literal["stop", "continue"] = "stop"
+
+    def check(self) -> None:
+        """Refuse what cannot run: a graph may have been written by hand.
+
+        Raises: InvalidInputError, InvalidTokenError.
+        """
+        check_token("graph", self.name)
+        if not 1 <= len(self.nodes) <= NODES_MAX:
+            raise InvalidInputError(
+                f"graph {self.name} has {len(self.nodes):,} nodes: 1 to {NODES_MAX:,} can run"
+            )
+        if not 0 <= self.limit <= ITEMS_MAX:
+            raise InvalidInputError(f"the limit of graph {self.name} must be 0 or more, got {self.limit}")
+        for place, node in enumerate(self.nodes):
+            wrong = [
+                need
+                for need in (*node.after, *(take.of for take in node.node.takes))
+                if not 0 <= need < place
+            ]
+            if wrong:
+                raise InvalidInputError(
+                    f"node {node.label} of graph {self.name} is number {place} and waits for number {wrong[0]}: "
+                    "put each node behind those that it waits for"
+                )
+            check_token("queue", node.node.queue)
+
+    @property
+    def order(self) -> ChildOrder:
+        """What asks for the nodes' jobs."""
+        return ChildOrder(
+            task=self.name,
+            queue=self.nodes[0].node.queue,
+            count=len(self.nodes),
+            limit=self.limit,
+            on_failure="stop" if self.on_failure == "stop" else "collect",
+            after=tuple(node.after for node in self.nodes),
+            always=tuple(place for place, node in enumerate(self.nodes) if node.always),
+            nodes=tuple(node.node for node in self.nodes),
+        )
+
+    @property
+    def items(self) -> bytes:
+        """The nodes' inputs as the JSON array that goes with `order`."""
+        return msgspec.json.encode([node.input for node in self.nodes])
+
+
+class NodeResult:
+    """Stands for the result of a node that has not run; typed as that result, so that it fits where it is taken.
+
+    It can be passed to other nodes, by itself or within lists, tuples and dicts, and to `after`; nothing else.
+    """
+
+    __slots__ = ("_graph", "_label", "_place")
+
+    def __init__(self, graph: Graph, label: str, place: int) -> None:
+        self._graph = graph
+        self._label = label
+        self._place = place
+
+    def __repr__(self) -> str:
+        """Show whose result it stands for."""
+        return f"<result of node {self._label}>"
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(
+            f"the result of node {self._label} is not there before the graph runs: pass it to another node as it is"
+        )
+
+    __bool__ = __iter__ = __len__ = __getitem__ = __eq__ = __lt__ = __add__ = __call__ = _refuse
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse to look into it."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+
+class _Added(msgspec.Struct, eq=False):
+    """A node as it was added."""
+
+    label: str
+    node: ChildNode
+    input: dict[str, Any]
+    after: set[int]
+    always: bool
+
+
+class Nodes:
+    """Adds nodes that wait for some others; made by `Graph.after`."""
+
+    def __init__(self, graph: Graph, after: Sequence[int], *, always: bool) -> None:
+        self._graph = graph
+        self._after = after
+        self._always = always
+
+    def add(
+        self,
+        task: Task[P, Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Add a node; see `Graph.add`."""
+        return cast("Result", self._graph._add(task, args, kwargs, self._after, always=self._always))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - its other half
+
+
+class Graph:
+    """Jobs that wait for each other: nodes are added, and a result that is passed to another node is waited for.
+
+    `limit`: how many may be open at the same time; 0: all that are ready. `on_failure`: once a node failed, `stop` begins
+    no other, but those that run always; `continue` leaves out only those that wait for it. In both cases the graph's job
+    ends as a dead letter that names the node.
+    """
+
+    def __init__(
+        self, name: str, *, limit: int = 0, on_failure: Literal["stop", "continue"] = "stop"
+    ) -> None:
+        """Raises: InvalidTokenError, InvalidInputError."""
+        self.name = check_token("graph", name)
+        if not 0 <= limit <= ITEMS_MAX:
+            raise InvalidInputError(f"limit of graph {name} must be 0 or more, got {limit!r}")
+        if on_failure not in ("stop", "continue"):
+            raise InvalidInputError(
+                f"on_failure of graph {name} must be stop or continue, got {on_failure!r}"
+            )
+        self.limit = limit
+        self.on_failure: Literal["stop", "continue"] = on_failure
+        self.declared: list[
+            tuple[Options, str]
+        ] = []  #: options that define limits in code, with their task's name
+        self._nodes: list[_Added] = []
+
+    def __len__(self) -> int:
+        """Return how many nodes there are."""
+        return len(self._nodes)
+
+    def add(
+        self,
+        task: Task[P, Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Add a job of a task as a node, and return what stands for its result.
+
+        An argument may be the result of another node, or hold some: the node waits for them, and gets what they returned.
+
+        Raises: InvalidInputError for arguments that the task does not take; TaskDefinitionError for a task whose limits
+            have a key that only a result would give, and for options that say when a job runs or what it is called.
+        """
+        return cast("Result", self._add(task, args, kwargs, (), always=False))
+
+    def after(self, *nodes: object, always: bool = False) -> Nodes:
+        """Return what adds nodes that wait for these as well, without taking their results.
+
+        `always`: they run once these have ended, whatever became of them; so clean up what a failed one left.
+
+        Raises: InvalidInputError for what is no node of this graph.
+        """
+        return Nodes(self, [self._place(node) for node in nodes], always=always)
+
+    def edge(self, first: object, then: object) -> None:
+        """Let one node wait for another, both added before.
+
+        Raises: InvalidInputError, with the path, if each would wait for the other in the end.
+        """
+        place, waiting = self._place(first), self._place(then)
+        path = self._path(place, waiting)
+        if path:
+            labels = [self._nodes[each].label for each in (*path, path[0])]
+            shown = labels if len(labels) <= _SHOWN_MAX else [*labels[: _SHOWN_MAX - 2], "...", labels[-1]]
+            raise InvalidInputError(f"graph {self.name} would wait for itself: {' -> '.join(shown)}")
+        self._nodes[waiting].after.add(place)
+
+    def spec(self) -> GraphSpec:
+        """Return the graph as it is stored. Raises: InvalidInputError for one without nodes, or with too many."""
+        order = self._in_order()
+        places = {old: new for new, old in enumerate(order)}
+        spec = GraphSpec(
+            name=self.name,
+            limit=self.limit,
+            on_failure=self.on_failure,
+            nodes=tuple(_placed(self._nodes[old], places) for old in order),
+        )
+        spec.check()
+        return spec
+
+    def _add(
+        self,
+        task: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        after: Sequence[int],
+        *,
+        always: bool,
+    ) -> NodeResult:
+        plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
+        _refuse_options(plain.name, options)
+        takes: list[Take] = []
+        named = plain.signature.named(args, kwargs)
+        given = {name: self._without_results(value, [name], takes) for name, value in named.items()}
+        known = plain.signature.check_known(given, {str(take.at[0]) for take in takes})
+        node = ChildNode(
+            task=plain.name,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            limits=self._limits(plain, options, known, takes),
+            takes=tuple(takes),
+        )
+        count = 1 + sum(each.node.task == plain.name for each in self._nodes)
+        label = plain.name if count == 1 else f"{plain.name}#{count}"
+        waits = {take.of for take in takes} | set(after)
+        self._nodes.append(_Added(label, node, known, waits, always))
+        return NodeResult(self, label, len(self._nodes) - 1)
+
+    def _limits(
+        self, task: Task[Any, Any], options: Options, known: Mapping[str, Any], takes: Sequence[Take]
+    ) -> tuple[str, ...]:
+        """Return the limits of a node's job, with their keys."""
+        if not options.declared and options.declared_queue is None:
+            return options.limits
+        late = {str(take.at[0]) for take in takes}
+        queue = options.declared_queue
+        for limit in (*options.declared, *(() if queue is None else queue.limits)):
+            if not isinstance(limit, str) and limit.key in late:
+                raise TaskDefinitionError(
+                    f"limit {limit.name} of task {task.name} takes its key from {limit.key}, which is the result of "
+                    "another node here: pass it as a value, or name the limit with its key in options(limits=...)"
+                )
+        self.declared.append((options, task.name))
+        order = Order(limits=options.limits, tenant=options.tenant, metadata=options.metadata)
+        arguments = {**task.signature.defaults, **known}
+        job = Keyed(task.name, options.queue, order, lambda: arguments)
+        return with_limits(job, options.declared, queue).limits
+
+    def _without_results(self, value: Any, at: list[str | int], takes: list[Take]) -> Any:
+        """Return a value with None in the place of each result, and take note of which goes where."""
+        if isinstance(value, NodeResult):
+            takes.append(Take(at=tuple(at), of=self._place(value)))
+            return None
+        if type(value) in (list, tuple):
+            some = cast("Sequence[Any]", value)
+            return [self._without_results(each, [*at, n], takes) for n, each in enumerate(some)]
+        if type(value) is dict:
+            pairs = cast("Mapping[Any, Any]", value)
+            return {
+                key: self._without_results(each, [*at, key], takes) if isinstance(key, str) else each
+                for key, each in pairs.items()
+            }
+        return value
+
+    def _place(self, node: object) -> int:
+        if isinstance(node, NodeResult) and node._graph is self:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - its other half
+            return node._place  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        raise InvalidInputError(f"{node!r} is no node of graph {self.name}: give what its add() returned")
+
+    def _path(self, waiting: int, first: int) -> list[int]:
+        """Return the nodes by which `waiting` waits for `first`, [] where it does not."""
+        came_from: dict[int, int] = {}
+        ahead = [waiting]
+        while ahead:
+            at = ahead.pop()
+            if at == first:
+                found = [at]
+                while at != waiting:
+                    at = came_from[at]
+                    found.append(at)
+                return found
+            for need in self._nodes[at].after:
+                if need not in came_from:
+                    came_from[need] = at
+                    ahead.append(need)
+        return []
+
+    def _in_order(self) -> list[int]:
+        """Return the nodes with each behind those that it waits for; as they were added, where that is so already."""
+        waits = [node.after for node in self._nodes]
+        if all(need < at for at, needs in enumerate(waits) for need in needs):
+            return list(range(len(waits)))
+        placed: dict[int, None] = {}
+        while len(placed) < len(waits):
+            ready = [at for at, needs in enumerate(waits) if at not in placed and needs <= placed.keys()]
+            placed.update(dict.fromkeys(ready))
+        return list(placed)
+
+
+def _placed(node: _Added, places: Mapping[int, int]) -> GraphNode:
+    """Return a node as it is stored, with the places that nodes have there."""
+    takes = tuple(msgspec.structs.replace(take, of=places[take.of]) for take in node.node.takes)
+    return GraphNode(
+        label=node.label,
+        node=msgspec.structs.replace(node.node, takes=takes),
+        input=node.input,
+        after=tuple(sorted(places[need] for need in node.after)),
+        always=node.always,
+    )
+
+
+def _refuse_options(task: str, options: Options) -> None:
+    """Refuse options of a node that its graph decides. Raises: TaskDefinitionError."""
+    given = {
+        "id": options.id,
+        "delay_s": options.delay_s,
+        "run_at": options.run_at,
+        "unique": options.unique,
+        "debounce_s": options.debounce_s,
+    }
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise TaskDefinitionError(
+            f"a node of task {task} cannot have {wrong[0]}: a graph gives its jobs their ids and begins them"
+        )
