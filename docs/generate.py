@@ -320,6 +320,7 @@ def _projection_page(text: str) -> str:
 
 _ERRORS: Final = (
     ("ledger/jobledger/ledger/model/errors.py", "jobledger.ledger"),
+    ("ledger/jobledger/ledger/model/runs/errors.py", "jobledger.ledger.model.runs.errors"),
     ("ledger/jobledger/ledger/subscriptions/errors.py", "jobledger.ledger"),
     ("audit/jobledger/audit/errors.py", "jobledger.audit.errors"),
     ("projections/jobledger/projections/errors.py", "jobledger.projections.errors"),

@@ -17,23 +17,30 @@ from jobledger.ledger.model.commands import (
     Claim,
     Command,
     Complete,
+    CompleteStep,
     ConfirmCancel,
     DeadLetter,
     Discard,
     Dispatch,
     Enqueue,
     Fail,
+    FailStep,
     Fence,
+    GiveSignal,
     Interrupt,
+    Join,
     Outcome,
     Pause,
     PutBack,
     ReportProgress,
+    RequestPause,
     Requeue,
     Reschedule,
     Rescue,
+    ResumeJob,
     Snooze,
     Stamp,
+    StartStep,
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide, outcome_type, retry_command
@@ -148,6 +155,13 @@ COMMANDS: dict[str, Command] = {
     "fence_unknown": Fence(epoch=99, attempt=1, worker="w9", outcome="completed"),
     "carry": Carry(through=99),
     "carry_less": Carry(through=0),
+    "start_step": StartStep(epoch=EPOCH, step="a", kind="step", target="f"),
+    "complete_step": CompleteStep(epoch=EPOCH, step="a", kind="step", target="f"),
+    "fail_step": FailStep(epoch=EPOCH, step="a", kind="step", target="f", error=BOOM),
+    "join": Join(step="a", completed=((0, 0),)),
+    "signal": GiveSignal(name="paid"),
+    "request_pause": RequestPause(reason="deploy"),
+    "resume": ResumeJob(),
 }
 
 REFUSALS = {"?": JobNotFoundError, "=": JobExistsError, "-": IllegalTransitionError, "!": StaleClaimError}
@@ -195,6 +209,13 @@ fence             ?    -         -    -      -         fenc       fenc   fenc   
 fence_unknown     ?    -         -    -      -         -          -      -         -         -             -
 carry             ?    carr      carr carr+queu carr+queu carr    carr   -         -         carr          -
 carry_less        ?    carr      carr carr   carr      carr       carr   carr      carr      carr          carr
+start_step        ?    !         !    !      s_st      !          !      !         !         !             !
+complete_step     ?    !         !    !      s_co      !          !      !         !         !             !
+fail_step         ?    !         !    !      s_fa      !          !      !         !         !             !
+join              ?    -         -    -      -         -          -      -         -         -             -
+signal            ?    sign      sign sign   sign      sign       sign   -         -         -             -
+request_pause     ?    paus      paus paus   p_re      paus       paus   -         -         -             -
+resume            ?    -         -    -      -         -          -      -         -         -             -
 """
 
 SHORT = {
@@ -202,6 +223,8 @@ SHORT = {
     "failed": "fail", "cancelled": "canc", "interrupted": "inte", "paused": "paus", "snoozed": "snoo",
     "dead_lettered": "dead", "discarded": "disc", "checkpointed": "chec", "progressed": "prog",
     "cancel_requested": "c_re", "fenced": "fenc", "carried": "carr",
+    "step_started": "s_st", "step_completed": "s_co", "step_failed": "s_fa", "joined": "join", "signalled": "sign",
+    "pause_requested": "p_re",
 }  # fmt: skip
 
 

@@ -225,7 +225,10 @@ class _Teller:
     def _lost(self, before: Job | None, after: Job, at: datetime) -> Lost | None:
         """Tell of the attempt that this event found lost, if it did."""
         running = None if before is None else before.running_attempt
-        if before is None or running is None or after.attempts[len(before.attempts) - 1].state != "lost":
+        if before is None or running is None:
+            return None
+        found = after.attempt(before.attempts_count)
+        if found is None or found.state != "lost":
             return None
         silent_s = _between(self._heard_at or running.started_at, at)
         return Lost(attempt=running.number, worker=running.worker, silent_s=silent_s)
@@ -264,7 +267,7 @@ class _Teller:
         return Summary(
             state=job.state.value,
             events=len(self.lines),
-            attempts=len(job.attempts),
+            attempts=job.attempts_count,
             attempts_lost=sum(attempt.state == "lost" for attempt in job.attempts),
             total_s=self._waiting_s + self._running_s + self._dead_s,
             waiting_s=self._waiting_s,

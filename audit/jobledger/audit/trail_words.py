@@ -61,7 +61,7 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
         case JobState.RUNNING:
             asked_to_end = isinstance(event, CancelRequested) and after.running_attempt is not None
             return (
-                f"worker {after.attempts[-1].worker} to end attempt {len(after.attempts)}"
+                f"worker {after.attempts[-1].worker} to end attempt {after.attempts_count}"
                 if asked_to_end
                 else None
             )

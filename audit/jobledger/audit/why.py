@@ -134,7 +134,7 @@ def explain(job: Job, facts: Facts) -> Why:
             sentence = f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}"
             hint = f"jobledger dlq requeue {job.id}"
         case JobState.COMPLETED:
-            sentence, hint = f"it waits for nothing: attempt {len(job.attempts)} completed it", ""
+            sentence, hint = f"it waits for nothing: attempt {job.attempts_count} completed it", ""
         case JobState.CANCELLED:
             reason = f" ({job.cancel_reason})" if job.cancel_reason else ""
             sentence, hint = f"it waits for nothing: it was cancelled{reason}", ""
@@ -255,7 +255,7 @@ def _retry_wait(job: Job, facts: Facts) -> str:
     attempt = job.attempts[-1] if job.attempts else None
     if attempt is None or attempt.state != "failed":
         state = "waits" if attempt is None else f"was {attempt.state}"
-        return f"attempt {len(job.attempts)} {state}; it goes on at {_moment(job, facts)}"
+        return f"attempt {job.attempts_count} {state}; it goes on at {_moment(job, facts)}"
     error = "" if attempt.error is None else f" ({attempt.error.type}: {attempt.error.message[:200]})"
     return f"attempt {attempt.number} failed{error}; it is tried again at {_moment(job, facts)}"
 

@@ -11,9 +11,9 @@ import msgspec
 
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model import chain as chain_module
-from jobledger.ledger.model import decisions
 from jobledger.ledger.model.chain import JobView, load
 from jobledger.ledger.model.commands import Dispatch, Outcome
+from jobledger.ledger.model.deciding import facts
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Cause, JobEvent
 from jobledger.ledger.model.log import Entry, Log
@@ -91,7 +91,7 @@ def take_a_lost_answer_for_a_lost_race() -> Planted:
 
 
 def accept_the_outcome_of_a_stale_claim() -> Planted:
-    return mock.patch.object(decisions, "_check_epoch", return_value=None)
+    return mock.patch.object(facts, "check_epoch", return_value=None)
 
 
 def dispatch_whatever_the_job_waits_for_by_now() -> Planted:

@@ -116,7 +116,7 @@ async def fetch(
         for index, stored in enumerate(history)
         if isinstance(stored.event, Started)
     }
-    count = len(now.attempts)
+    count = now.attempts_count
     chosen = attempt if attempt is not None else max(1, count)
     if not 1 <= chosen <= count + 1:
         had = f"{count} attempt{'' if count == 1 else 's'}"

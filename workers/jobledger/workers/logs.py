@@ -28,7 +28,7 @@ def facts_of(job: Job, worker: str) -> dict[str, Any]:
         "queue": job.queue,
         "job": job.id,
         "task": job.task,
-        "attempt": len(job.attempts),
+        "attempt": job.attempts_count,
         "trace_id": trace_id(job.trace),
     }
 
@@ -40,7 +40,7 @@ def is_wordy() -> bool:
 
 def tell_start(job: Job) -> None:
     """Say that an attempt begins."""
-    logger.debug("attempt %d starts", len(job.attempts))
+    logger.debug("attempt %d starts", job.attempts_count)
 
 
 def tell_end(outcome: Outcome, before: Job, now: datetime) -> None:
@@ -51,12 +51,12 @@ def tell_end(outcome: Outcome, before: Job, now: datetime) -> None:
         end += f": {_short(outcome.reason)}"
     elif isinstance(outcome, Snooze):
         end += f" until {shown_time(outcome.until)}"
-    logger.debug("attempt %d %s, after %.3f s", len(before.attempts), end, took_s)
+    logger.debug("attempt %d %s, after %.3f s", before.attempts_count, end, took_s)
 
 
 def tell_failure(fail: Fail, after: Job) -> None:
     """Say why an attempt failed and what becomes of the job; `after`: the job with the outcome."""
-    number, reason = len(after.attempts), _reason(fail.error)
+    number, reason = after.attempts_count, _reason(fail.error)
     if after.state is JobState.DEAD_LETTERED:
         tell_dead_letter(after)
     elif after.state in (JobState.RETRY_WAIT, JobState.QUEUED):
@@ -75,7 +75,7 @@ def tell_dead_letter(job: Job, worker: str = "") -> None:
     logger.warning(
         "the job is a dead letter (%s) after attempt %d%s",
         job.dead_reason,
-        len(job.attempts),
+        job.attempts_count,
         reason,
         extra=extra,
     )

@@ -32,7 +32,7 @@ class RetryPolicy:
 
     def failed(self, job: Job, rules: Rules, error: ErrorInfo, now: datetime) -> Fail:
         """Return what follows from a failure that may be retried."""
-        failures = len(job.attempts) - job.attempts_given_back
+        failures = job.attempts_count - job.attempts_given_back
         delay_s = rules.backoff.delay_s(max(failures, 1), self._chance)
         return Fail(epoch=job.claim_epoch, error=error, retry_at=after(now, delay_s))
 

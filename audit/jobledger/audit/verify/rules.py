@@ -51,9 +51,9 @@ def broken_rule(job: Job | None, event: JobEvent, stream_sequence: int) -> Broke
 
 def _one_outcome(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | None:
     number = cast("_Outcome", event).attempt
-    if not 1 <= number <= len(job.attempts):
-        return None  # of no attempt at all: the transition table tells
-    attempt = job.attempts[number - 1]
+    attempt = job.attempt(number)
+    if attempt is None:
+        return None  # of no attempt at all, or of one long past: the transition table tells
     if attempt.state == "running" or attempt.number != number:
         return None
     kind = event_type(event)
@@ -71,8 +71,8 @@ def _may_claim(job: Job, _event: JobEvent, stream_sequence: int) -> Broken | Non
     newest = job.attempts[-1].epoch
     if stream_sequence <= newest:
         return "epoch", f"claim {stream_sequence} follows claim {newest}: epochs must grow"
-    if not job.attempts_left and job.state not in CLOSED_STATES:
-        counted = len(job.attempts) - job.attempts_given_back + 1
+    if not job.attempts_left_if_lost and job.state not in CLOSED_STATES:
+        counted = job.attempts_count - job.attempts_given_back + 1
         return "attempts", f"attempt {counted} of {job.order.max_attempts} was started"
     return None
 

@@ -34,8 +34,8 @@ class Tally:
 
     def count_lost(self, before: Job, after: Job) -> None:
         """Count the attempt that was running before an event and is lost after it."""
-        at = len(before.attempts) - 1
-        self.lost += at < len(after.attempts) and after.attempts[at].state == "lost"
+        newest = after.attempt(before.attempts_count)
+        self.lost += newest is not None and newest.state == "lost"
 
     def by_type(self) -> dict[str, int]:
         """Return how many events of jobs there were, by type; types without any are left out."""

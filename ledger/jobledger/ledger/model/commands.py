@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import (
     Cause,
     ChildOrder,
@@ -20,8 +22,10 @@ from jobledger.ledger.model.events import (
     StepKind,
 )
 from jobledger.ledger.model.inputs import check_finite, check_whole, checked_order, keep_utc
-from jobledger.ledger.model.runs.orders import Ranges
+from jobledger.ledger.model.runs.orders import Ranges, check_order
 from jobledger.ledger.model.subjects import JobRef, check_token
+
+STEP_KEY_MAX: Final = 500  #: characters of a step's key, and of a signal's id
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -243,7 +247,7 @@ class Carry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Record that the run is going to do a step."""
+    """Record that the run is going to do a step. Its key has at most `STEP_KEY_MAX` characters."""
 
     epoch: int
     step: str
@@ -256,8 +260,14 @@ class StartStep(msgspec.Struct, frozen=True, kw_only=True):
     items_ref: PayloadRef | None = None
 
     def __post_init__(self) -> None:
-        """Check the moment."""
+        """Check key, moment and children.
+
+        Raises: InvalidInputError.
+        """
+        _check_key(self.step)
         keep_utc(self, "until")
+        if self.order is not None:
+            check_order(self.order)
 
 
 class CompleteStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -275,6 +285,10 @@ class CompleteStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     signal: int = 0  #: `KeptSignal.sequence` of the signal that it takes
     copied: Copied | None = None
 
+    def __post_init__(self) -> None:
+        """Check the key."""
+        _check_key(self.step)
+
 
 class FailStep(msgspec.Struct, frozen=True, kw_only=True):
     """Record that a try of a step failed; without `retry_at` for good."""
@@ -290,7 +304,8 @@ class FailStep(msgspec.Struct, frozen=True, kw_only=True):
     copied: Copied | None = None
 
     def __post_init__(self) -> None:
-        """Check the moment."""
+        """Check key and moment."""
+        _check_key(self.step)
         keep_utc(self, "retry_at")
 
 
@@ -311,6 +326,17 @@ class GiveSignal(msgspec.Struct, frozen=True, kw_only=True):
     value: msgspec.Raw = NO_VALUE
     value_ref: PayloadRef | None = None
 
+    def __post_init__(self) -> None:
+        """Check name and id.
+
+        Raises: InvalidTokenError, InvalidInputError.
+        """
+        check_token("signal", self.name)
+        if len(self.id) > STEP_KEY_MAX:
+            raise InvalidInputError(
+                f"the id of signal {self.name!r} has {len(self.id):,} characters, at most {STEP_KEY_MAX} are allowed"
+            )
+
 
 class RequestPause(msgspec.Struct, frozen=True, kw_only=True):
     """Pause a waiting job at once, until a person resumes it; ask a running one to pause."""
@@ -322,6 +348,13 @@ class ResumeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Let a job go on that a person paused: run it if what it waited for has come, else let it wait as before."""
 
     reason: str = ""
+
+
+def _check_key(key: str) -> None:
+    if not 0 < len(key) <= STEP_KEY_MAX:
+        raise InvalidInputError(
+            f"the step key {key[:40]!r} has {len(key):,} characters: 1 to {STEP_KEY_MAX} are allowed"
+        )
 
 
 StepCommand = StartStep | CompleteStep | FailStep
@@ -348,7 +381,12 @@ Command = (
     | Discard
     | Fence
     | Carry
+    | StepCommand
+    | Join
+    | GiveSignal
+    | RequestPause
+    | ResumeJob
 )
 
 Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel
-ClaimHolderCommand = Outcome | Checkpoint | ReportProgress
+ClaimHolderCommand = Outcome | Checkpoint | ReportProgress | StepCommand

@@ -19,35 +19,44 @@ from jobledger.ledger.model.commands import (
     ClaimHolderCommand,
     Command,
     Complete,
+    CompleteStep,
     ConfirmCancel,
     DeadLetter,
     Discard,
     Dispatch,
     Enqueue,
     Fail,
+    FailStep,
     Fence,
+    GiveSignal,
     Interrupt,
+    Join,
     Outcome,
     Pause,
     PutBack,
     ReportProgress,
+    RequestPause,
     Requeue,
     Reschedule,
     Rescue,
+    ResumeJob,
     Snooze,
     Stamp,
+    StartStep,
     TakeOver,
 )
+from jobledger.ledger.model.deciding import facts
+from jobledger.ledger.model.deciding.facts import Events, ending, envelope, of_family, ready, require
+from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
+from jobledger.ledger.model.deciding.runs import give_signal, join, pause, paused, step
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobExistsError,
     JobNotFoundError,
-    StaleClaimError,
 )
 from jobledger.ledger.model.events import (
     Cancelled,
-    CancelRequested,
     Carried,
     Cause,
     Checkpointed,
@@ -61,17 +70,14 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Order,
-    Paused,
     Progressed,
     Queued,
     Scheduled,
     Snoozed,
     Started,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, Job, JobState
-from jobledger.ledger.model.lifecycle import CAUSES, PAST_ITS_LIMITS
-
-Events = tuple[JobEvent, ...]
+from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.lifecycle import CAUSES
 
 #: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
 _QUEUED = JobState.QUEUED
@@ -82,7 +88,7 @@ _asdict: Final = msgspec.structs.asdict
 def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
     """Return the events that `command` adds to `job`, to be appended as one; at least one.
 
-    Raises: JobExistsError, JobNotFoundError, IllegalTransitionError, StaleClaimError; nothing else.
+    Raises: JobExistsError, JobNotFoundError, StaleClaimError, IllegalTransitionError and what is below it; nothing else.
     """
     if job is None:
         if isinstance(command, Enqueue):
@@ -105,20 +111,28 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         case TakeOver():
             return _take_over(job, command, stamp)
         case Rescue():
-            _require(job, "be rescued", JobState.RUNNING)
-            _check_epoch(job, command.lost_epoch)
-            return _end_lost(job, stamp) or (_ready(job, stamp, "redispatched"),)
+            require(job, "be rescued", JobState.RUNNING)
+            facts.check_epoch(job, command.lost_epoch)
+            return _end_lost(job, stamp) or (ready(job, stamp, "redispatched"),)
         case CancelJob():
-            return _cancel(job, command, stamp)
+            return cancel(job, command, stamp)
         case DeadLetter():
-            _require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
-            _check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
-            return (DeadLettered(**_envelope(job, stamp), reason=command.reason, error=command.error),)
+            require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
+            facts.check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
+            return (DeadLettered(**ending(job, stamp), reason=command.reason, error=command.error),)
         case Requeue():
             return _requeue(job, command, stamp)
         case Discard():
-            _require(job, "be discarded", JobState.DEAD_LETTERED)
-            return (Discarded(**_envelope(job, stamp), reason=command.reason),)
+            require(job, "be discarded", JobState.DEAD_LETTERED)
+            return (Discarded(**ending(job, stamp), reason=command.reason),)
+        case Join():
+            return join(job, command, stamp)
+        case GiveSignal():
+            return give_signal(job, command, stamp)
+        case RequestPause():
+            return request_pause(job, command, stamp)
+        case ResumeJob():
+            return resume(job, command, stamp)
         case Fence():
             return _fence(job, command, stamp)
         case Carry():
@@ -165,26 +179,6 @@ _OUTCOME_TYPES: dict[type[Outcome], str] = {
 }
 
 
-def _envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
-    return {
-        "v": 1,  # given, though they are the defaults: a default factory is a call per event
-        "prev": "",
-        "job": job.id,
-        "queue": job.queue,
-        "task": job.task,
-        "at": stamp.at,
-        "by": stamp.by,
-        "trace": stamp.trace or job.order.trace,
-        "correlation": stamp.correlation or job.order.correlation,
-        "causation": stamp.causation,
-    }
-
-
-def _require(job: Job, what: str, *states: JobState) -> None:
-    if job.state not in states:
-        raise IllegalTransitionError(job.id, job.state.value, what)
-
-
 def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     order: dict[str, Any] = {
         "v": 1,
@@ -209,37 +203,19 @@ def _order_fields(order: Order, stamp: Stamp) -> dict[str, Any]:
     return fields
 
 
-def _ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Held:
-    """Make a job that exists ready: `queued`, but `held` where it has limits and they did not admit it yet.
-
-    The one way into both states, so that nothing bypasses a limit. The order stays in the chain, only changes are
-    written again.
-    """
-    order = job.order
-    fields: dict[str, Any] = {
-        **_envelope(job, stamp),
-        "cause": cause,
-        "attempt": len(job.attempts) + 1,
-        "priority": order.priority,
-        "max_attempts": order.max_attempts,
-        "timeout_s": order.timeout_s,
-    } | changes
-    if order.limits and cause not in PAST_ITS_LIMITS:
-        return Held(**fields, limits=order.limits, fair=order.fair)
-    return Queued(**fields)
-
-
 #: Causes of a dispatch that only follows from another command, in the same batch or as its only event.
-_NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted", "ungranted"})
+_NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted", "ungranted", "cancelling"})
 #: Bytes of an input that `queued` as admitted has again: more than nearly every one, and little to store twice.
 _AGAIN_BYTES_MAX: Final = 4096
 
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
-    _require(job, "be queued", *WAITING_STATES)
+    require(job, "be queued", *WAITING_STATES)
     # A late timer or a redispatch must not cut another wait short.
     if command.cause not in CAUSES[job.state] or command.cause in _NEVER_ASKED:
         raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
+    if job.paused_by_operator and not command.reason:
+        raise IllegalTransitionError(job.id, "paused by a person", f"be queued as {command.cause!r}")
     if command.asked_by is not None and command.asked_by != job.wait_sequence:
         raise IllegalTransitionError(
             job.id, f"waiting since sequence {job.wait_sequence}", f"be queued for {command.asked_by}"
@@ -254,7 +230,7 @@ def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
     }
     if command.grant:
         changes |= {**_order_again(job), **changes, "grant": command.grant}
-    return (_ready(job, stamp, command.cause, **changes),)
+    return (ready(job, stamp, command.cause, **changes),)
 
 
 def _order_again(job: Job) -> dict[str, Any]:
@@ -266,24 +242,24 @@ def _order_again(job: Job) -> dict[str, Any]:
 
 
 def _put_back(job: Job, command: PutBack, stamp: Stamp) -> Events:
-    _require(job, "be put back behind its limits", JobState.QUEUED)
+    require(job, "be put back behind its limits", JobState.QUEUED)
     if command.asked_by != job.wait_sequence or not job.order.limits:
         raise IllegalTransitionError(
             job.id,
             f"queued since sequence {job.wait_sequence} with {len(job.order.limits)} limits",
             f"be put back for {command.asked_by}",
         )
-    return (_ready(job, stamp, "ungranted"),)
+    return (ready(job, stamp, "ungranted"),)
 
 
 def _reschedule(job: Job, command: Reschedule, stamp: Stamp) -> Scheduled:
     """Let a job wait for another moment than the one it waits for; its older timer then names a wait that is over."""
-    _require(job, "be rescheduled", JobState.SCHEDULED, JobState.RETRY_WAIT)
+    require(job, "be rescheduled", JobState.SCHEDULED, JobState.RETRY_WAIT)
     if job.due_at is None:  # between two events of one batch
         raise IllegalTransitionError(job.id, "about to go on", "be rescheduled")
     order = job.order
     return Scheduled(
-        **_envelope(job, stamp),
+        **envelope(job, stamp),
         priority=order.priority,
         max_attempts=order.max_attempts,
         timeout_s=order.timeout_s,
@@ -314,58 +290,50 @@ def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
         trace=stamp.trace or job.order.trace,
         correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
-        attempt=len(job.attempts) + 1,
+        attempt=job.attempts_count + 1,
         worker=worker,
         lease_s=lease_s,
     )
 
 
 def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
-    _require(job, "be taken over", JobState.RUNNING)
-    _check_epoch(job, command.lost_epoch)
+    require(job, "be taken over", JobState.RUNNING)
+    facts.check_epoch(job, command.lost_epoch)
     return _end_lost(job, stamp) or (_start(job, stamp, command.worker, command.lease_s),)
 
 
 def _end_lost(job: Job, stamp: Stamp) -> Events:
-    """What ends a job whose newest attempt is lost; nothing where it may be tried again."""
-    if job.cancel_requested:
-        return (Cancelled(**_envelope(job, stamp), reason=job.cancel_reason),)
-    if not job.attempts_left:
+    """What ends a job whose newest attempt is lost; nothing where it may be tried again, or may have to undo something."""
+    if job.cancel_requested and not job.may_undo:
+        return (Cancelled(**ending(job, stamp), reason=job.cancel_reason),)
+    if not job.attempts_left_if_lost:
         lost = job.attempts[-1]
         error = ErrorInfo(
             kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt"
         )
-        return (DeadLettered(**_envelope(job, stamp), reason="exhausted", error=error),)
+        return (DeadLettered(**ending(job, stamp), reason="exhausted", error=error),)
     return ()
 
 
-def _cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
-    if job.state is JobState.RUNNING:
-        if job.cancel_requested:
-            raise IllegalTransitionError(job.id, "already asked to end", "be cancelled again")
-        return (CancelRequested(**_envelope(job, stamp), reason=command.reason),)
-    _require(job, "be cancelled", *WAITING_STATES)
-    return (Cancelled(**_envelope(job, stamp), reason=command.reason),)
-
-
 def _requeue(job: Job, command: Requeue, stamp: Stamp) -> Events:
-    _require(job, "be requeued", JobState.DEAD_LETTERED)
-    granted = len(job.attempts) - job.attempts_given_back + max(1, command.attempts)
+    require(job, "be requeued", JobState.DEAD_LETTERED)
+    granted = job.attempts_count - job.attempts_given_back + max(1, command.attempts)
     priority = command.priority or job.order.priority
     changes: dict[str, Any] = {"max_attempts": granted, "priority": priority, "reason": command.reason}
     if command.input is not NO_VALUE or command.input_ref is not None:
         changes |= {"input": command.input, "input_ref": command.input_ref}
-    return (_ready(job, stamp, "requeued", **changes),)
+    return (ready(job, stamp, "requeued", **changes),)
 
 
 def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
     if command.epoch == job.claim_epoch:
         raise IllegalTransitionError(job.id, "held by this claim", "be fenced")
-    if not any(held.epoch == command.epoch and held.number == command.attempt for held in job.attempts):
+    held = job.attempt(command.attempt)
+    if held is None or held.epoch != command.epoch:
         raise IllegalTransitionError(job.id, job.state.value, "be fenced for a claim it never had")
     return (
         Fenced(
-            **_envelope(job, stamp),
+            **envelope(job, stamp),
             attempt=command.attempt,
             worker=command.worker,
             held_epoch=command.epoch,
@@ -385,25 +353,14 @@ def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
     if job.state in CLOSED_STATES and job.last_sequence <= command.through:
         raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
     state = carried_job(job, tracebacks=command.tracebacks)
-    carried = Carried(**_envelope(job, stamp), through=command.through, job_state=state)
+    carried = Carried(**envelope(job, stamp), through=command.through, job_state=state)
     if needs_work_item:
-        return (carried, _ready(job, stamp, "carried"))
+        return (carried, ready(job, stamp, "carried"))
     return (carried,)
 
 
-def _check_epoch(job: Job, epoch: int) -> None:
-    if job.claim_epoch != epoch:
-        raise StaleClaimError(job.id, epoch, job.claim_epoch)
-
-
-def _check_claim(job: Job, epoch: int) -> None:
-    _check_epoch(job, epoch)
-    if job.state is not _RUNNING:  # a claim epoch of 0 from nowhere
-        raise IllegalTransitionError(job.id, job.state.value, "report an outcome")
-
-
 def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
-    _check_claim(job, command.epoch)
+    facts.check_claim(job, command.epoch)
     completed = Completed(
         v=1,
         prev="",
@@ -415,70 +372,87 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         trace=stamp.trace or job.order.trace,
         correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
-        attempt=len(job.attempts),
+        attempt=job.attempts_count,
         result=command.result,
         result_ref=command.result_ref,
         limited=job.order.limits != (),
     )
+    if job.order.member is not None or job.steps:  # seldom: others hear of it
+        told = {"unvisited": command.unvisited, "successor": command.successor, **of_family(job)}
+        completed = msgspec.structs.replace(completed, **told)
     return (completed,)
 
 
 def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
     """What only the holder of the claim may say."""
-    _check_claim(job, command.epoch)
-    envelope = _envelope(job, stamp)
-    attempt = len(job.attempts)
-    if job.cancel_requested and isinstance(command, Interrupt | Snooze | Pause):  # it will not run again
-        return (Cancelled(**envelope, reason=job.cancel_reason),)
+    facts.check_claim(job, command.epoch)
+    if isinstance(command, Interrupt | Snooze) and (job.cancel_requested or job.pause_requested):
+        asked = _instead(job, command, stamp)
+        if asked is not None:
+            return (asked,)
+    fields = envelope(job, stamp)
+    attempt = job.attempts_count
     match command:
         case Complete():
             return _complete(job, command, stamp)
+        case StartStep() | CompleteStep() | FailStep():
+            return step(job, command, stamp)
         case Fail():
             return _failed(job, command, stamp)
         case Interrupt():
-            interrupted = Interrupted(**envelope, attempt=attempt, reason=command.reason)
-            return (interrupted, _ready(job, stamp, "interrupted"))
+            interrupted = Interrupted(**fields, attempt=attempt, reason=command.reason)
+            return (interrupted, ready(job, stamp, "interrupted"))
         case Snooze():
-            return (Snoozed(**envelope, attempt=attempt, until=command.until),)
+            return (Snoozed(**fields, attempt=attempt, until=command.until),)
         case Pause():
-            return (Paused(**envelope, attempt=attempt, until=command.until, event=command.event),)
+            return pause(job, command, stamp)
         case ConfirmCancel():
-            return (Cancelled(**envelope, reason=command.reason or job.cancel_reason),)
+            return (Cancelled(**ending(job, stamp), reason=command.reason or job.cancel_reason),)
         case Checkpoint():
             return (
-                Checkpointed(**envelope, attempt=attempt, value=command.value, value_ref=command.value_ref),
+                Checkpointed(**fields, attempt=attempt, value=command.value, value_ref=command.value_ref),
             )
         case ReportProgress():
             return (
                 Progressed(
-                    **envelope, attempt=attempt, done=command.done, total=command.total, note=command.note
+                    **fields, attempt=attempt, done=command.done, total=command.total, note=command.note
                 ),
             )
         case _:
             assert_never(command)
 
 
+def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | None:
+    """What follows where somebody asked the attempt to end or to pause; None where its own word stands.
+
+    An attempt of a run that is interrupted goes on elsewhere: only there it is known what is to be undone.
+    """
+    if isinstance(command, Interrupt) and job.may_undo:
+        return None
+    if job.cancel_requested:  # it will not run again
+        return Cancelled(**ending(job, stamp), reason=job.cancel_reason)
+    until = command.until if isinstance(command, Snooze) else None
+    return paused(job, stamp, event=OPERATOR, until=until)
+
+
 def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
     """A failure, and in the same atomic batch what becomes of the job, so that no reader sees it in between."""
-    envelope = _envelope(job, stamp)
-    attempt = len(job.attempts)
-    if job.cancel_requested:
-        failed = Failed(**envelope, attempt=attempt, error=command.error)
-        return (failed, Cancelled(**envelope, reason=job.cancel_reason))
+    fields: dict[str, Any] = {
+        **envelope(job, stamp),
+        "attempt": job.attempts_count,
+        "error": command.error,
+    }
+    if job.cancel_requested and not (job.may_undo and command.give_up is not None):
+        return (Failed(**fields), Cancelled(**ending(job, stamp), reason=job.cancel_reason))
     if command.give_up is not None or not job.attempts_left:
-        failed = Failed(**envelope, attempt=attempt, error=command.error)
         reason = command.give_up or "exhausted"
-        return (failed, DeadLettered(**envelope, reason=reason, error=command.error))
-    if command.retry_at is not None and command.retry_at > stamp.at:
-        return (
-            Failed(
-                **envelope,
-                attempt=attempt,
-                error=command.error,
-                retry_at=command.retry_at,
-                retry_priority=command.retry_priority,
-            ),
-        )
+        return (Failed(**fields), DeadLettered(**ending(job, stamp), reason=reason, error=command.error))
+    is_later = command.retry_at is not None and command.retry_at > stamp.at
+    if job.pause_requested:
+        until = command.retry_at if is_later else None
+        failed = Failed(**fields, retry_at=stamp.at, retry_priority=command.retry_priority)
+        return (failed, paused(job, stamp, event=OPERATOR, until=until))
+    if is_later:
+        return (Failed(**fields, retry_at=command.retry_at, retry_priority=command.retry_priority),)
     priority = command.retry_priority or job.order.priority
-    failed = Failed(**envelope, attempt=attempt, error=command.error, retry_at=stamp.at)
-    return (failed, _ready(job, stamp, "retried", priority=priority))
+    return (Failed(**fields, retry_at=stamp.at), ready(job, stamp, "retried", priority=priority))

@@ -52,8 +52,8 @@ LedgerError
     ├── ResultMismatchError
     └── ResultTimeoutError
 
-Those of subscriptions are in `jobledger.ledger.subscriptions.errors`, those of exports and archives in
-`jobledger.audit.errors`: below the same root and branches.
+Those of runs are in `model.runs.errors`, those of subscriptions in `jobledger.ledger.subscriptions.errors`, those of
+exports and archives in `jobledger.audit.errors`: below the same root and branches.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     """The job waits for a time, for the end of a step or for a person, and holds no slot meanwhile.
 
     One that a person paused while it waited (`event` is `operator`, and no attempt was running) keeps the time and the
-    steps that it waited for.
+    steps that it waited for. If they have not come when the person lets it go on, another `paused` says so.
     """
 
     attempt: Whole  #: which attempt, from 1
@@ -349,8 +349,10 @@ class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     event: str = ""  #: what it waits for; `operator`: that a person resumes it
     steps: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
     undos: Whole = (
-        0  #: how many undos are registered, to be done if the run is to end without having completed
+        0  #: how many undos are registered, to be done before the run ends without having completed
     )
+    reason: str = ""  #: why a person paused it
+    open_children: Whole = 0  #: of a run that a person paused: how many children did not end before it
 
 
 class Snoozed(Event, frozen=True, kw_only=True, tag="snoozed", gc=False):

@@ -343,9 +343,9 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
                 ("inputs", "job_state.order.input_ref"),
                 ("inputs", "job_state.checkpoint_ref"),
                 ("results", "job_state.result_ref"),
-                ("inputs", "job_state.steps.result_ref"),
-                ("inputs", "job_state.steps.items_ref"),
-                ("inputs", "job_state.signals.value_ref"),
+                ("inputs", "job_state.steps[].result_ref"),
+                ("inputs", "job_state.steps[].items_ref"),
+                ("inputs", "job_state.signals[].value_ref"),
             ),
             lean=_lean_carried,
             counted=False,
@@ -477,11 +477,11 @@ def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
 
 
 def _at(value: Any, path: str) -> Iterator[PayloadRef]:
-    """Yield what lies on a path of fields, of which some may hold nothing, or several values."""
-    if not path:
-        yield value
+    """Yield what lies on a path of fields: `[]` after a field's name stands for each of its values."""
+    if value is None or not path:
+        yield from () if value is None else (value,)
         return
     name, _, rest = path.partition(".")
-    found: Any = getattr(value, name)
-    for each in found if isinstance(found, tuple) else () if found is None else (found,):
+    found: Any = getattr(value, name.removesuffix("[]"))
+    for each in found if name.endswith("[]") else (found,):
         yield from _at(each, rest)

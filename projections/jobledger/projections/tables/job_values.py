@@ -75,9 +75,9 @@ def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
         _optional_time_text(job.due_at),
         time_text(attempts[0].started_at) if attempts else NULL_TEXT,
         updated_at if job.finished_at is job.updated_at else _optional_time_text(job.finished_at),
-        len(attempts),
+        job.attempts_count,
         job.order.max_attempts,
-        max(0, len(attempts) - job.attempts_given_back - 1),
+        max(0, job.attempts_count - job.attempts_given_back - 1),
         job.order.max_attempts - 1,
         job.dead_reason or NULL_TEXT,
         int(job.cancel_requested),
@@ -109,14 +109,16 @@ def job_fixed(job: Job, first_us: int) -> Row:
 
 def attempt_rows(job: Job, before: Job | None) -> list[Row]:
     """Return the rows of each attempt that `before` did not have as it is now."""
-    known: Sequence[Attempt] = before.attempts if before is not None else ()
+    known: Sequence[Attempt] = ()
+    if before is not None:
+        known = before.attempts[job.attempts_dropped - before.attempts_dropped :]
     first = 0
     # Untouched attempts are the same objects: `evolve` passes them on.
     while first < min(len(known), len(job.attempts)) and known[first] is job.attempts[first]:
         first += 1
     return [
         _attempt_row(job, attempt, place)
-        for place, attempt in enumerate(job.attempts[first:], start=first + 1)
+        for place, attempt in enumerate(job.attempts[first:], start=job.attempts_dropped + first + 1)
     ]
 
 
@@ -153,7 +155,7 @@ def dead_letter_row(job: Job) -> Row:
         error.message if error is not None else None,
         error.traceback if error is not None else None,
         job_fingerprint(job),
-        len(job.attempts),
+        job.attempts_count,
         None if job.finished_at is None else time_text(job.finished_at),
         job.last_sequence,
     )

@@ -57,7 +57,7 @@ class HookRunner:
             job_id=job.id,
             queue=job.queue,
             task=job.task,
-            attempt=len(job.attempts),
+            attempt=job.attempts_count,
             worker=worker,
             error=error,
             reason=reason,

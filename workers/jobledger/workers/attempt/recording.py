@@ -98,7 +98,7 @@ class Recorder:
     async def _fence(self, attempt: Attempt, outcome: Outcome) -> None:
         """Leave the receipt of an outcome that was refused."""
         job, refused = attempt.job, outcome_type(outcome)
-        number = len(job.attempts)
+        number = job.attempts_count
         self.fenced += 1
         logger.warning("job %s was taken over: our %s for attempt %d is refused", job.id, refused, number)
         command = Fence(epoch=job.claim_epoch, attempt=number, worker=attempt.identity, outcome=refused)

@@ -50,7 +50,7 @@ def judge(job: Job | None, dispatch_sequence: int, *, holder_lives: bool, delive
         return None  # it has an end, or waits for something else
     if holder_lives:
         return "wait"
-    if job.attempts_left or job.cancel_requested:
+    if job.attempts_left_if_lost or job.cancel_requested:
         return Rescue(lost_epoch=job.claim_epoch)
     return DeadLetter(reason="max_deliver", epoch=job.claim_epoch, error=_lost(job, deliveries))
 

@@ -62,7 +62,9 @@ def carried_steps(steps: Steps) -> tuple[CarriedStep, ...]:
 
 def _carried_step(step: Step) -> CarriedStep:
     fields = {name: getattr(step, name) for name in CarriedStep.__struct_fields__}
-    return CarriedStep(**fields | {name: ranges_of(fields[name]) for name in _SETS})
+    for name in _SETS:
+        fields[name] = ranges_of(fields[name])
+    return CarriedStep(**fields)
 
 
 def carried_signals(signals: Iterable[KeptSignal]) -> tuple[CarriedSignal, ...]:

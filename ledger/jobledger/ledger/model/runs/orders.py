@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE, PayloadRef, Priority, Whole
+from jobledger.ledger.model.errors import InvalidInputError
 
 #: What a step is: a call of the run's own code (`once`: never begun a second time unasked), a wait for a time or a signal,
 #: jobs (one, one an item, or a graph), a recorded value, a question about the code's version, a table, an undo.
@@ -127,6 +128,30 @@ class SignalFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     id: str = ""  #: chosen by the sender: the same one twice is the same message; "": each is its own
     value: msgspec.Raw = NO_VALUE  #: what it says
     value_ref: PayloadRef | None = None  #: where a large value lies
+
+
+def check_order(order: ChildOrder) -> None:
+    """Refuse an order whose children could never all come to their end.
+
+    Raises: InvalidInputError.
+    """
+    count, wrong = order.count, ""
+    if not 0 <= count <= ITEMS_MAX:
+        wrong = f"asks for {count:,} children: 0 to {ITEMS_MAX:,} are allowed, make groups of groups"
+    elif not 0 <= order.limit <= ITEMS_MAX:
+        wrong = f"has the limit {order.limit:,}: 0 (all) to {ITEMS_MAX:,} are allowed"
+    elif order.is_open and (count or order.limit or order.after or order.always or order.nodes):
+        wrong = "is open, so it has no count, limit or edges yet"
+    elif len(order.after) not in (0, count) or len(order.nodes) not in (0, count):
+        wrong = f"has {len(order.after)} lists of edges and {len(order.nodes)} nodes for {count} items"
+    elif any(not 0 <= need < item for item, needs in enumerate(order.after) for need in needs):
+        wrong = (
+            "has an item that waits for itself or a later one: number them in an order in which they can run"
+        )
+    elif any(not 0 <= item < count for item in order.always):
+        wrong = f"names an item to run always that is none of its {count}"
+    if wrong:
+        raise InvalidInputError(f"a group of children of task {order.task} {wrong}")
 
 
 def child_id(parent_id: str, step_number: int, item: int) -> str:

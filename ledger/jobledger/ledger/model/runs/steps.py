@@ -287,6 +287,13 @@ def admit(order: ChildOrder, opened: int, ended: int, failed: int) -> int:
     return opened
 
 
+def admissible(step: Step) -> int:
+    """Return the children of a step that may be opened by what is recorded, as a number of bits."""
+    if step.order is None or step.has_ended:
+        return 0
+    return admit(step.order, step.opened, step.ended, step.failed) & ~step.opened
+
+
 def _opened_next(count: int, opened: int, room: int) -> int:
     next_item = opened.bit_length()
     return opened | (((1 << max(0, min(room, count - next_item))) - 1) << next_item)

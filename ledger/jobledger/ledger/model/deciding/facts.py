@@ -1,0 +1,91 @@
+"""What decisions on jobs have in common: the envelope, the way into the queue, the way to an end, refusals. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import IllegalTransitionError, StaleClaimError
+from jobledger.ledger.model.events import Cause, Held, JobEvent, Queued
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.lifecycle import PAST_ITS_LIMITS
+from jobledger.ledger.model.runs.steps import open_children
+
+Events = tuple[JobEvent, ...]
+
+#: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
+_RUNNING = JobState.RUNNING
+
+
+def envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
+    """Return the fields that every event of a job has."""
+    return {
+        "v": 1,  # given, though they are the defaults: a default factory is a call per event
+        "prev": "",
+        "job": job.id,
+        "queue": job.queue,
+        "task": job.task,
+        "at": stamp.at,
+        "by": stamp.by,
+        "trace": stamp.trace or job.order.trace,
+        "correlation": stamp.correlation or job.order.correlation,
+        "causation": stamp.causation,
+    }
+
+
+def ending(job: Job, stamp: Stamp) -> dict[str, Any]:
+    """Return the fields that every event has with which a job ends: its envelope, and what others must hear of."""
+    return {**envelope(job, stamp), **of_family(job)}
+
+
+def of_family(job: Job) -> dict[str, Any]:
+    """Return what the end of a job says to its parent, and of its children. The one place that knows it."""
+    return {"member": job.order.member, "open_children": open_children(job.steps)}
+
+
+def ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Held:
+    """Make a job that exists ready: `queued`, but `held` where it has limits and they did not admit it yet.
+
+    The one way into both states, so that nothing bypasses a limit. The order stays in the chain, only changes are
+    written again.
+    """
+    order = job.order
+    fields: dict[str, Any] = {
+        **envelope(job, stamp),
+        "cause": cause,
+        "attempt": job.attempts_count + 1,
+        "priority": order.priority,
+        "max_attempts": order.max_attempts,
+        "timeout_s": order.timeout_s,
+    } | changes
+    if order.limits and cause not in PAST_ITS_LIMITS:
+        return Held(**fields, limits=order.limits, fair=order.fair)
+    return Queued(**fields)
+
+
+def require(job: Job, what: str, *states: JobState) -> None:
+    """Refuse a command in all other states.
+
+    Raises: IllegalTransitionError.
+    """
+    if job.state not in states:
+        raise IllegalTransitionError(job.id, job.state.value, what)
+
+
+def check_epoch(job: Job, epoch: int) -> None:
+    """Refuse a claim that is not the newest.
+
+    Raises: StaleClaimError.
+    """
+    if job.claim_epoch != epoch:
+        raise StaleClaimError(job.id, epoch, job.claim_epoch)
+
+
+def check_claim(job: Job, epoch: int) -> None:
+    """Refuse who does not hold the claim.
+
+    Raises: StaleClaimError, IllegalTransitionError.
+    """
+    check_epoch(job, epoch)
+    if job.state is not _RUNNING:  # a claim epoch of 0 from nowhere
+        raise IllegalTransitionError(job.id, job.state.value, "report an outcome")

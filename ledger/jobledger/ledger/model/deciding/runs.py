@@ -1,0 +1,226 @@
+"""Decisions on runs: their steps, the ends of their children, the messages to them, and when they may wait. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from jobledger.ledger.model.commands import (
+    CompleteStep,
+    FailStep,
+    GiveSignal,
+    Join,
+    Pause,
+    Stamp,
+    StartStep,
+    StepCommand,
+)
+from jobledger.ledger.model.deciding.facts import Events, ending, envelope, of_family, ready
+from jobledger.ledger.model.errors import IllegalTransitionError
+from jobledger.ledger.model.events import (
+    Cancelled,
+    Joined,
+    JoinFact,
+    Paused,
+    SignalFact,
+    Signalled,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+)
+from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, Job, JobState
+from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
+from jobledger.ledger.model.runs.orders import bits_of, ranges_of
+from jobledger.ledger.model.runs.steps import Step, admissible, admit, fold_join, is_over
+
+#: So many messages a run may be sent.
+SIGNALS_MAX: Final = 10_000
+
+
+def step(job: Job, command: StepCommand, stamp: Stamp) -> Events:
+    """Record a step of the attempt whose claim was checked: one start at most, one end at most."""
+    known = job.steps.get(command.step)
+    if known is not None:
+        _check_goes_on(job, known, command)
+    fields: dict[str, Any] = {
+        **envelope(job, stamp),
+        "attempt": job.attempts_count,
+        "step": command.step,
+        "kind": command.kind,
+        "target": command.target,
+        "input_sha256": command.input_sha256,
+    }
+    match command:
+        case StartStep():
+            return (
+                StepStarted(
+                    **fields,
+                    until=command.until,
+                    order=command.order,
+                    items=command.items,
+                    items_ref=command.items_ref,
+                ),
+            )
+        case CompleteStep():
+            if command.signal:
+                _check_signal(job, command)
+            return (
+                StepCompleted(
+                    **fields,
+                    result=command.result,
+                    result_ref=command.result_ref,
+                    tries=command.tries,
+                    duration_ms=command.duration_ms,
+                    signal=command.signal,
+                    copied=command.copied,
+                ),
+            )
+        case FailStep():
+            return (
+                StepFailed(
+                    **fields,
+                    error=command.error,
+                    tries=command.tries,
+                    retry_at=command.retry_at,
+                    copied=command.copied,
+                ),
+            )
+        case _:
+            assert_never(command)
+
+
+def _check_goes_on(job: Job, known: Step, command: StepCommand) -> None:
+    at = f"{known.state} at sequence {known.sequence}"
+    if known.has_ended:
+        raise IllegalTransitionError(job.id, f"past step {known.key!r}, {at}", "record it again")
+    if isinstance(command, StartStep):
+        raise IllegalTransitionError(job.id, f"in step {known.key!r}, {at}", "start it again")
+    if (known.kind, known.target, known.input_sha256) != (
+        command.kind,
+        command.target,
+        command.input_sha256,
+    ):
+        asked = f"end it as {command.kind} {command.target} with input {command.input_sha256 or 'unknown'}"
+        recorded = f"{known.kind} {known.target} with input {known.input_sha256 or 'unknown'}"
+        raise IllegalTransitionError(job.id, f"in step {known.key!r}, recorded as {recorded}", asked)
+    if known.state == "retrying" and command.tries <= known.tries:
+        raise IllegalTransitionError(
+            job.id, f"past try {known.tries} of step {known.key!r}", f"record try {command.tries}"
+        )
+    if known.order is not None and isinstance(command, CompleteStep) and not known.is_joined:
+        children = f"{known.open.bit_count()} of its children are open"
+        raise IllegalTransitionError(job.id, f"in step {known.key!r}, and {children}", "complete it")
+
+
+def _check_signal(job: Job, command: CompleteStep) -> None:
+    """A signal is taken once, by a wait for its name, the oldest one first."""
+    at_hand = next((each for each in job.signals if each.sequence == command.signal), None)
+    if at_hand is None or at_hand.taken_by or command.kind != "wait" or at_hand.name != command.target:
+        raise IllegalTransitionError(
+            job.id, f"without a signal {command.target!r} at sequence {command.signal}", "take it"
+        )
+
+
+def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
+    """Let the attempt whose claim was checked wait, unless what it would wait for has come."""
+    unknown = next((key for key in command.steps if key not in job.steps), None)
+    if unknown is not None:
+        raise IllegalTransitionError(job.id, f"without a step {unknown!r}", "wait for it")
+    event = command.event
+    if job.cancel_requested:
+        if not (job.steps and command.undos):
+            return (Cancelled(**ending(job, stamp), reason=job.cancel_reason),)
+        if not command.steps or any(job.steps[key].kind != "undo" for key in command.steps):
+            raise StepOverError(job.id, next(iter(command.steps), ""), "it was asked to end")
+    elif job.pause_requested:
+        event = OPERATOR  # whatever came meanwhile: who lets it go on looks
+    elif event == OPERATOR:
+        raise IllegalTransitionError(job.id, "asked to pause by nobody", "pause until a person resumes it")
+    if event != OPERATOR:
+        _check_nothing_came(job, command, stamp)
+    return (paused(job, stamp, event=event, until=command.until, steps=command.steps, undos=command.undos),)
+
+
+def _check_nothing_came(job: Job, command: Pause, stamp: Stamp) -> None:
+    """Refuse a wait that would never end, because what ends it is recorded already."""
+    for key in command.steps:
+        known = job.steps[key]
+        if is_over(known, job.signals, stamp.at):
+            raise StepOverError(job.id, key, "what it waits for has come")
+        if admissible(known):
+            raise StepOverError(job.id, key, "further children of it may be opened")
+
+
+def paused(job: Job, stamp: Stamp, *, event: str, reason: str = "", **waits: Any) -> Paused:
+    """Make a job wait that exists; a person's pause is told with its reason, and to its children."""
+    told: dict[str, Any] = {}
+    if event == OPERATOR:
+        told = {"reason": reason or job.pause_reason, "open_children": of_family(job)["open_children"]}
+    return Paused(**envelope(job, stamp), attempt=job.attempts_count, event=event, **waits, **told)
+
+
+def join(job: Job, command: Join, stamp: Stamp) -> Events:
+    """Count ends of children once, open as many others as there is room for, and wake the run if that ends its wait."""
+    if job.state in CLOSED_STATES:
+        raise IllegalTransitionError(job.id, job.state.value, "be joined")
+    known = job.steps.get(command.step)
+    if known is None or known.order is None:
+        raise IllegalTransitionError(job.id, f"without a group {command.step!r}", "be joined")
+    fact = _news(job, known, command)
+    parked = job.state is JobState.PAUSED and not job.paused_by_operator and command.step in job.awaited
+    over = fold_join(job.steps, fact)[command.step].is_joined
+    is_news = bool(fact.completed or fact.failed or fact.opened or fact.count is not None)
+    if parked and over:
+        return (ready(job, stamp, "resumed", **({"joined": fact} if is_news else {})),)
+    if not is_news:
+        raise IllegalTransitionError(job.id, f"told of these ends of {command.step!r} already", "be joined")
+    fields = msgspec.structs.asdict(fact)
+    return (Joined(**envelope(job, stamp), **fields),)
+
+
+def _news(job: Job, known: Step, command: Join) -> JoinFact:
+    """Return what a command says that is not recorded, and what may be opened then."""
+    order = known.order
+    assert order is not None, "only groups are joined"
+    counted = command.count if order.is_open and known.count is None else None
+    if order.is_open:
+        size = known.count if counted is None else counted
+        may_end = -1 if size is None else (1 << size) - 1
+    else:
+        may_end = known.opened
+    completed = bits_of(command.completed) & may_end & ~known.ended
+    failed = bits_of(command.failed) & may_end & ~known.ended & ~completed
+    if counted is not None and known.ended.bit_length() > counted:
+        more = f"told of item {known.ended.bit_length() - 1} of {command.step!r}"
+        raise IllegalTransitionError(job.id, more, f"have only {counted} of them")
+    opened = 0
+    if not (job.is_final or job.cancel_requested or job.paused_by_operator):
+        ended, bad = known.ended | completed | failed, known.failed | failed
+        opened = admit(order, known.opened, ended, bad) & ~known.opened
+    return JoinFact(
+        step=command.step,
+        completed=ranges_of(completed),
+        failed=ranges_of(failed),
+        opened=ranges_of(opened),
+        count=counted,
+    )
+
+
+def give_signal(job: Job, command: GiveSignal, stamp: Stamp) -> Events:
+    """Tell a run a message: wake it where it waits for one of this name, else keep it."""
+    if job.is_final:
+        raise IllegalTransitionError(job.id, job.state.value, f"be sent signal {command.name!r}")
+    if command.id and any(each.id == command.id for each in job.signals):
+        raise SignalKnownError(job.id, command.id)
+    if len(job.signals) >= SIGNALS_MAX:
+        raise IllegalTransitionError(job.id, f"told {SIGNALS_MAX:,} signals", "be sent another")
+    fact = SignalFact(name=command.name, id=command.id, value=command.value, value_ref=command.value_ref)
+    awaits = (
+        step.kind == "wait" and step.target == command.name
+        for step in map(job.steps.get, job.awaited)
+        if step is not None
+    )
+    if job.state is JobState.PAUSED and not job.paused_by_operator and any(awaits):
+        return (ready(job, stamp, "resumed", signal=fact),)
+    return (Signalled(**envelope(job, stamp), **msgspec.structs.asdict(fact)),)

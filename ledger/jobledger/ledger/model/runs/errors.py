@@ -1,0 +1,21 @@
+"""What a run is refused. Below the root and branches of `model.errors`."""
+
+from __future__ import annotations
+
+from jobledger.ledger.model.errors import IllegalTransitionError
+
+
+class StepOverError(IllegalTransitionError):
+    """A run would wait for a step that is over by now, or wait though it is to end; run its code on, nothing was changed."""
+
+    def __init__(self, job_id: str, step: str, why: str) -> None:
+        self.step = step  #: the key of that step
+        super().__init__(job_id, f"past step {step!r} ({why})", "wait for it")
+
+
+class SignalKnownError(IllegalTransitionError):
+    """A run was sent a signal whose id it was told before; nothing was changed, and the first one counts."""
+
+    def __init__(self, job_id: str, signal_id: str) -> None:
+        self.signal_id = signal_id
+        super().__init__(job_id, f"told signal id {signal_id!r} already", "be told it again")

@@ -1,0 +1,104 @@
+"""A run as its commands make it, event by event: checked against the table, and read back from its bytes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.codec import decode, encode
+from jobledger.ledger.model.commands import (
+    Claim,
+    Command,
+    CompleteStep,
+    Enqueue,
+    FailStep,
+    Stamp,
+    StartStep,
+)
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.events import ChildOrder, ErrorInfo, JobEvent, Order
+from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.runs.orders import OnFailure, items_of
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.transitions import violation
+
+NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LATER: Final = NOW + timedelta(hours=1)
+REF: Final = JobRef(queue="orders", job_id="order-77")
+BOOM: Final = ErrorInfo(kind="exception", type="ValueError", message="boom")
+NEW: Final = Enqueue(ref=REF, task="order", order=Order(max_attempts=3))
+CLAIM: Final = Claim(worker="w1", lease_s=15.0)
+
+
+class Story:
+    """A run in the making; `at` is the time by which it decides."""
+
+    def __init__(self, *commands: Command, at: datetime = NOW) -> None:
+        self.job: Job | None = None
+        self.events: list[JobEvent] = []
+        self.at = at
+        for command in commands:
+            self.do(command)
+
+    @property
+    def run(self) -> Job:
+        assert self.job is not None
+        return self.job
+
+    def decided(self, command: Command) -> tuple[JobEvent, ...]:
+        """Decide, without recording; a command of the holder is by the claim that holds, unless it names another."""
+        if getattr(command, "epoch", None) == 0 and self.job is not None:
+            command = msgspec.structs.replace(command, epoch=self.job.claim_epoch)
+        if getattr(command, "lost_epoch", None) == 0 and self.job is not None:
+            command = msgspec.structs.replace(command, lost_epoch=self.job.claim_epoch)
+        return decide(self.job, command, Stamp(at=self.at, by="w1"))
+
+    def do(self, command: Command) -> list[JobEvent]:
+        """Record what follows from a command, and return it."""
+        found = list(self.decided(command))
+        for event in found:
+            assert violation(self.job, event) is None
+            read = decode(encode(event))
+            assert read == event
+            self.events.append(read)
+            self.job = evolve(self.job, read, len(self.events))
+        return found
+
+    def replayed(self) -> Job:
+        """The run folded anew from its events."""
+        job: Job | None = None
+        for sequence, event in enumerate(self.events, start=1):
+            job = evolve(job, event, sequence)
+        assert job is not None
+        return job
+
+
+def _fields(key: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"epoch": 0, "step": key, "kind": "step", "target": key, **fields}
+
+
+def start(key: str, **fields: Any) -> StartStep:
+    return StartStep(**_fields(key, fields))
+
+
+def end(key: str, **fields: Any) -> CompleteStep:
+    return CompleteStep(**_fields(key, fields))
+
+
+def fail(key: str, **fields: Any) -> FailStep:
+    return FailStep(**_fields(key, {"error": BOOM, **fields}))
+
+
+def group(
+    key: str = "pages", count: int = 4, *, limit: int = 0, on_failure: OnFailure = "stop", **order: Any
+) -> StartStep:
+    """The start of a step with children."""
+    asked = ChildOrder(task="fetch", queue="pages", count=count, limit=limit, on_failure=on_failure, **order)
+    return start(key, kind="graph" if asked.after else "map", target="fetch", order=asked)
+
+
+def opened(step: Step) -> list[int]:
+    return items_of(step.opened)
