@@ -16,21 +16,26 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import nats
 import pytest
+from tests.support.groups import KEY, begin
 from tests.support.jetstream import api
 from tests.support.limited import define, undefine
 from tests.support.limited import enqueue as limited
 from tests.support.schedules import declare
+from tests.support.stranded import becomes
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, ended, until, working
 
 from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, Ledger, Limit, Unique, connect, task
-from jobledger.ledger.model.commands import Claim
+from jobledger.ledger import Backoff, Context, JobState, Ledger, Limit, Unique, connect, task
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
+from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.reconciler import Reconciler
 
 if TYPE_CHECKING:
@@ -138,7 +143,19 @@ class Stage:
             await define(ledger, "api", slots=1)
             await ended(await limited(ledger, large, "api", given={"text": "short"}))
             await ended(await limited(ledger, never, "api", given={"number": 1}, max_attempts=1))
+            await self._group(ledger)
             await undefine(ledger, "api")
+
+    async def _group(self, ledger: Ledger) -> None:
+        """Let the worker make the second child of a run once the first one has ended."""
+        nodes = tuple(ChildNode(task=large.name, queue="work", limits=limits) for limits in (("api",), ()))
+        order = ChildOrder(task=large.name, queue="work", count=2, limit=1, nodes=nodes)
+        run = await begin(ledger, order, [{"text": "short"}, {"text": "short"}])
+        view = await load(ledger.log, run.ref)
+        await Opening(ledger).open(run.ref, view, KEY, 1, again=False)
+        await becomes(run, JobState.QUEUED)
+        claimed = await ledger.execute(run.ref, Claim(worker="nobody", lease_s=15))
+        await ledger.execute(run.ref, Complete(epoch=claimed.claim_epoch))
 
     async def _resume_by_hand(self, ledger: Ledger) -> None:
         """Resume a consumer other than its queue, which the reconciler then pauses again."""

@@ -10,6 +10,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.nats.durables import find_consumer
+from jobledger.workers.reactors.children.reactor import CONSUMER as CHILDREN
 from jobledger.workers.worker import Worker
 
 _LOOK_AGAIN_FIRST_S: Final = 0.02
@@ -17,7 +18,7 @@ _LOOK_AGAIN_MAX_S: Final = 0.5
 
 
 async def until_idle(ledger: Ledger, worker: Worker) -> None:
-    """Return when no job of the worker's queues is ready or runs, here or in another worker.
+    """Return when no job of the worker's queues is ready or runs, here or in another worker, and no run is to be woken.
 
     A job that is held counts as ready as long as its limits admit it. Jobs that wait for a time (delayed, retried
     later, snoozed) stay for the next worker, and so do those of a paused queue. A look that finds nothing counts only if
@@ -43,11 +44,13 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
 
 
 async def _unsettled(ledger: Ledger, worker: Worker) -> bool:
-    """Whether a queue that is not paused has a job that is ready, or that somebody works on."""
+    """Whether a queue that is not paused has a job that is ready, or that somebody works on; or a run hears of one."""
     names = ledger.names
-    for queue in worker.queues:
-        for priority in PRIORITIES:
-            info = await find_consumer(ledger.inbox, names.ledger_stream, names.consumer(queue, priority))
-            if info is not None and info.unsettled and not info.paused:
-                return True
+    consumers = [names.consumer(queue, priority) for queue in worker.served for priority in PRIORITIES]
+    if worker.flow is not None:  # it hosts reactors
+        consumers.append(CHILDREN)
+    for consumer in consumers:
+        info = await find_consumer(ledger.inbox, names.ledger_stream, consumer)
+        if info is not None and info.unsettled and not info.paused:
+            return True
     return False

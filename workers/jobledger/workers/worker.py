@@ -21,6 +21,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.runs.graph import BUILT_IN_QUEUE
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcing import announce_tasks
 from jobledger.workers.attempt.abandoned import Abandoned
@@ -89,6 +90,9 @@ class Worker:
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
         self._tasks = with_hooks(tasks)
+        built_in = (BUILT_IN_QUEUE,) if self._config.reactors and BUILT_IN_QUEUE not in self.queues else ()
+        #: The queues that it takes jobs of: its own, and that of the ledger's own runs.
+        self.served = (*self.queues, *built_in)
         self._pool: ProcessPool | None = None
         self._active: set[asyncio.Task[None]] = set()
         self.taking = asyncio.Event()  #: set once it has a lease and asks for work
@@ -96,17 +100,19 @@ class Worker:
         self._stopping_at_once = asyncio.Event()
         self._is_told_worn_out = False
         self._idle = asyncio.Event()
-        self._intake = Intake(ledger, self._config, self.queues, free=self._free, on_work=self._on_work)
+        self._intake = Intake(
+            ledger, self._config, self.queues, built_in=built_in, free=self._free, on_work=self._on_work
+        )
         self._lease = self._lease_keeper(announce)
         self._abandoned = Abandoned(self._on_abandoned_slots)
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._hooks = HookRunner(tasks)
-        self._pauses = PauseWatch(ledger, self.queues, on_change=self._on_queue)
+        self._pauses = PauseWatch(ledger, self.served, on_change=self._on_queue)
         self._attempts = self._make_attempts()
         self._cancels = CancelWatch(
-            ledger, self.queues, running=self._attempts.claims_held, on_cancel=self._attempts.cancel
+            ledger, self.served, running=self._attempts.claims_held, on_cancel=self._attempts.cancel
         )
         self._watchdog = Watchdog(
             ledger.connection.loop,

@@ -372,14 +372,11 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
 
 def _woken(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Take in what an event tells beside that the job may run: what resumes a run, or that it is to end."""
-    if isinstance(event, Scheduled) or (event.cause not in _WAKING):
+    if isinstance(event, Scheduled) or event.cause not in {"resumed", "cancelling"}:
         return job
     if event.cause == "cancelling":
         return _replace(job, cancel_requested=True, cancel_reason=event.reason)
     return _replace(job, **fold_waking(job.steps, job.signals, event.joined, event.signal, stream_sequence))
-
-
-_WAKING: Final = frozenset({"resumed", "cancelling"})
 
 
 def _paused(job: Job, event: Paused, stream_sequence: int) -> Job:
@@ -395,6 +392,7 @@ def _paused(job: Job, event: Paused, stream_sequence: int) -> Job:
         undos=event.undos if ran else job.undos,
         pause_requested=False,
         paused_by_operator=event.event == OPERATOR,
+        pause_reason=event.reason,
     )
 
 

@@ -190,6 +190,12 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self.ledger_root}.job.*.*.{event}"
 
     @property
+    def ends_of_children(self) -> tuple[str, ...]:
+        """The filters of what concerns runs and their children: no ordinary job's completion is among it."""
+        ends = ("completed.child.>", "cancelled", "dead_lettered", "discarded", "paused")
+        return tuple(self.all_of_type(end) for end in ends)
+
+    @property
     def all_dispatches(self) -> str:
         """The filter of every work item of every queue."""
         return f"{self.ledger_root}.job.*.*.queued.*"

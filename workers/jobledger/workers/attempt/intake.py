@@ -79,7 +79,7 @@ class Intake:
     """Asks the consumers of some queues for work and settles what was delivered.
 
     `on_work` gets each delivery, from the connection's reader: it starts it or gives it back. `free` says how many more
-    could start now.
+    could start now. `built_in`: queues of the ledger's own runs, which have one priority.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Intake:
         config: WorkerConfig,
         queues: tuple[str, ...],
         *,
+        built_in: tuple[str, ...] = (),
         free: Callable[[], int],
         on_work: Callable[[Delivery], None],
     ) -> None:
@@ -110,6 +111,8 @@ class Intake:
         self._lanes: list[Lane] = []
         for priority in PRIORITIES:
             self._lanes += [self._lane(queue, priority) for queue in queues]
+            if priority == "normal":
+                self._lanes += [self._lane(queue, priority) for queue in built_in]
 
     def _lane(self, queue: str, priority: Priority) -> Lane:
         names = self._ledger.names

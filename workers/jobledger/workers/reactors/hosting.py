@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from jobledger.ledger.client import Ledger
+from jobledger.workers.reactors.children.reactor import ChildrenReactor
 from jobledger.workers.reactors.dead_letters import DeadLetterReactor
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.reactor import Reactor, host
@@ -28,6 +29,7 @@ def all_reactors(
     """
     return [
         *timer_reactors(ledger),
+        ChildrenReactor(ledger),
         DeadLetterReactor(ledger, on_dead_letter=on_dead_letter),
         Reconciler(ledger, on_dead_letter=on_dead_letter),
         *([] if flow is None else [flow]),

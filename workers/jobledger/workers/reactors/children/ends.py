@@ -1,0 +1,45 @@
+"""What the reactor keeps of an event that it was handed: whose child ended or paused, or which run's children follow it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, JobEvent, Paused
+from jobledger.ledger.model.runs.orders import Member
+from jobledger.workers.reactors.children.reaching import WITH_ITS_RUN
+
+_ENDS = (Completed, Cancelled, DeadLettered, Discarded)
+
+
+class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one event says of children; the event itself may carry a large result and is not kept."""
+
+    queue: str  #: of the job that the event is about
+    job: str
+    member: Member | None = None  #: whose child it was, where it has ended
+    has_failed: bool = False  #: it ended otherwise than completed
+    has_children: bool = False  #: it is a run, and something became of it that its open children follow
+    has_followed: bool = False  #: it paused because its run was paused, which may go on by now
+
+
+def news_in(event: JobEvent) -> News | None:
+    """Return what an event says of children, None for nothing: most jobs are nobody's child and no run."""
+    has_children = isinstance(event, (*_ENDS, Paused)) and event.open_children > 0
+    if isinstance(event, Paused):
+        has_followed = event.reason.startswith(WITH_ITS_RUN)
+        if not (has_children or has_followed):
+            return None
+        return News(queue=event.queue, job=event.job, has_children=has_children, has_followed=has_followed)
+    if not isinstance(event, _ENDS) or not (has_children or event.member is not None):
+        return None
+    return News(
+        queue=event.queue,
+        job=event.job,
+        member=event.member,
+        has_failed=not isinstance(event, Completed),
+        has_children=has_children,
+    )
+
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(News).decode

@@ -1,0 +1,216 @@
+"""Counting ends of children in their run's chain: what is at hand for one run goes into one append.
+
+While an append is under way further ends arrive, and go with the next one: there is no timer. Two processes that count
+for one run race for its chain; the loser reads what is new, and counts what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, commit, retry_raced
+from jobledger.ledger.model.commands import Join
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Queued
+from jobledger.ledger.model.job import CLOSED_STATES, Job
+from jobledger.ledger.model.runs.events import Joined
+from jobledger.ledger.model.runs.orders import bits, bits_of, ranges_of
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
+from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.reaching import Reaching
+
+logger = logging.getLogger("jobledger.workers.reactors.children")
+
+#: Runs whose chains are kept when no end of theirs is at hand, and how large the results and items of one may be.
+_KEPT_MAX: Final = 64
+_KEPT_BYTES_MAX: Final = 1 << 20
+#: Pause before a chain is read again that lacks what is known to be in it.
+_LAG_S: Final = 0.02
+
+
+class End(msgspec.Struct, eq=False):
+    """The end of one child that is to be counted."""
+
+    step: str
+    item: int
+    has_failed: bool
+    again: bool  #: it was delivered before: who had it may have died between counting it and opening others
+    is_settled: bool = False
+    error: Exception | None = None  #: why it could not be
+
+
+class _Run:
+    """What this process knows of one run, and the ends of its children that wait to be counted."""
+
+    def __init__(self, ref: JobRef) -> None:
+        self.ref = ref
+        self.view: JobView = EMPTY_CHAIN
+        self.waiting: list[End] = []
+        self.turn = asyncio.Lock()
+        self.users = 0
+
+    def is_worth_keeping(self) -> bool:
+        job = self.view.job
+        if job is None or job.is_final:
+            return False
+        sizes = (len(bytes(step.result)) + len(bytes(step.items)) for step in job.steps.values())
+        return sum(sizes) <= _KEPT_BYTES_MAX
+
+
+class Joining:
+    """Counts ends for every run, one append at a time for each; one per process."""
+
+    def __init__(self, client: Client, opening: Opening) -> None:
+        self._client = client
+        self._opening = opening
+        self._reaching = Reaching(client)
+        self._runs: OrderedDict[JobRef, _Run] = OrderedDict()
+        self.joins = 0  #: appends that counted ends here
+
+    async def count(self, parent: JobRef, end: End) -> None:
+        """Return when the end is counted, and every child that may exist for it does.
+
+        Raises: WrongSequenceError where another process was faster too often or a replica lags, NotBegunError,
+            ChildIdTakenError, and what `Log` and the store of payloads raise.
+        """
+        run = self._runs.setdefault(parent, _Run(parent))
+        self._runs.move_to_end(parent)
+        run.waiting.append(end)
+        run.users += 1
+        try:
+            async with run.turn:
+                if not end.is_settled:
+                    await asyncio.sleep(0)  # what came in the same read goes along
+                    await self._settle(run)
+        finally:
+            run.users -= 1
+            self._forget()
+        if end.error is not None:
+            raise end.error
+
+    def _forget(self) -> None:
+        """Forget runs of which nothing is at hand."""
+        for ref, run in list(self._runs.items())[: len(self._runs) - _KEPT_MAX]:
+            if not run.users:
+                del self._runs[ref]
+
+    async def _settle(self, run: _Run) -> None:
+        """Count all ends that are at hand; who was cancelled meanwhile leaves them to the next one."""
+        some, run.waiting = run.waiting, []
+        try:
+            for key in dict.fromkeys(end.step for end in some):
+                await self._count(run, key, [end for end in some if end.step == key])
+        except Exception as error:  # noqa: BLE001 - raised to each of them
+            run.view = EMPTY_CHAIN
+            for end in some:
+                end.error = error
+        except BaseException:
+            run.waiting = some + run.waiting
+            raise
+        for end in some:
+            end.is_settled = True
+        if not run.is_worth_keeping():
+            run.view = EMPTY_CHAIN
+
+    async def _count(self, run: _Run, key: str, ends: Sequence[End]) -> None:
+        command = Join(
+            step=key,
+            completed=ranges_of(bits(end.item for end in ends if not end.has_failed)),
+            failed=ranges_of(bits(end.item for end in ends if end.has_failed)),
+        )
+        before, events = await retry_raced(lambda: self._join(run, command))
+        job = run.view.job
+        again = any(end.again for end in ends)
+        if job is None or job.state in CLOSED_STATES:
+            if (
+                again and job is not None
+            ):  # who opened others may have died before it looked what became of the run
+                run.view = await self._reaching.follow(run.ref, run.view, again=True)
+            return
+        step = job.steps.get(key)
+        if step is None:
+            self._missed(run, key, job)
+            return
+        counted = bits(end.item for end in ends)
+        known = 0 if before is None or key not in before.steps else before.steps[key].ended
+        if again and known & counted:  # whoever counted them may have died before it opened others
+            run.view = await self._opening.open(run.ref, run.view, key, step.open, again=True)
+        elif events:
+            run.view = await self._opening.open(run.ref, run.view, key, _opened(events), again=False)
+
+    async def _join(self, run: _Run, command: Join) -> tuple[Job | None, tuple[JobEvent, ...]]:
+        """Append what the ends come to; return the run as it was before, and the events, none where they are counted.
+
+        Raises: WrongSequenceError when another process was faster: what it appended is known then.
+        """
+        log = self._client.log
+        if not run.view.last_sequence:
+            run.view = await catch_up(log, run.ref, EMPTY_CHAIN)
+        before = run.view
+        try:
+            events = decide(before.job, command, self._client.stamp())
+        except (IllegalTransitionError, JobNotFoundError):
+            await self._require_newest(run)
+            return before.job, ()
+        try:
+            run.view = await commit(log, before, events)
+        except WrongSequenceError:
+            await self._catch_up(run)
+            raise
+        self.joins += 1
+        return before.job, events
+
+    async def _require_newest(self, run: _Run) -> None:
+        """Make sure that a refusal rests on the run as it is now: no replica that lags is believed.
+
+        Raises: WrongSequenceError when it did not.
+        """
+        chain = self._client.log.names.chain(run.ref)
+        known = run.view.last_sequence
+        if await self._client.log.newest_sequence(chain) > known:
+            await self._catch_up(run)
+            raise WrongSequenceError(chain, known)
+
+    async def _catch_up(self, run: _Run) -> None:
+        known = run.view.last_sequence
+        run.view = await catch_up(self._client.log, run.ref, run.view)
+        if run.view.last_sequence == known:
+            await asyncio.sleep(_LAG_S)
+
+    def _missed(self, run: _Run, key: str, job: Job) -> None:
+        """A job says that it is a child for which no step asked.
+
+        Raises: NotBegunError for a run that has not begun: then it is one of a batch.
+        """
+        if not job.steps and not job.attempts:
+            raise NotBegunError(f"batch {job.id} has not begun: ends of its jobs wait to be counted")
+        logger.warning(
+            "jobs say that they are children of run %s by its step %r, which asked for none: not counted",
+            run.ref.job_id,
+            key,
+        )
+
+
+class NotBegunError(WrongSequenceError):
+    """A batch has jobs that ended before its run began, which counts them."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+
+def _opened(events: Sequence[JobEvent]) -> int:
+    """Return the items that may exist by these events."""
+    found = 0
+    for event in events:
+        fact = event.joined if isinstance(event, Queued | Held) else event
+        if isinstance(fact, Joined | JoinFact):
+            found |= bits_of(fact.opened)
+    return found

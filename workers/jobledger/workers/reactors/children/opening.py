@@ -1,0 +1,203 @@
+"""Making the children that a run's step has opened: shared by the reactor and by whoever holds the run's claim.
+
+Several at once do no harm: each child's first event is a conditional append, and one that exists is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, link, load
+from jobledger.ledger.model.commands import Enqueue, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import CorruptLedgerError, WrongSequenceError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.runs.orders import Member, Take, items_of
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
+from jobledger.workers.reactors.children.reaching import Reaching, child_ref
+
+#: First events of children on their way at a time.
+_IN_FLIGHT_MAX: Final = 500
+#: Whole subjects that one look is for.
+_LOOKED_UP_MAX: Final = 1_000
+#: Decoded inputs of groups that are kept: the items of a large one are needed many times.
+_KEPT_BYTES_MAX: Final = 16 << 20
+
+Items = list[msgspec.Raw]
+_NOTHING: Final = msgspec.Raw(b"null")
+_decode_items = msgspec.json.Decoder(Items).decode
+
+
+class ChildIdTakenError(CorruptLedgerError):
+    """The id of a child belongs to a job that is not this child: somebody gave it away, so the run cannot go on."""
+
+    def __init__(self, child: JobRef, parent: JobRef) -> None:
+        self.child = child
+        super().__init__(
+            f"job {child.queue}/{child.job_id} is not the child of run {parent.job_id} whose id it has: "
+            f"cancel the run, and give no job an id that begins with `{parent.job_id}-`"
+        )
+
+
+class Opening:
+    """Enqueues children; one per process, since it keeps what it read of large groups."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._reaching = Reaching(client)
+        self._kept: OrderedDict[str, Items] = OrderedDict()  # by the digest of the array
+        self._kept_bytes: dict[str, int] = {}
+
+    async def open(self, ref: JobRef, view: JobView, key: str, items: int, *, again: bool) -> JobView:
+        """Enqueue children of the step `key`, then look whether the run has ended or paused meanwhile.
+
+        `view`: the run after the event that opened them. `items`: a number in which bit i stands for item i; each must
+        be among `step.opened`. `again`: some of them may exist, because somebody may have done this before and died.
+        Whoever ends or pauses the run cancels or pauses the children that exist by then; those that are made later are
+        cancelled or paused here. So with the look no child is forgotten. Returns the run as it was at that look.
+
+        Safe to repeat, and to be called by several. When it returns, every child is in the ledger.
+
+        Raises: ChildIdTakenError, PayloadMissingError for items that are gone, LedgerFullError, UnreachableError;
+            WrongSequenceError where a replica lags: call it again later.
+        """
+        job = view.job
+        assert job is not None, "only a run has children"
+        step = job.steps[key]
+        if step.order is None or step.order.is_open:
+            return view  # nobody's, or made by a client
+        if again:
+            items = await self._missing(ref, step, items)
+        if not items:
+            return view
+        await self._enqueue(ref, job, step, items)
+        return await self._reaching.follow(ref, view, {key: items})
+
+    async def _missing(self, ref: JobRef, step: Step, items: int) -> int:
+        """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm."""
+        subjects = {item: first_subject(self._client, ref, step, item) for item in items_of(items)}
+        found = items
+        for some in _portions(list(subjects), _LOOKED_UP_MAX):
+            present = await self._client.log.present([subjects[item] for item in some])
+            for item in some:
+                if subjects[item] in present:
+                    found &= ~(1 << item)
+        return found
+
+    async def _enqueue(self, ref: JobRef, job: Job, step: Step, items: int) -> None:
+        inputs = await self._items(step)
+        taken: list[JobRef] = []
+        for some in _portions(items_of(items), _IN_FLIGHT_MAX):
+            commands = [await self._command(ref, job, step, item, inputs) for item in some]
+            appended = [self._submit(command) for command in commands]
+            outcomes = await asyncio.gather(*appended, return_exceptions=True)
+            for command, outcome in zip(commands, outcomes, strict=True):
+                if isinstance(outcome, WrongSequenceError):
+                    if not await self._is_ours(command):
+                        taken.append(command.ref)
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+        if taken:
+            raise ChildIdTakenError(taken[0], ref)
+
+    async def _command(self, ref: JobRef, job: Job, step: Step, item: int, inputs: Items) -> Enqueue:
+        order = step.order
+        assert order is not None, "only a group has children"
+        node = order.node(item)
+        text = bytes(inputs[item])
+        if node.takes:
+            text = await self._with_results(ref, step, node.takes, text)
+        value, reference = await self._client.inputs.put(text, what="input of a child")
+        return Enqueue(
+            ref=child_ref(ref, step, item),
+            task=node.task,
+            order=Order(
+                member=Member(queue=ref.queue, job=ref.job_id, step=step.key, item=item),
+                input=value,
+                input_ref=reference,
+                priority=node.priority,
+                max_attempts=node.max_attempts,
+                timeout_s=node.timeout_s,
+                tenant=order.tenant or job.order.tenant,
+                limits=node.limits,
+                correlation=job.order.correlation or ref.job_id,
+                trace=job.trace,
+            ),
+        )
+
+    async def _with_results(self, ref: JobRef, step: Step, takes: Sequence[Take], text: bytes) -> bytes:
+        """Return an input with the results of other nodes in their places, null for one that has none."""
+        whole: Any = msgspec.json.decode(text)
+        results = {of: await self._result(ref, step, of) for of in {take.of for take in takes}}
+        for take in takes:
+            inside = whole
+            for part in take.at[:-1]:
+                inside = inside[part]
+            inside[take.at[-1]] = results[take.of]
+        return msgspec.json.encode(whole)
+
+    async def _result(self, ref: JobRef, step: Step, item: int) -> msgspec.Raw:
+        """Return what a child returned, as JSON; null for one that did not complete.
+
+        Raises: WrongSequenceError where a replica does not show its end yet.
+        """
+        if not step.ended >> item & 1 or step.failed >> item & 1:
+            return _NOTHING
+        child = child_ref(ref, step, item)
+        job = (await load(self._client.log, child)).job
+        if job is None or job.state is not JobState.COMPLETED:
+            raise WrongSequenceError(self._client.log.names.chain(child), 0)
+        return msgspec.Raw(await self._client.results.get(job.result, job.result_ref))
+
+    def _submit(self, command: Enqueue) -> asyncio.Future[int]:
+        log, member = self._client.log, command.order.member
+        assert member is not None, "a child says whose it is"
+        stamp: Stamp = msgspec.structs.replace(self._client.stamp(), causation=member.job)
+        return log.submit(link(EMPTY_CHAIN, decide(None, command, stamp), log.names).entries)
+
+    async def _is_ours(self, command: Enqueue) -> bool:
+        """Return whether the job that has the id is this child.
+
+        Raises: WrongSequenceError where a replica does not show it yet.
+        """
+        job = (await load(self._client.log, command.ref)).job
+        if job is None:
+            raise WrongSequenceError(self._client.log.names.chain(command.ref), 0)
+        return (job.task, job.order.member) == (command.task, command.order.member)
+
+    async def _items(self, step: Step) -> Items:
+        """Return the inputs of a group's children; those of large groups are kept."""
+        reference = step.items_ref
+        if reference is None:
+            return _decode_items(bytes(step.items))
+        found = self._kept.get(reference.sha256)
+        if found is None:
+            found = _decode_items(await self._client.inputs.get(step.items, reference))
+            self._kept[reference.sha256] = found
+            self._kept_bytes[reference.sha256] = reference.size_bytes
+            while sum(self._kept_bytes.values()) > _KEPT_BYTES_MAX and len(self._kept) > 1:
+                oldest, _ = self._kept.popitem(last=False)
+                del self._kept_bytes[oldest]
+        self._kept.move_to_end(reference.sha256)
+        return found
+
+
+def first_subject(client: Client, parent: JobRef, step: Step, item: int) -> str:
+    """Return the subject under which a child's first event is stored."""
+    assert step.order is not None, "only a group has children"
+    node = step.order.node(item)
+    leaf = "held" if node.limits else f"queued.{node.priority}"
+    return client.log.names.of_type(child_ref(parent, step, item), leaf)
+
+
+def _portions(items: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,177 @@
+"""How what becomes of a run reaches its children: they are cancelled with it, and they pause with it.
+
+Whoever ends or pauses a run appends that to the run alone. The reactor hears of it and does the same to the children that
+are open; whoever enqueues further ones looks afterwards, and does the same to those. So none is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Literal
+
+from jobledger.ledger.model.chain import JobView, catch_up, load, transact
+from jobledger.ledger.model.commands import CancelJob, Command, RequestPause, ResumeJob
+from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.runs.orders import child_id, items_of
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
+
+#: Children that are read and changed at a time.
+_AT_ONCE: Final = 64
+#: How often a run may change between looks at it, after which who asked tries again later.
+_LOOKS_MAX: Final = 8
+
+#: What the reason begins with for which a child is paused: not by a person, but because its run is.
+WITH_ITS_RUN: Final = "its run "
+
+#: What a run is to its children: it goes on, it is paused by a person, or it has ended.
+Course = Literal["goes on", "paused", "ended"]
+
+#: Items of a run's steps: for each key a number in which bit i stands for item i.
+Open = Mapping[str, int]
+
+_WHY: Final = {
+    JobState.COMPLETED: "completed",
+    JobState.CANCELLED: "was cancelled",
+    JobState.DEAD_LETTERED: "is a dead letter",
+    JobState.DISCARDED: "was discarded",
+}
+
+
+def ends_children(job: Job) -> bool:
+    """Return whether the state of a run ends its open children.
+
+    One that diverged keeps them: once its code is mended, a requeue lets it go on with all that is recorded.
+    """
+    return job.is_final and not (job.state is JobState.DEAD_LETTERED and job.dead_reason == "diverged")
+
+
+def open_items(job: Job) -> dict[str, int]:
+    """Return the children that may exist and did not end, of those steps whose children follow the run."""
+    return {
+        key: step.open
+        for key, step in job.steps.items()
+        if step.order is not None and step.order.on_parent_end == "cancel" and step.open
+    }
+
+
+def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
+    """Return the name of a child."""
+    assert step.order is not None, "only a group has children"
+    return JobRef(queue=step.order.node(item).queue, job_id=child_id(parent.job_id, step.number, item))
+
+
+class Reaching:
+    """Lets children follow their run; several at once do no harm, since each append is conditional."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def follow(
+        self, parent: JobRef, view: JobView, items: Open | None = None, *, again: bool = False
+    ) -> JobView:
+        """Do to children what became of their run until now, and return the run as it was at the last look.
+
+        `items`: which children; all open ones by default. `again`: who did this before may have died half-way, so those
+        that were paused are resumed where the run goes on.
+
+        Raises: UnreachableError, LedgerFullError; WrongSequenceError where a replica lags: call it again later.
+        """
+        done: Course | None = None if again else "goes on"
+        for _ in range(_LOOKS_MAX):
+            view, course = await self._look(parent, view)
+            if course == done:
+                return view
+            assert view.job is not None, "a run that has children"
+            await self._act(parent, view.job, open_items(view.job) if items is None else items, course)
+            done = course
+        raise WrongSequenceError(self._client.log.names.chain(parent), view.last_sequence)
+
+    async def cancel(self, parent: JobRef, job: Job, items: Open, *, reason: str) -> None:
+        """Cancel these children, those that run by request; who has ended or is not there stays so.
+
+        Raises: as `follow`.
+        """
+        await self._each(parent, job, items, lambda child: self._tell(child, CancelJob(reason=reason)))
+
+    async def resume(self, parent: JobRef, job: Job) -> None:
+        """Resume the open children that were paused because their run was.
+
+        To be called before the run itself is resumed: then whoever dies in between leaves a run that can be resumed again.
+
+        Raises: as `follow`.
+        """
+        await self._act(parent, job, open_items(job), "goes on")
+
+    async def _look(self, parent: JobRef, view: JobView) -> tuple[JobView, Course]:
+        """Return the run as its chain is on the stream's leader, and what it is to its children."""
+        log = self._client.log
+        chain = log.names.chain(parent)
+        newest = await log.newest_sequence(chain)
+        if not newest:
+            return view, "ended"  # all of it is in an archive
+        if newest > view.last_sequence:
+            view = await catch_up(log, parent, view)
+        if newest > view.last_sequence:
+            raise WrongSequenceError(chain, view.last_sequence)  # a replica that lags
+        job = view.job
+        if job is None or ends_children(job):
+            return view, "ended"
+        return view, "paused" if job.paused_by_operator else "goes on"
+
+    async def _act(self, parent: JobRef, job: Job, items: Open, course: Course) -> None:
+        if course == "ended":
+            await self.cancel(
+                parent, job, items, reason=f"its run {parent.job_id} {_WHY.get(job.state, 'has ended')}"
+            )
+        elif course == "paused":
+            pause = RequestPause(reason=_paused_with(parent))
+            await self._each(parent, job, items, lambda child: self._tell(child, pause))
+        else:
+            await self._each(parent, job, items, lambda child: self._go_on(parent, child))
+
+    async def _each(
+        self, parent: JobRef, job: Job, items: Open, act: Callable[[JobRef], Awaitable[None]]
+    ) -> None:
+        children = [
+            child_ref(parent, job.steps[key], item)
+            for key, some in items.items()
+            if (order := job.steps[key].order) is not None and order.on_parent_end == "cancel"
+            for item in items_of(some)
+        ]
+        for start in range(0, len(children), _AT_ONCE):
+            acts = [act(child) for child in children[start : start + _AT_ONCE]]
+            for outcome in await asyncio.gather(*acts, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def _tell(self, child: JobRef, command: Command) -> None:
+        client = self._client
+        try:
+            await transact(client.log, child, command, client.stamp)
+        except IllegalTransitionError:
+            return  # it has ended, or was told before
+        except JobNotFoundError:
+            await self._require_absent(child)
+            return
+        if isinstance(command, CancelJob):
+            client.hints.tell_cancel(child)
+
+    async def _go_on(self, parent: JobRef, child: JobRef) -> None:
+        """Resume a child that is paused because its run was; one that a person paused stays so."""
+        job = (await load(self._client.log, child)).job
+        if job is not None and job.paused_by_operator and job.pause_reason == _paused_with(parent):
+            await self._tell(child, ResumeJob(reason="its run goes on"))
+
+    async def _require_absent(self, child: JobRef) -> None:
+        """Make sure that a child is not there: then whoever enqueues it sees by itself what became of the run."""
+        chain = self._client.log.names.chain(child)
+        if await self._client.log.newest_sequence(chain):
+            raise WrongSequenceError(chain, 0)
+
+
+def _paused_with(parent: JobRef) -> str:
+    return f"{WITH_ITS_RUN}{parent.job_id} is paused"

@@ -1,0 +1,76 @@
+"""The reactor of runs' children, in every worker; nobody is elected, and it needs no code of any application.
+
+At an end of a child it counts the end in its run's chain, which may wake the run; makes the children that may exist for
+it; looks whether the run has ended meanwhile; and only then acknowledges. At the end of a run it cancels the children that
+are open. Ordinary jobs' completions are never delivered here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.consumer import Source
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.workers.reactors.children.ends import decode, encode, news_in
+from jobledger.workers.reactors.children.joining import End, Joining
+from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.reactor import ConsumerReactor, Later
+
+CONSUMER = "children"
+_IN_FLIGHT_MAX = 1_024
+
+
+class ChildrenReactor(ConsumerReactor):
+    """Counts the ends of children, opens the next ones, wakes their runs, and ends what ended runs leave open."""
+
+    def __init__(self, ledger: Ledger, opening: Opening | None = None) -> None:
+        super().__init__(ledger, CONSUMER, in_flight_max=_IN_FLIGHT_MAX)
+        self.joining = Joining(ledger, opening or Opening(ledger))
+        self._reaching = Reaching(ledger)
+
+    async def find(self) -> Source:
+        """Return where ends of children and of runs are handed out."""
+        names = self.ledger.names
+        return Source(stream=names.ledger_stream, consumer=CONSUMER, filters=names.ends_of_children)
+
+    def keep(self, delivery: Delivery) -> Delivery | None:
+        """Keep whose child ended, or whose run; nothing of ordinary jobs."""
+        message = delivery.read()
+        news = news_in(message.event) if isinstance(message, StoredEvent) else None
+        return None if news is None else msgspec.structs.replace(delivery, data=encode(news))
+
+    async def react(self, delivery: Delivery) -> Later | None:
+        """Do what follows from one event."""
+        news = decode(delivery.data)
+        member = news.member
+        if member is not None:
+            end = End(member.step, member.item, news.has_failed, delivery.delivered > 1)
+            await self.joining.count(JobRef(queue=member.queue, job_id=member.job), end)
+        job = JobRef(queue=news.queue, job_id=news.job)
+        if news.has_children:
+            await self._reach(job, again=delivery.delivered > 1)
+        if news.has_followed:
+            await self._follow(job)
+        return None
+
+    async def _reach(self, run: JobRef, *, again: bool) -> None:
+        """Let the open children of a run follow what became of it."""
+        view = await load(self.ledger.log, run)
+        if view.job is not None:  # else all of it is in an archive
+            await self._reaching.follow(run, view, again=again)
+
+    async def _follow(self, child: JobRef) -> None:
+        """Let a child go on that has paused with its run, if that goes on by now: it may have been asked to for long."""
+        job = (await load(self.ledger.log, child)).job
+        member = None if job is None else job.member
+        if job is None or member is None or not job.paused_by_operator:
+            return
+        run = JobRef(queue=member.queue, job_id=member.job)
+        view = await load(self.ledger.log, run)
+        if view.job is not None and member.step in view.job.steps:
+            await self._reaching.follow(run, view, {member.step: 1 << member.item}, again=True)
