@@ -203,11 +203,23 @@ SHOWN = {
         "at 10 [outcome] email/",
         "`completed` is a second outcome of attempt 1, which was completed before",
     ],
+    "workflow.py": [
+        "order-77 is paused, its steps: reserve, charge, approved",
+        "the first click was recorded: True; the second one: False",
+        "order-77 is completed, its steps: reserve, charge, approved, sleep",
+        "charge-77-150000, approved by eve",
+        "calls of the steps: {'reserve': 1, 'charge': 1}",
+    ],
+    "workflow_kill.py": [
+        "run-0, killed inside wire: in doubt, and not done again",
+        "run-1, killed between 5: the sum is right, 5 calls for 5 steps",
+        "2 workers were killed; every step that had ended ran once (seed 1)",
+    ],
     "testing_tasks.py": ["welcome Ada at attempt 2", "welcome Grace ['sent']"],
 }
 #: What stays on purpose: the README goes on with it.
 KEPT = {"quickstart.py": ".jobledger"}
-ARGUMENTS = {"bulk.py": ["200"]}
+ARGUMENTS = {"bulk.py": ["200"], "workflow_kill.py": ["2", "1"]}
 #: What the watchdog of a worker says when the machine has no time for its loop: nothing that an example does wrong.
 _SLOW_MACHINE = re.compile(
     r"the event loop has been blocked for [\d.]+ s by code that is not a task's.*?\n\n", re.DOTALL

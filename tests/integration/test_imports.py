@@ -17,11 +17,14 @@ BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomi
 PACKAGES = {
     "jobledger.ledger.limits",
     "jobledger.ledger.model",
+    "jobledger.ledger.model.deciding",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",
+    "jobledger.ledger.model.runs",
     "jobledger.ledger.model.schedules",
     "jobledger.ledger.nats",
     "jobledger.ledger.schedules",
+    "jobledger.ledger.signalling",
     "jobledger.ledger.subscriptions",
     "jobledger.ledger.unique",
 }

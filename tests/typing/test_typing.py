@@ -38,28 +38,31 @@ def pyright(path: Path) -> set[int]:
 
 
 @pytest.mark.timeout(120)
-def test_what_is_right_is_accepted() -> None:
-    assert mypy(HERE / "accepted.py") == ""
+@pytest.mark.parametrize("name", ["accepted", "runs"])
+def test_what_is_right_is_accepted(name: str) -> None:
+    assert mypy(HERE / f"{name}.py") == ""
 
 
 @pytest.mark.timeout(120)
-def test_what_is_wrong_is_refused_line_by_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["refused", "runs_refused"])
+def test_what_is_wrong_is_refused_line_by_line(tmp_path: Path, name: str) -> None:
     """The file is no .py, so that the checkers of the project itself do not stumble over it."""
-    copy, expected = _refused(tmp_path)
-    found = {int(number) for number in re.findall(r"refused\.py:(\d+): error:", mypy(copy))}
+    copy, expected = _refused(tmp_path, name)
+    found = {int(number) for number in re.findall(rf"{name}\.py:(\d+): error:", mypy(copy))}
     assert found == expected
 
 
 @pytest.mark.timeout(120)
-def test_the_other_checker_accepts_and_refuses_the_same(tmp_path: Path) -> None:
-    copy, expected = _refused(tmp_path)
-    assert pyright(HERE / "accepted.py") == set()
+@pytest.mark.parametrize(("right", "wrong"), [("accepted", "refused"), ("runs", "runs_refused")])
+def test_the_other_checker_accepts_and_refuses_the_same(tmp_path: Path, right: str, wrong: str) -> None:
+    copy, expected = _refused(tmp_path, wrong)
+    assert pyright(HERE / f"{right}.py") == set()
     assert pyright(copy) == expected
 
 
-def _refused(folder: Path) -> tuple[Path, set[int]]:
+def _refused(folder: Path, name: str) -> tuple[Path, set[int]]:
     """Return a copy with a name that checkers read, and the lines that they must refuse."""
-    source = (HERE / "refused.py.txt").read_text(encoding="utf-8")
-    copy = folder / "refused.py"
+    source = (HERE / f"{name}.py.txt").read_text(encoding="utf-8")
+    copy = folder / f"{name}.py"
     copy.write_text(source, encoding="utf-8")
     return copy, {number for number, line in enumerate(source.splitlines(), start=1) if "# error:" in line}

@@ -86,6 +86,7 @@ async def job_details(
     Raises: UnreachableError.
     """
     events = list(history)
+    results = ledger.results if job.order.member is None else ledger.inputs
     return JobDetails(
         id=job.id,
         queue=job.queue,
@@ -97,7 +98,7 @@ async def job_details(
         metadata=job.order.metadata,
         limits=job.order.limits,
         input=await _value(ledger.inputs, job.order.input, job.order.input_ref, archived),
-        result=await _value(ledger.results, job.result, job.result_ref, archived),
+        result=await _value(results, job.result, job.result_ref, archived),
         error=job.error,
         created_at=job.created_at,
         updated_at=job.updated_at,

@@ -1,5 +1,10 @@
 """The ledger: events, the fold, the log, the client. It knows nothing of workers, projections or the CLI."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
@@ -77,7 +82,48 @@ from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscript
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.unique.rule import Unique
 
+if TYPE_CHECKING:
+    from jobledger.ledger.model.runs.errors import UnknownSignalError
+    from jobledger.ledger.runs.errors import (
+        ChildFailedError,
+        DivergedError,
+        ForeignTaskError,
+        RunTooLongError,
+        StepFailedError,
+        StepInDoubtError,
+    )
+    from jobledger.ledger.runs.run import Run
+    from jobledger.ledger.runs.signals import Signal
+    from jobledger.ledger.runs.steps import NOT_DONE, StepFunction, step
+    from jobledger.ledger.runs.workflow import workflow
+
+#: What only applications with workflows need, and where it is: loaded when it is first asked for.
+_OF_RUNS = {
+    "ChildFailedError": "runs.errors",
+    "DivergedError": "runs.errors",
+    "ForeignTaskError": "runs.errors",
+    "NOT_DONE": "runs.steps",
+    "Run": "runs.run",
+    "RunTooLongError": "runs.errors",
+    "Signal": "runs.signals",
+    "StepFailedError": "runs.errors",
+    "StepFunction": "runs.steps",
+    "StepInDoubtError": "runs.errors",
+    "UnknownSignalError": "model.runs.errors",
+    "step": "runs.steps",
+    "workflow": "runs.workflow",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _OF_RUNS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
 __all__ = [
+    "NOT_DONE",
     "AmbiguousIdError",
     "AppendOutcomeUnknownError",
     "Attempt",
@@ -85,12 +131,15 @@ __all__ = [
     "Backoff",
     "BulkResult",
     "Cancel",
+    "ChildFailedError",
     "ConfigurationError",
     "Context",
     "CorruptLedgerError",
+    "DivergedError",
     "EventDelivery",
     "EventStream",
     "ForeignLoopError",
+    "ForeignTaskError",
     "HeldLock",
     "Hooks",
     "IllegalTransitionError",
@@ -135,6 +184,8 @@ __all__ = [
     "ResultMismatchError",
     "ResultTimeoutError",
     "Retry",
+    "Run",
+    "RunTooLongError",
     "Schedule",
     "ScheduleExistsError",
     "ScheduleNotFoundError",
@@ -142,9 +193,13 @@ __all__ = [
     "ServerBinaryMissingError",
     "ServerStartError",
     "ServerUnreachableError",
+    "Signal",
     "Skip",
     "Snooze",
     "StaleClaimError",
+    "StepFailedError",
+    "StepFunction",
+    "StepInDoubtError",
     "StoreInUseError",
     "StoredEvent",
     "StreamMismatchError",
@@ -158,11 +213,14 @@ __all__ = [
     "Unique",
     "UniqueKeyTakenError",
     "UnknownEventError",
+    "UnknownSignalError",
     "UnknownTaskError",
     "UnreachableError",
     "UnsafeFolderError",
     "UnsupportedServerError",
     "WrongSequenceError",
     "connect",
+    "step",
     "task",
+    "workflow",
 ]

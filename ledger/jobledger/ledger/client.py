@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, ParamSpec, Unpack, overload
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig, with_variables
@@ -50,6 +50,7 @@ from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
+from jobledger.ledger.signalling.giving import AnySignal, give_signal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
@@ -57,6 +58,7 @@ from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 from jobledger.ledger.tracing import Tracing
 
 P = ParamSpec("P")
+T = TypeVar("T")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOCK_STEP: Final = timedelta(seconds=1)
 
@@ -269,6 +271,25 @@ class Ledger:
     async def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good; all of it is kept. Raises: JobNotFoundError, IllegalTransitionError."""
         return await self.execute((await self._named(job, queue)).ref, Discard(reason=reason), by=by)
+
+    async def signal(
+        self,
+        job: AnyJob,
+        signal: AnySignal[T],
+        value: T,
+        /,
+        *,
+        id: str = "",  # noqa: A002 - the public name of the option
+        queue: str | None = None,
+        by: str = "",
+    ) -> bool:
+        """Send a run a signal, which it keeps until it waits for it; False for an `id` that it was sent before.
+
+        Raises: InvalidInputError for a value of another type, JobNotFoundError, AmbiguousIdError, UnknownSignalError for a
+            run that has ended, UnreachableError, after which doing the same again is safe with an `id`.
+        """
+        ref = (await self._named(job, queue)).ref
+        return await give_signal(self, ref, signal, value, id=id, by=by)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on a job and record what follows; see `handle.execute`."""

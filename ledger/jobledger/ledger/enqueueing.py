@@ -195,6 +195,7 @@ class Enqueuer:
             limits=options.limits,
             correlation=options.correlation,
             metadata=options.metadata,
+            version=task.version,
         )
         if self._children is not None:
             order = self._children.inherit(order)

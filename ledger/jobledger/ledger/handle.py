@@ -31,6 +31,7 @@ R_co = TypeVar("R_co", covariant=True)
 #: Without a hint the chain is looked at again after these times: a hint may be lost, never the event.
 _LOOK_AGAIN_FIRST_S: Final = 0.02
 _LOOK_AGAIN_MAX_S: Final = 1.0
+_LOOKS_UNTIL_DOUBT: Final = 8
 _LOOK_S_MIN: Final = 1.0  # that one look may take, however little of the limit is left
 
 
@@ -169,32 +170,42 @@ class JobHandle(Generic[R_co]):
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        seen = 0
+        view, looks = EMPTY_CHAIN, 0
         pause = _LOOK_AGAIN_FIRST_S
         with self._client.hints.watch(self.ref) as hinted:
             while True:
                 hinted.clear()
-                events = await self._look(deadline)
+                events = await self._look(deadline, view.last_sequence, looks)
                 for stored in events:
-                    if stored.stream_sequence > seen:
-                        seen = stored.stream_sequence
-                        pause = _LOOK_AGAIN_FIRST_S
-                        yield stored
-                job = fold(events).job
-                if job is not None and job.is_final:
+                    view = extend(view, stored)
+                    pause = _LOOK_AGAIN_FIRST_S
+                    yield stored
+                if view.job is not None and view.job.is_final:
                     return
+                looks += 1
                 pause = await self._wait(hinted, pause, deadline)
 
-    async def _look(self, deadline: float | None) -> list[StoredEvent]:
-        """Read the history within the limit; one look is allowed even when the limit is over."""
+    async def _look(self, deadline: float | None, seen: int, looks: int) -> list[StoredEvent]:
+        """Read what is newer within the limit; one look is allowed even when the limit is over."""
         if deadline is None:
-            return await self._read()
+            return await self._newer(seen, looks)
         left = deadline - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(max(left, _LOOK_S_MIN)):
-                return await self._read()
+                return await self._newer(seen, looks)
         except TimeoutError as error:
             raise self._too_late() from error
+
+    async def _newer(self, seen: int, looks: int) -> list[StoredEvent]:
+        """Return the events after a sequence; now and then see whether the job is still there, which may be archived."""
+        if not seen:
+            return await self._read()
+        log = self._client.log
+        chain = log.names.chain(self.ref)
+        events = await log.read_on(chain, seen)
+        if not events and looks % _LOOKS_UNTIL_DOUBT == 0 and not await log.newest_sequence(chain):
+            raise JobNotFoundError(self.id)
+        return events
 
     def _too_late(self) -> ResultTimeoutError:
         message = (
@@ -236,7 +247,7 @@ class JobHandle(Generic[R_co]):
         """
         job = await self.wait(timeout_s=timeout_s)
         if job.state is JobState.COMPLETED:
-            results = self._client.results
+            results = self._client.results if job.order.member is None else self._client.inputs
             text = await self._client.patience.read(lambda: results.get(job.result, job.result_ref))
             reader = self.reader
             value = msgspec.json.decode(text) if reader is None else reader.read_result(text, self.id)

@@ -46,6 +46,10 @@ class JobHints(Protocol):
         """Tell the workers of a job's queue that a cancel request for it is in the ledger."""
         ...
 
+    def tell_resume(self, ref: JobRef) -> None:
+        """Tell the workers of a run's queue that it has news."""
+        ...
+
 
 class Client(Protocol):
     """One client of a ledger, as its handles and its enqueuer use it."""

@@ -7,7 +7,7 @@ import copy
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final, Never, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Never, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import msgspec.inspect
@@ -23,7 +23,8 @@ from jobledger.ledger.model.foreign_types import (
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.outcome import WISHES
 
-_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
+#: What decoding raises for a text that is not of the wanted type.
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
 #: Return annotations that promise nothing about a result.
 _NO_PROMISE: Final = (inspect.Signature.empty, object, Never, NoReturn)
 
@@ -32,6 +33,8 @@ class GivenByWorker:
     """The base of what a worker hands a task beside its input: a parameter of such a type is not part of the input."""
 
     __slots__ = ()
+    #: Whether only a run has it.
+    is_of_runs: ClassVar[bool] = False
 
 
 class TaskSignature:
@@ -41,7 +44,9 @@ class TaskSignature:
         """Raises: TaskDefinitionError for what JSON cannot hold, and for an annotation that cannot be resolved."""
         self._task_name = name
         parameters, hints = _parameters(function, name)
-        self.context_parameter = next((p.name for p in parameters if _is_context(hints.get(p.name))), None)
+        self.context_parameter = next((p.name for p in parameters if _given(hints.get(p.name))), None)
+        #: The type of that parameter.
+        self.given = None if self.context_parameter is None else _given(hints[self.context_parameter])
         self._parameters = [p for p in parameters if p.name != self.context_parameter]
         self._types = {p.name: hints.get(p.name, Any) for p in self._parameters}
         self._positional = [p.name for p in self._parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -61,7 +66,7 @@ class TaskSignature:
         self._names = tuple(p.name for p in self._parameters)
         for parameter, wanted in self._types.items():
             _refuse_foreign(wanted, f"task {name}: parameter {parameter}")
-        self._result_decoder = _result_decoder(hints.get("return", Any), name)
+        self._result_decoder = result_decoder(hints.get("return", Any), f"task {name}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,7 +106,7 @@ class TaskSignature:
             try:
                 if name not in late:
                     msgspec.json.decode(text, type=self._types[name], dec_hook=from_builtin)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise InvalidInputError(f"task {self._task_name}, argument {name}: {error}") from error
         return plain
 
@@ -155,7 +160,7 @@ class TaskSignature:
         """
         try:
             return self._result_decoder.decode(text)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise ResultMismatchError(job_id, self._task_name, str(error)) from error
 
     def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]:
@@ -177,10 +182,10 @@ class TaskSignature:
         if wanted is Any:
             return _json_or_text(word)
         # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
-        with contextlib.suppress(*_UNREADABLE):
+        with contextlib.suppress(*UNREADABLE):
             found = msgspec.convert(word, wanted, strict=False, dec_hook=from_builtin)
             return msgspec.to_builtins(found, enc_hook=to_builtin)
-        with contextlib.suppress(*_UNREADABLE):
+        with contextlib.suppress(*UNREADABLE):
             found = msgspec.json.decode(word, type=wanted, dec_hook=from_builtin)
             return msgspec.to_builtins(found, enc_hook=to_builtin)
         message = f"task {self._task_name}: argument {name}={word[:60]!r} is not {_type_name(wanted)}"
@@ -198,8 +203,11 @@ def _type_name(wanted: Any) -> str:
     return getattr(wanted, "__name__", None) or str(wanted).replace("typing.", "")
 
 
-def _result_decoder(returned: Any, task_name: str) -> msgspec.json.Decoder[Any]:
-    """Return what reads the task's results; the outcomes that it may return instead are no results."""
+def result_decoder(returned: Any, what: str) -> msgspec.json.Decoder[Any]:
+    """Return what reads the results of a task or step; the outcomes that it may return instead are no results.
+
+    Raises: TaskDefinitionError for a type that JSON cannot hold.
+    """
     if get_origin(returned) in (Union, types.UnionType):
         returned = Union[tuple(each for each in get_args(returned) if each not in WISHES)]  # noqa: UP007 - made here
     if returned in _NO_PROMISE or returned in WISHES:
@@ -207,9 +215,9 @@ def _result_decoder(returned: Any, task_name: str) -> msgspec.json.Decoder[Any]:
     try:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(returned, dec_hook=from_builtin)
     except TypeError as error:
-        message = f"task {task_name}: the type of its result cannot be read from JSON: {error}"
+        message = f"{what}: the type of its result cannot be read from JSON: {error}"
         raise TaskDefinitionError(message) from error
-    _refuse_foreign(returned, f"task {task_name}: its result")
+    _refuse_foreign(returned, f"{what}: its result")
     return decoder
 
 
@@ -260,8 +268,12 @@ def _parameters(
     return parameters, hints
 
 
-def _is_context(hint: Any) -> bool:
-    return any(isinstance(each, type) and issubclass(each, GivenByWorker) for each in (hint, *get_args(hint)))
+def _given(hint: Any) -> type[GivenByWorker] | None:
+    """Return which type of what workers give an annotation names, if it names one."""
+    for each in (hint, *get_args(hint)):
+        if isinstance(each, type) and issubclass(each, GivenByWorker):
+            return each
+    return None
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:

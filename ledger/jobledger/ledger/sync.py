@@ -30,6 +30,7 @@ from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.schedules.blocking import BlockingSchedules
+from jobledger.ledger.signalling.giving import AnySignal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
@@ -241,6 +242,20 @@ class Ledger:
     def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good. See `client.Ledger.discard`."""
         return self._caller.call(lambda ledger: ledger.discard(job, queue=queue, reason=reason, by=by))
+
+    def signal(
+        self,
+        job: AnyJob,
+        signal: AnySignal[R],
+        value: R,
+        /,
+        *,
+        id: str = "",  # noqa: A002 - the public name of the option
+        queue: str | None = None,
+        by: str = "",
+    ) -> bool:
+        """Send a run a signal; False for an `id` that it was sent before. See `client.Ledger.signal`."""
+        return self._caller.call(lambda ledger: ledger.signal(job, signal, value, id=id, queue=queue, by=by))
 
     def pause_queue(
         self,

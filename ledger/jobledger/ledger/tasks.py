@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -44,6 +44,11 @@ else:
 
 class Task(Generic[P, R_co]):
     """A function that jobs can run. `P`: the parameters that are a job's input; `R_co`: what the function returns."""
+
+    #: Whether its jobs are runs, whose steps are recorded: of a workflow.
+    makes_runs: ClassVar[bool] = False
+    #: Of its code, which each of its runs is bound to; "": none.
+    version: str = ""
 
     def __init__(
         self,
@@ -204,6 +209,9 @@ class TaskRegistry:
         if task.signature.context_parameter is None and task.rules.heartbeat_s is not None:
             message = f"task {task.name} has heartbeat_s but no Context parameter to give signs of life by"
             raise TaskDefinitionError(message)
+        given = task.signature.given
+        if given is not None and given.is_of_runs and not task.makes_runs:
+            raise TaskDefinitionError(f"task {task.name} takes a Run: decorate it with @workflow")
         if task.schedule is not None:
             self.add_schedule(task.schedule)
 

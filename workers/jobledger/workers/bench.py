@@ -24,6 +24,7 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
 
@@ -53,6 +54,7 @@ class Bench:
         policy, abandoned = RetryPolicy(random.Random()), Abandoned()  # noqa: S311 - jitter
         threads = Threads(ledger.connection.loop, 1, abandoned)
         self._execution = Execution(Surroundings.of(ledger), threads, policy)
+        self._execution.runs = RunExecution(ledger, self._execution, threads, policy)
         self._ended = asyncio.Event()
         self._attempts = Attempts(
             ledger,
@@ -113,7 +115,9 @@ class Bench:
 
     def _open_pool(self, name: str) -> None:
         task = self._tasks.find(name)
-        if self._pool is not None or task is None or task.rules.run_in != "process":
+        if self._pool is not None or task is None:
+            return
+        if task.rules.run_in != "process" and not (task.makes_runs and self._tasks.modules):
             return
         config = self._ledger.config
         settings = WorkerConfig(pool_size=1).pool(self._lease.duration_s, config.payload_bytes_max)

@@ -41,6 +41,7 @@ from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
 from jobledger.workers.reactors.schedules.declaring import Declaring
 from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.services import end, outlive
 from jobledger.workers.surroundings import Surroundings
 from jobledger.workers.watchdog import Watchdog
@@ -108,6 +109,14 @@ class Worker:
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
+        self._runs = RunExecution(
+            ledger,
+            self._execution,
+            self._threads,
+            policy,
+            may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
+        )
+        self._execution.runs = self._runs
         self._hooks = HookRunner(tasks)
         self._pauses = PauseWatch(ledger, self.served, on_change=self._on_queue)
         self._attempts = self._make_attempts()
@@ -206,6 +215,9 @@ class Worker:
         self._open_pool()
         await self._cancels.open()
         await self._pauses.open()
+        if any(task.makes_runs for task in self._tasks):
+            for queue in self.queues:
+                await self._ledger.hints.listen_resumes(queue, self._runs.on_hint)
         await self._intake.open()
         if self._config.reactors:
             self.flow = flow_reactor(self._ledger, self.name)
@@ -253,8 +265,9 @@ class Worker:
         self._hooks.tell_dead_letter(job, worker=self.identity)
 
     def _open_pool(self) -> None:
-        """Open the pool if a task runs in processes; each process is started when it is needed."""
-        if any(task.rules.run_in == "process" for task in self._tasks):
+        """Open the pool if a task, or a step of a run, may run in processes; each is started when it is needed."""
+        loaded = bool(self._tasks.modules)
+        if any(task.rules.run_in == "process" or (loaded and task.makes_runs) for task in self._tasks):
             settings = self._config.pool(self._lease.duration_s, self._ledger.config.payload_bytes_max)
             self._pool = ProcessPool(
                 self._tasks.modules, settings, connection=self._ledger.config.for_another_process()

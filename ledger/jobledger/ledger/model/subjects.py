@@ -284,6 +284,10 @@ class Names(msgspec.Struct, frozen=True):
         """Return the core subject of "somebody wants this running job to end"; of any job of the queue by default."""
         return f"{self._subject('hint')}.cancel.{queue}.{job_id}"
 
+    def resume_hint(self, queue: str, job_id: str = "*") -> str:
+        """Where the workers of a queue hear that a run of theirs has news; by default of any run of the queue."""
+        return f"{self._subject('hint')}.resume.{queue}.{job_id}"
+
     def queue_hint(self, queue: str) -> str:
         """Return the core subject of "somebody paused or resumed this queue"."""
         return f"{self._subject('hint')}.queue.{queue}"

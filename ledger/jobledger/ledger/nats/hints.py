@@ -44,11 +44,21 @@ class Hints:
 
     async def listen_cancels(self, queue: str, on_cancel: Callable[[JobRef], None]) -> None:
         """Call `on_cancel` for every hint that a running job of the queue is to end."""
+        await self._listen_jobs(self._names.cancel_hint(queue), queue, on_cancel)
 
+    async def listen_resumes(self, queue: str, on_news: Callable[[JobRef], None]) -> None:
+        """Call `on_news` for every hint that a run of the queue has news: a signal, or children that ended."""
+        await self._listen_jobs(self._names.resume_hint(queue), queue, on_news)
+
+    async def _listen_jobs(self, subject: str, queue: str, on_job: Callable[[JobRef], None]) -> None:
         def on_hint(subject: bytes, _reply: bytes, _data: bytes, _headers: bytes) -> None:
-            on_cancel(JobRef(queue=queue, job_id=subject.rpartition(b".")[2].decode(errors="replace")))
+            on_job(JobRef(queue=queue, job_id=subject.rpartition(b".")[2].decode(errors="replace")))
 
-        await self._connection.listen(self._names.cancel_hint(queue), on_hint)
+        await self._connection.listen(subject, on_hint)
+
+    def tell_resume(self, ref: JobRef) -> None:
+        """Tell the workers of a run's queue that it has news."""
+        self._send(self._names.resume_hint(ref.queue, ref.job_id), b"")
 
     def tell_cancel(self, ref: JobRef) -> None:
         """Tell the workers of a job's queue that a cancel request for it is in the ledger."""

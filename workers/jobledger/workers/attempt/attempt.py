@@ -241,6 +241,8 @@ class Attempts:
         control = attempt.control
         if attempt.own_task.done() or control.returned or control.recording or control.abandoned:
             return
+        if control.undoing and not control.stop_reason:
+            return
         if attempt.on_loop:
             self._abandon(attempt)
         elif attempt.in_thread:
@@ -297,13 +299,13 @@ class Attempts:
         return {
             ref: attempt.job.claim_epoch
             for ref, attempt in self.running.items()
-            if not (attempt.control.stop_reason or attempt.control.recording)
+            if not (attempt.control.stop_reason or attempt.control.recording or attempt.control.undoing)
         }
 
     def cancel(self, ref: JobRef, epoch: int, reason: str) -> None:
         """Stop the attempt of a job that somebody cancelled; one of another claim is left alone."""
         attempt = self.running.get(ref)
-        if attempt is not None and attempt.job.claim_epoch == epoch:
+        if attempt is not None and attempt.job.claim_epoch == epoch and not attempt.control.undoing:
             attempt.stop(reason or "cancelled", cancelled=True)
 
     def stop(self, reason: str, *, grace_s: float) -> None:

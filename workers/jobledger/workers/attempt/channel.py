@@ -18,7 +18,7 @@ from jobledger.ledger import sync
 from jobledger.ledger.children import Parent
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.context import done
-from jobledger.ledger.model.chain import JobView, transact
+from jobledger.ledger.model.chain import JobView, catch_up, transact
 from jobledger.ledger.model.commands import Checkpoint, Command, ReportProgress
 from jobledger.ledger.model.errors import AttemptStoppedError, InvalidInputError, LedgerError, RefusedError
 from jobledger.ledger.model.json_text import check_text, encode_value
@@ -164,7 +164,7 @@ class AttemptChannel:
                 now = self._loop.time()
                 if now - self._stored_at >= _LEDGER_EVERY_S:
                     self._stored_at, self._stored = now, report
-                    await self._append(
+                    await self.append(
                         ReportProgress(
                             epoch=self._epoch, done=report.done, total=report.total, note=report.note
                         )
@@ -185,9 +185,13 @@ class AttemptChannel:
         value, reference = await self._ledger.inputs.put(text, what="checkpoint")
         command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
         what = f"a checkpoint of job {self._ref.job_id}"
-        await retry_store(what, lambda: self._append(command), outage=self._ledger.outage)
+        await retry_store(what, lambda: self.append(command), outage=self._ledger.outage)
 
-    async def _append(self, command: Command) -> None:
+    async def append(self, command: Command) -> None:
+        """Append what follows from a command of the claim's holder.
+
+        Raises: what `transact` raises.
+        """
         async with self._appending:
             self.chain = await transact(
                 self._ledger.log,
@@ -196,6 +200,11 @@ class AttemptChannel:
                 lambda: self._ledger.stamp(self._identity),
                 known=self.chain,
             )
+
+    async def refresh(self) -> None:
+        """Read what others appended. Raises: UnreachableError."""
+        async with self._appending:
+            self.chain = await catch_up(self._ledger.log, self._ref, self.chain)
 
     async def close(self) -> None:
         """Store the checkpoints that the task did not await and stop reporting, before the outcome is appended."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outco
 from jobledger.ledger.model.commands import Snooze as SnoozeJob
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
+    ConfigurationError,
     InvalidError,
     InvalidInputError,
     PayloadMissingError,
@@ -34,7 +35,7 @@ from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import UNKNOWN_TASK_DELIVERIES_MAX
 from jobledger.workers.attempt.threads import Threads
-from jobledger.workers.pool.child_process import ChildStartError, Raised, Returned
+from jobledger.workers.pool.child_process import ChildStartError, Raised, Result, Returned
 from jobledger.workers.pool.messages import Call
 from jobledger.workers.pool.pool import PoolClosedError, ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy, after, error_info, recordable, unknown_task
@@ -50,8 +51,16 @@ _ANYWHERE: Final = contextlib.nullcontext(True)  # noqa: FBT003 - there is one
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
-class _LimitReachedError(Exception):
+class LimitReachedError(Exception):
     """The attempt reached a limit of its own."""
+
+
+class Runs(Protocol):
+    """Makes the attempts of tasks that are workflows."""
+
+    async def run(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
+        """Go on with a run; return what to record, or what was recorded as it parked."""
+        ...
 
 
 class Execution:
@@ -62,6 +71,7 @@ class Execution:
         self._threads = threads
         self._policy = policy
         self._processes: Processes | None = None
+        self.runs: Runs | None = None  #: makes the attempts of workflows
 
     def open(self, pool: ProcessPool) -> None:
         """Run tasks with `run_in="process"` in this pool from now on."""
@@ -74,9 +84,26 @@ class Execution:
         return self._in_processes.place(wait=wait)
 
     @property
+    def _in_runs(self) -> Runs:
+        assert self.runs is not None, "whoever makes attempts gives it before the first one"
+        return self.runs
+
+    @property
     def _in_processes(self) -> Processes:
         assert self._processes is not None, "a worker with such tasks opens a pool"
         return self._processes
+
+    async def call_in_process(self, call: Call) -> Result:
+        """Make a call beside the attempts, in the next process that is free.
+
+        Raises: ConfigurationError where this worker has no processes, ChildStartError, PoolClosedError.
+        """
+        if self._processes is None:
+            raise ConfigurationError(
+                'a step with run_in="process" needs a worker that loads its module: '
+                "use TaskRegistry.load([...]) instead of giving task objects"
+            )
+        return await self._processes.call(call)
 
     async def run(self, attempt: Attempt) -> Outcome:
         """Run the task on the job's input and return what to record.
@@ -98,30 +125,29 @@ class Execution:
             if task.rules.run_in == "process":
                 return await self._run_in_process(attempt, task, text)
             if task.signature.context_parameter is not None:
-                channel = self._open_channel(attempt)
-                arguments[task.signature.context_parameter] = (await self._call_of(attempt, text)).context(
-                    channel
-                )
+                await self._hand_over(attempt, task, arguments, text)
         except (InvalidInputError, PayloadMissingError, PayloadTooLargeError) as error:
             return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", error), give_up="invalid")
+        if task.makes_runs:
+            return await self._in_runs.run(attempt, task, arguments)
         try:
             if task.is_async and job.order.timeout_s is None and task.rules.heartbeat_s is None:
                 value = await task.function(**arguments)  # as below, without the limits that it does not have
             else:
-                value = await self._within(attempt, task, lambda: self._call(attempt, task, arguments))
-        except _LimitReachedError:
+                value = await self.within(attempt, task, lambda: self._call(attempt, task, arguments))
+        except LimitReachedError:
             return self.timed_out(attempt)
         except BaseException as error:
-            if _is_stop(attempt, error):
+            if is_stop(attempt, error):
                 raise
             # Whatever user code raises is this attempt's failure: a task must not end the worker.
             return self._policy.raised(job, task.rules, error, self._ledger.clock.now())
-        return await self._outcome(attempt, task, value)
+        return await self.outcome(attempt, task, value)
 
-    async def _within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
+    async def within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
         """Call within the attempt's limits, if it has any.
 
-        Raises: _LimitReachedError, unless the task made another end of it when it was cancelled.
+        Raises: LimitReachedError, unless the task made another end of it when it was cancelled.
         """
         limit_s, control = attempt.job.order.timeout_s, attempt.control
         if limit_s is None and task.rules.heartbeat_s is None:
@@ -136,7 +162,7 @@ class Execution:
         except asyncio.CancelledError as error:
             if not control.limit or control.stop_reason:
                 raise
-            raise _LimitReachedError from error
+            raise LimitReachedError from error
         finally:
             if timer is not None:
                 timer.cancel()
@@ -174,6 +200,15 @@ class Execution:
         channel = attempt.control.channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity)
         return channel
 
+    async def _hand_over(
+        self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any], text: bytes
+    ) -> None:
+        """Open the attempt's channel, and give a task its context."""
+        channel = self._open_channel(attempt)
+        parameter = task.signature.context_parameter
+        if parameter is not None and not task.makes_runs:
+            arguments[parameter] = (await self._call_of(attempt, text)).context(channel)
+
     async def _call_of(self, attempt: Attempt, text: bytes) -> Call:
         """Return what the task is told of its attempt; `text` is the job's input."""
         job, tracing = attempt.job, self._ledger.tracing
@@ -210,14 +245,14 @@ class Execution:
             await self._call_of(attempt, text), parent=Parent.of(job, attempt.identity)
         )
         try:
-            result = await self._within(attempt, task, lambda: processes.run(attempt, call))
-        except _LimitReachedError:
+            result = await self.within(attempt, task, lambda: processes.run(attempt, call))
+        except LimitReachedError:
             return self.timed_out(attempt)
         except (ChildStartError, PoolClosedError) as error:  # the process that was taken died before its call
             info = error_info("exception", error)
             return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
         if isinstance(result, Returned):
-            return await self._outcome(attempt, task, result.value)
+            return await self.outcome(attempt, task, result.value)
         if isinstance(result, Raised) and not result.may_retry:
             return Fail(epoch=job.claim_epoch, error=result.error, give_up="rejected")
         return self._policy.failed(job, task.rules, result.error, self._ledger.clock.now())
@@ -228,7 +263,8 @@ class Execution:
         info = ErrorInfo(kind="timeout", type="TimeoutError", message=attempt.control.limit, traceback=stack)
         return self._policy.failed(attempt.job, attempt.task.rules, info, self._ledger.clock.now())
 
-    async def _outcome(self, attempt: Attempt, task: Task[Any, Any], value: Any) -> Outcome:
+    async def outcome(self, attempt: Attempt, task: Task[Any, Any], value: Any) -> Outcome:
+        """Return what follows from what a task returned."""
         job, epoch = attempt.job, attempt.job.claim_epoch
         is_plain = type(value) in _PLAIN_TYPES
         if not is_plain and isinstance(value, WISHES):
@@ -240,12 +276,14 @@ class Execution:
                 # Checked as text, too: a msgspec.Raw is written as it is, and text that is not JSON would make the
                 # event, and with it the whole chain, unreadable.
                 check_text(text, what=what)
-            if self._ledger.results.fits_inline(text, what=what):
+            # A run may read a child's result long after the results of jobs are gone.
+            results = self._ledger.results if job.order.member is None else self._ledger.inputs
+            if results.fits_inline(text, what=what):
                 return Complete(epoch=epoch, result=msgspec.Raw(text))
             attempt.control.returned = True
             result, reference = await retry_store(
                 f"the {what}",
-                lambda: self._ledger.results.put(text, what=what),
+                lambda: results.put(text, what=what),
                 outage=self._ledger.outage,
             )
         except InvalidError as error:  # the work is done: another attempt would only do it again
@@ -262,7 +300,7 @@ class Execution:
         return ConfirmCancel(epoch=job.claim_epoch, reason=recordable(reason))
 
 
-def _is_stop(attempt: Attempt, error: BaseException) -> bool:
+def is_stop(attempt: Attempt, error: BaseException) -> bool:
     """Whether the attempt ends because it was told to; a CancelledError of the task's own is its failure."""
     if isinstance(error, asyncio.CancelledError):
         return bool(attempt.control.stop_reason or attempt.own_task.cancelling())

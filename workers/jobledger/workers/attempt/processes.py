@@ -55,6 +55,10 @@ class Processes:
             await asyncio.sleep(_NO_PROCESS_S)
             return None
 
+    async def call(self, call: Call) -> Result:
+        """Make a call in the next process that is free, as `ProcessPool.run`."""
+        return await self._pool.run(call)
+
     async def run(self, attempt: Attempt, call: Call) -> Result:
         """Make the call in the process that was taken for the attempt, as `ProcessPool.run`."""
         child = self._taken.pop(attempt.own_task, None)

@@ -44,6 +44,8 @@ class Recorder:
         """
         control, log, identity = attempt.control, self._ledger.log, attempt.identity
         control.recording = True
+        if control.parked is not None:
+            return self._is_parked(attempt, control.parked)
         if control.channel is not None:
             await control.channel.close()
         chain = attempt.newest_chain
@@ -63,6 +65,15 @@ class Recorder:
         if attempt.job.order.notify or attempt.job.task in self._hooks.hooked:
             assert after.job is not None, "an outcome leaves the job in the chain"
             self.announce(after.job, identity)
+        return True
+
+    def _is_parked(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Tell of a pause that was recorded before the code of its run was left; of a run that was to end, its end."""
+        if self.is_wordy:
+            self._tell(attempt, outcome, attempt.newest_chain)
+        job = attempt.newest_chain.job
+        if job is not None and job.is_final:
+            self.announce(job, attempt.identity)
         return True
 
     def _tell(self, attempt: Attempt, outcome: Outcome, after: JobView) -> None:

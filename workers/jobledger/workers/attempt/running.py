@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger.model.chain import JobView
+from jobledger.ledger.model.commands import Pause
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
@@ -28,6 +29,10 @@ class Control(msgspec.Struct, eq=False):
     returned: bool = False  #: the task has ended, and its result is being put away
     recording: bool = False  #: the task has ended, and its outcome is being appended
     abandoned: bool = False  #: the task has not ended, and its outcome is recorded all the same
+    undoing: bool = (
+        False  #: the run ends, and takes back what it did: another wish to cancel it changes nothing
+    )
+    parked: Pause | None = None  #: the run waits, and its pause is recorded: the attempt has no other outcome
     span: AttemptSpan | None = None
 
 

@@ -36,9 +36,12 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     PayloadTooLargeError,
     RefusedError,
+    UnknownTaskError,
 )
 from jobledger.ledger.model.events import ErrorInfo, ErrorKind
 from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.options import Options
+from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import within
 from jobledger.workers.pool.messages import (
@@ -269,7 +272,7 @@ class Runner:
     def _result(self, call: Call, channel: CallChannel) -> ReturnedValue | ReturnedWish | Failure:
         task: Task[Any, Any] | None = None
         try:
-            task = self._tasks.get(call.task)
+            task = _task_of_step(call.step) if call.step else self._tasks.get(call.task)
             arguments = task.signature.decode(call.input)
         except (LedgerError, InvalidInputError) as error:
             kind: ErrorKind = "unknown_task" if task is None else "invalid_input"
@@ -302,6 +305,20 @@ class Runner:
         except (InvalidError, msgspec.MsgspecError) as error:
             return Failure(number=number, error=error_info("invalid_result", error), may_retry=False)
         return ReturnedValue(number=number, value=msgspec.Raw(text))
+
+
+def _task_of_step(place: str) -> Task[Any, Any]:
+    """Return the step of a run as a task, which is what is called here.
+
+    Raises: UnknownTaskError, TaskDefinitionError.
+    """
+    module, _, name = place.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, StepFunction):
+        raise UnknownTaskError(place, [])
+    return Task(found.function, found.name, Options(), found.rules.rules)
 
 
 def _describe(error: BaseException) -> ErrorInfo:

@@ -56,6 +56,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     """Run one attempt of a task; also what an attempt on the worker's own loop makes its context of."""
 
     task: str
+    step: str = ""  #: `<module>:<name>` of a step of the task's, which is called instead of it
     input: msgspec.Raw  #: JSON object of the task's arguments
     job_id: str
     queue: str

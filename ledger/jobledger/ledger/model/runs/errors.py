@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobledger.ledger.model.errors import IllegalTransitionError
+from jobledger.ledger.model.errors import IllegalTransitionError, RefusedError
 
 
 class StepOverError(IllegalTransitionError):
@@ -19,3 +19,13 @@ class SignalKnownError(IllegalTransitionError):
     def __init__(self, job_id: str, signal_id: str) -> None:
         self.signal_id = signal_id
         super().__init__(job_id, f"told signal id {signal_id!r} already", "be told it again")
+
+
+class UnknownSignalError(RefusedError):
+    """The run has ended, so that nothing can be sent to it any more; nothing was recorded."""
+
+    def __init__(self, run_id: str, state: str, name: str) -> None:
+        self.run_id = run_id
+        self.state = state
+        self.name = name
+        super().__init__(f"run {run_id} has ended ({state}): signal {name!r} was not recorded")

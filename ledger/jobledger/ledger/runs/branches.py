@@ -1,0 +1,172 @@
+"""Branches of a run that go on side by side: all of them to their ends, or the first one that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.runs.errors import DivergedError
+from jobledger.ledger.runs.passage import Passage
+from jobledger.ledger.runs.scopes import Branch
+from jobledger.ledger.runs.waits import Halted, Parked
+
+BranchFunction = Callable[[], Awaitable[Any]]
+
+
+async def gather(
+    passage: Passage, parent: Branch, functions: Sequence[BranchFunction], limit: int
+) -> list[Any]:
+    """Run all branches to their ends and return their results; see `Run.gather`."""
+    children = [parent.branch(each) for each in functions]
+    return await _gathered(passage, list(zip(children, functions, strict=True)), limit)
+
+
+async def side_by_side(passage: Passage, calls: Sequence[BranchFunction], limit: int) -> list[Any]:
+    """Run calls that are steps of the present branch, at most `limit` at once, to their ends; return their results."""
+    branches = [Branch() for _ in calls]
+    for each in branches:
+        each.busy = "each"  # what they call is a step, and makes none
+    return await _gathered(passage, list(zip(branches, calls, strict=True)), limit)
+
+
+async def _gathered(
+    passage: Passage, branches: Sequence[tuple[Branch, BranchFunction]], limit: int
+) -> list[Any]:
+    results: list[Any] = [None] * len(branches)
+    left = enumerate(branches)
+
+    async def work() -> None:
+        for number, (branch, function) in left:
+            await _run(passage, branch, function, results, number)
+
+    count = min(limit, len(branches)) if limit else len(branches)
+    if count:
+        await _all_of(passage, [work() for _ in range(count)])
+    for each in results:
+        if isinstance(each, _Raised):
+            raise each.error
+    return results
+
+
+async def _run(
+    passage: Passage, branch: Branch, function: BranchFunction, results: list[Any], number: int
+) -> None:
+    """Run one branch in the present task, and keep what it came to: nothing is raised before its time."""
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    passage.scopes.bind(task, branch)
+    try:
+        results[number] = await function()
+    except Exception as error:  # noqa: BLE001 - raised by whoever waits for the branches
+        results[number] = _Raised(error)
+
+
+async def _all_of(passage: Passage, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run them as branches until all have ended; cancelled, cancel them first."""
+    loop = asyncio.get_running_loop()
+    passage.waits.begin(len(coroutines) - 1)
+    tasks = [loop.create_task(each) for each in coroutines]
+    running = len(tasks)
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        nonlocal running
+        passage.scopes.release(task)
+        running -= 1
+        if running:  # the last one leaves its activity to whoever waits for all
+            passage.waits.end()
+
+    for each in tasks:
+        each.add_done_callback(on_end)
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        await _cancel(tasks)
+        raise
+    _raise_ending(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    if not tasks:
+        return
+    for each in tasks:
+        each.cancel()
+    await asyncio.wait(tasks)
+    _see(tasks)
+
+
+def _see(tasks: Sequence[asyncio.Task[Any]]) -> list[BaseException]:
+    return [error for each in tasks if not each.cancelled() and (error := each.exception()) is not None]
+
+
+def _raise_ending(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Raise what ends the attempt, if a branch met that: nothing of the branches counts any more."""
+    errors = _see(tasks)
+    if errors:
+        raise next((each for each in errors if isinstance(each, Parked | Halted)), errors[0])
+    if any(each.cancelled() for each in tasks):
+        raise asyncio.CancelledError
+
+
+class _Raised(msgspec.Struct, frozen=True, gc=False):
+    """What a branch raised."""
+
+    error: Exception
+
+
+async def race(passage: Passage, parent: Branch, functions: Sequence[BranchFunction]) -> Any:
+    """Return what the first branch to end returns or raises; see `Run.race`."""
+    if not functions:
+        raise InvalidInputError("race needs at least one branch")
+    children = [parent.branch(each) for each in functions]
+    asked = await passage.ask(parent, "race", "value", "race")
+    if asked.known is not None:  # only the winner counts any more
+        won = int(await passage.result_of(asked.known))
+        if won >= len(functions):
+            raise DivergedError(
+                asked.key,
+                asked.known.sequence,
+                f"with branch {won} as the winner",
+                f"{len(functions)} branches",
+            )
+        return (await _gathered(passage, [(children[won], functions[won])], 0))[0]
+    won, outcome = await _first(passage, list(zip(children, functions, strict=True)))
+    await passage.complete(asked, str(won).encode())
+    if isinstance(outcome, _Raised):
+        raise outcome.error
+    return outcome
+
+
+async def _first(passage: Passage, branches: Sequence[tuple[Branch, BranchFunction]]) -> tuple[int, Any]:
+    """Run branches until one ends, and cancel the others; return its number and what it came to."""
+    results: list[Any] = [None] * len(branches)
+    loop = asyncio.get_running_loop()
+    passage.waits.begin(len(branches) - 1)
+    tasks = [
+        loop.create_task(_run(passage, branch, function, results, number))
+        for number, (branch, function) in enumerate(branches)
+    ]
+    has_ended = False
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        nonlocal has_ended
+        passage.scopes.release(task)
+        if has_ended:  # the first one leaves its activity to whoever waits for it
+            passage.waits.end()
+        has_ended = True
+
+    for each in tasks:
+        each.add_done_callback(on_end)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await _cancel(tasks)
+        raise
+    ended = [each for each in tasks if each.done()]
+    await _cancel([each for each in tasks if each not in ended])
+    _raise_ending(ended)
+    won = tasks.index(ended[0])
+    return won, results[won]

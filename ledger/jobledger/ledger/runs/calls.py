@@ -1,0 +1,183 @@
+"""Calling the functions of steps: tries, timeouts, steps that may run only once. Each end is recorded before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from jobledger.ledger.model.errors import AttemptStoppedError, InvalidError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.runs.orders import StepKind
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.runs.errors import DivergedError, StepFailedError, StepInDoubtError
+from jobledger.ledger.runs.passage import Asked, Passage, text_of
+from jobledger.ledger.runs.steps import NOT_DONE, StepFunction
+from jobledger.ledger.runs.waits import Halted, Parked
+
+
+class StepCall:
+    """One call of a step's function, through all its tries, now or as it is recorded."""
+
+    def __init__(
+        self,
+        passage: Passage,
+        step: StepFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        undoes: bool = False,
+    ) -> None:
+        self._passage = passage
+        self._step = step
+        self._args = args
+        self._kwargs = kwargs
+        self._kind: StepKind = "undo" if undoes else "once" if step.rules.once else "step"
+
+    async def run(self, key: str) -> Any:
+        """Return what the function returned, read back as its annotation says: the same in every attempt.
+
+        Raises: StepFailedError, StepInDoubtError, DivergedError, Parked.
+        """
+        step, passage = self._step, self._passage
+        asked = await passage.ask_for(key, self._kind, step.target, self._digest())
+        known, tries = asked.known, 0
+        if known is not None and known.has_ended:
+            return await self._recorded(known)
+        if known is not None and known.state == "retrying":
+            tries = known.tries
+            if known.retry_at is not None:
+                await passage.waits.until_over(key)
+        elif known is not None:
+            found = await self._in_doubt(asked, known)
+            if found is not NOT_DONE:
+                return await self._end(asked, found, 1, 0.0)
+        elif step.rules.once:
+            await passage.start(asked)
+        return await self._try(asked, tries)
+
+    def _digest(self) -> str:
+        return self._step.digest(self._args, self._kwargs)
+
+    def _read(self, text: bytes) -> Any:
+        return self._step.read(text)
+
+    async def _do(self) -> Any:
+        return await self._passage.journal.call(self._step, self._args, self._kwargs)
+
+    async def _recorded(self, known: Step) -> Any:
+        if known.state == "failed":
+            assert known.error is not None, "a step that failed says why"
+            raise StepFailedError(known.key, known.error, known.tries)
+        text = await self._passage.result_of(known)
+        try:
+            return self._read(text)
+        except InvalidError as error:
+            raise DivergedError(known.key, known.sequence, "with another result", str(error)) from error
+
+    async def _in_doubt(self, asked: Asked, known: Step) -> Any:
+        """Return what a look found that an earlier attempt had done, or NOT_DONE.
+
+        Raises: StepInDoubtError.
+        """
+        on_doubt = self._step.rules.on_doubt
+        if on_doubt == "retry" or self._kind != "once":
+            return NOT_DONE
+        if on_doubt == "fail":
+            raise StepInDoubtError(self._passage.journal.job.id, asked.key, known.sequence)
+        looks = StepFunction[..., Any](on_doubt, self._step.name)
+        return await self._passage.journal.call(looks, self._args, self._kwargs)
+
+    async def _try(self, asked: Asked, tries: int) -> Any:
+        """Call the function until it returns or has failed for good."""
+        passage = self._passage
+        while True:
+            tries += 1
+            began = time.perf_counter()
+            try:
+                value = await self._call()
+            except BaseException as error:  # whatever the function raises is its try's failure
+                if _ends_attempt(error):
+                    raise
+                retry_at = self._retry_at(error, tries)
+                info = _told(error) or passage.journal.describe(error)
+                await passage.fail(asked, info, tries=tries, retry_at=retry_at)
+                if retry_at is None:
+                    raise StepFailedError(asked.key, info, tries) from error
+            else:
+                return await self._end(asked, value, tries, (time.perf_counter() - began) * 1_000)
+            await passage.waits.until_over(asked.key)
+
+    async def _call(self) -> Any:
+        """Call the function within its limit, once one of the run's places is free. Raises: what it does, _TimedOutError."""
+        limit_s = self._step.rules.timeout_s
+        async with self._passage.places:
+            if limit_s is None:
+                return await self._do()
+            limit = asyncio.timeout(limit_s)
+            try:
+                async with limit:
+                    return await self._do()
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise _TimedOutError(f"it was stopped after its timeout of {limit_s:g} s") from error
+
+    def _retry_at(self, error: BaseException, tries: int) -> datetime | None:
+        """Return when to try again, None for an error that is the last one."""
+        rules, journal = self._step.rules, self._passage.journal
+        if tries >= rules.max_attempts:
+            return None
+        if isinstance(error, FailedElsewhereError):
+            may_retry = error.may_retry
+        else:
+            may_retry = isinstance(error, _TimedOutError) or rules.rules.may_retry(error)
+        if not may_retry:
+            return None
+        return journal.now() + timedelta(seconds=rules.rules.backoff.delay_s(tries, journal.chance))
+
+    async def _end(self, asked: Asked, value: Any, tries: int, took_ms: float) -> Any:
+        """Record the result and return it as every later attempt will read it.
+
+        Raises: StepFailedError for one that cannot be recorded or read back: to do the work again would not help.
+        """
+        try:
+            text = text_of(value, what=f"result of step {asked.key}")
+            found = self._read(text)
+            await self._passage.complete(asked, text, tries=tries, duration_ms=took_ms)
+        except InvalidError as error:
+            info = ErrorInfo(kind="invalid_result", type=type(error).__name__, message=str(error))
+            await self._passage.fail(asked, info, tries=tries)
+            raise StepFailedError(asked.key, info, tries) from error
+        return found
+
+
+class _TimedOutError(Exception):
+    """A try reached the limit of its step."""
+
+
+class FailedElsewhereError(Exception):
+    """A function of a step raised something where only its description could be brought from."""
+
+    def __init__(self, info: ErrorInfo, *, may_retry: bool) -> None:
+        self.info = info
+        self.may_retry = may_retry  #: by the step's `retry_on` and `give_up_on`
+        super().__init__(f"{info.type}: {info.message}")
+
+
+def _told(error: BaseException) -> ErrorInfo | None:
+    """Return what is recorded of an error that says so itself."""
+    if isinstance(error, FailedElsewhereError):
+        return error.info
+    if isinstance(error, _TimedOutError):
+        return ErrorInfo(kind="timeout", type="TimeoutError", message=str(error))
+    return None
+
+
+def _ends_attempt(error: BaseException) -> bool:
+    """Whether something ends the attempt, or the branch, and is no failure of the step."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, AttemptStoppedError | Halted | Parked)

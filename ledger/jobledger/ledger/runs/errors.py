@@ -1,0 +1,105 @@
+"""What can go wrong in a run.
+
+InvalidError
+├── DivergedError
+└── ForeignTaskError
+RefusedError
+├── RunTooLongError
+└── StepInDoubtError
+OutcomeError
+├── StepFailedError
+└── ChildFailedError
+"""
+
+from __future__ import annotations
+
+from jobledger.ledger.model.errors import InvalidError, OutcomeError, RefusedError
+from jobledger.ledger.model.events import ErrorInfo
+
+
+class DivergedError(InvalidError):
+    """The code asks for something else under a step's key than is recorded: it changed under a running run.
+
+    The run becomes a dead letter at once, for another attempt would ask for the same. Mend the code (`run.patched`, or
+    another name for the step), then requeue it: it goes on with all recorded steps.
+    """
+
+    def __init__(self, key: str, sequence: int, recorded: str, asked: str) -> None:
+        """`recorded` and `asked`: what is recorded of the step and what the code asks for, in words."""
+        self.key = key
+        self.sequence = sequence  #: stream sequence of the step's newest event
+        self.recorded = recorded
+        self.asked = asked
+        super().__init__(
+            f"step {key!r} was recorded at stream sequence {sequence} {recorded}; the code now asks for {asked}"
+        )
+
+
+class ForeignTaskError(InvalidError):
+    """A step was begun where its place in the run is nobody's: in an asyncio task of one's own, or inside a step."""
+
+    def __init__(self, name: str, where: str = "in a task that the run did not make: use run.gather") -> None:
+        self.name = name
+        super().__init__(f"step {name!r} was begun {where}")
+
+
+class RunTooLongError(RefusedError):
+    """The run has as many events, or as many bytes, as one run may have: end it with `return run.again(...)`."""
+
+    def __init__(self, run_id: str, events: int, bytes_: int) -> None:
+        self.events = events
+        self.bytes = bytes_
+        super().__init__(
+            f"run {run_id} has {events:,} events of {bytes_:,} bytes and may have no further step: "
+            "end it in time with `return run.again(...)`, which begins the next one (run.long says when)"
+        )
+
+
+class StepInDoubtError(RefusedError):
+    """A step that may run only once was begun and has no recorded end: whether it was done, nobody knows.
+
+    Raised in the attempt after the one that ended in the middle of it. `@step(once=True, on_doubt=...)` says what to
+    do instead: a function that looks, or `"retry"`.
+    """
+
+    def __init__(self, run_id: str, key: str, sequence: int) -> None:
+        self.key = key
+        self.sequence = sequence  #: stream sequence of its `step_started`
+        super().__init__(
+            f"step {key!r} of run {run_id} was begun at stream sequence {sequence} and has no end: it may have been "
+            "done. Find out; then let on_doubt of its @step say so, and requeue the run"
+        )
+
+
+class StepFailedError(OutcomeError):
+    """A step failed for good. The same in every attempt: what it raised is recorded as `type` and `message`.
+
+    In the attempt that ran it, the exception itself is `__cause__`.
+    """
+
+    def __init__(self, key: str, error: ErrorInfo, tries: int) -> None:
+        self.key = key
+        self.error = error
+        self.tries = tries
+        tried = "" if tries <= 1 else f" after {tries} tries"
+        super().__init__(f"step {key!r} failed{tried}: {error.type}: {error.message}")
+
+    @property
+    def type(self) -> str:
+        """The name of the exception's class."""
+        return self.error.type
+
+    @property
+    def message(self) -> str:
+        """The exception's text."""
+        return self.error.message
+
+
+class ChildFailedError(OutcomeError):
+    """A job that the run made ended without a result."""
+
+    def __init__(self, step: str, item: int, job_id: str, sentence: str) -> None:
+        self.step = step
+        self.item = item  #: its number in its group, from 0
+        self.job_id = job_id
+        super().__init__(f"item {item} of step {step!r} failed: {sentence} (`jobledger jobs show {job_id}`)")

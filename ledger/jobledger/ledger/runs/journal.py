@@ -1,0 +1,84 @@
+"""The seam between a run's code and whoever executes it: what a `Run` needs of its worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.runs.steps import StepFunction
+
+
+class RunJournal(Protocol):
+    """One attempt of a run, as the code of the run sees the ledger and the machine. Everything runs on one loop."""
+
+    chance: random.Random  #: spreads retries, and is what `run.random` records
+
+    @property
+    def job(self) -> Job:
+        """The run as it is known here; what others append shows once something is appended, or after `news`."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The claim of this attempt."""
+        ...
+
+    def now(self) -> datetime:
+        """Return the time, UTC."""
+        ...
+
+    async def append(self, command: StartStep | CompleteStep | FailStep) -> None:
+        """Record something of a step, on condition of the claim.
+
+        Raises: StaleClaimError for an attempt that lost its run, IllegalTransitionError for a step that has its end,
+        LedgerFullError, UnreachableError after trying for minutes.
+        """
+        ...
+
+    async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:
+        """Record that the run waits for any of these steps, and so end the attempt; False where one of them is over.
+
+        Raises: as `append`.
+        """
+        ...
+
+    async def news(self, limit_s: float, *, look: bool) -> None:
+        """Wait until there may be news of the run, for so long at the most; what was hinted at is then in `job`.
+
+        With `look` the chain is read when the time is over, too: a hint may be lost.
+
+        Raises: UnreachableError.
+        """
+        ...
+
+    def poke(self) -> None:
+        """Let `news` return."""
+        ...
+
+    @property
+    def may_linger(self) -> bool:
+        """Whether a short wait may keep the worker's slot at this moment, because nobody else wants it."""
+        ...
+
+    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """Return what an event is to carry of a JSON value: itself, or a reference to where it is stored now."""
+        ...
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        """Return the JSON text that an event carries or refers to."""
+        ...
+
+    async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the function of a step, where its rules say, and return or raise what it does."""
+        ...
+
+    def describe(self, error: BaseException) -> ErrorInfo:
+        """Return what is recorded of an exception."""
+        ...

@@ -1,0 +1,216 @@
+"""One passage of a run's function over its steps: what is recorded is given back, what is not is done and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.model.runs.orders import StepKind
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.runs.errors import DivergedError
+from jobledger.ledger.runs.journal import RunJournal
+from jobledger.ledger.runs.scopes import Branch, Scopes
+from jobledger.ledger.runs.steps import StepFunction
+from jobledger.ledger.runs.waits import Halted, Parked, Waits
+
+T = TypeVar("T")
+
+_PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """A step that the code asks for."""
+
+    key: str
+    kind: StepKind
+    target: str
+    digest: str
+    known: Step | None  #: as it is recorded; None: it is not
+
+
+class Undo(msgspec.Struct, frozen=True, gc=False):
+    """What takes a step back should the run fail or be cancelled."""
+
+    key: str
+    step: StepFunction[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Passage:
+    """One attempt's way through a run. Knows nothing of where functions are called and events are stored."""
+
+    def __init__(self, journal: RunJournal, *, parallel: int, is_ending: bool = False) -> None:
+        """`is_ending`: recorded steps are given back, so that undos are registered; nothing new is done."""
+        attempts = journal.job.attempts
+        self.journal = journal
+        self.attempt = attempts[-1].number if attempts else 1
+        self.scopes = Scopes()
+        self.waits = Waits(journal, lambda: len(self.undos))
+        self.undos: list[Undo] = []  #: in the order in which they were registered
+        self.diverged: DivergedError | None = None
+        self.is_ending = is_ending
+        self.places = asyncio.Semaphore(parallel)  #: for functions of steps that run at the same time
+        self._unvisited = dict.fromkeys(journal.job.steps)
+
+    @property
+    def unvisited(self) -> tuple[str, ...]:
+        """Keys of the steps that were recorded before this attempt and that the code did not ask for, in their order."""
+        return tuple(self._unvisited)
+
+    async def perform(self, name: str, body: Callable[[Branch], Awaitable[T]]) -> T:
+        """Do something that is recorded, in the branch that runs here.
+
+        Raises: ForeignTaskError, DivergedError, Parked, and what `body` raises.
+        """
+        branch = self.scopes.enter(name)
+        try:
+            self._require_going_on()
+            return await body(branch)
+        except DivergedError as error:
+            self.diverged = error  # kept, should the function catch it
+            raise
+        finally:
+            branch.busy = ""
+
+    def _require_going_on(self) -> None:
+        if self.waits.is_parked:  # the function caught what should have ended it
+            raise Parked
+        if self.diverged is not None:
+            raise self.diverged
+
+    async def ask(self, branch: Branch, name: str, kind: StepKind, target: str, digest: str = "") -> Asked:
+        """Ask for the next step of a name; return what is recorded of it.
+
+        Raises: DivergedError; Parked where an operator asked the run to pause, and Halted where it is to end, before a
+        step that is not over.
+        """
+        return await self.ask_for(branch.key(name), kind, target, digest)
+
+    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> Asked:
+        """Ask for the step of a key, as `ask`."""
+        known = self.journal.job.steps.get(key)
+        self._unvisited.pop(key, None)
+        if known is not None:
+            _require_same(known, kind, target, digest)
+            if known.has_ended:
+                return Asked(key, kind, target, digest, known)
+        if kind != "undo":
+            job = self.journal.job
+            if self.is_ending or job.cancel_requested:
+                raise Halted
+            if job.pause_requested:
+                await self.waits.for_operator()
+        return Asked(key, kind, target, digest, known)
+
+    def has_unvisited(self, branch: Branch) -> bool:
+        """Return whether steps of a branch were recorded before this attempt that it did not ask for yet."""
+        return any(key.startswith(branch.prefix) for key in self._unvisited)
+
+    # What is recorded.
+
+    async def start(self, asked: Asked, *, until: datetime | None = None, **more: Any) -> Step:
+        """Record that a step begins; `more` are fields of `StartStep`."""
+        command = StartStep(
+            epoch=self.journal.epoch,
+            step=asked.key,
+            kind=asked.kind,
+            target=asked.target,
+            input_sha256=asked.digest,
+            until=until,
+            **more,
+        )
+        await self.journal.append(command)
+        return self.journal.job.steps[asked.key]
+
+    async def complete(self, asked: Asked, text: bytes, *, tries: int = 1, duration_ms: float = 0.0) -> None:
+        """Record the one result of a step. Raises: PayloadTooLargeError, and what `RunJournal.append` raises."""
+        value, reference = await self.journal.put(text, what=f"result of step {asked.key}")
+        command = CompleteStep(
+            epoch=self.journal.epoch,
+            step=asked.key,
+            kind=asked.kind,
+            target=asked.target,
+            input_sha256=asked.digest,
+            result=value,
+            result_ref=reference,
+            tries=tries,
+            duration_ms=duration_ms,
+        )
+        await self.journal.append(command)
+
+    async def take(
+        self, asked: Asked, sequence: int, value: msgspec.Raw, reference: PayloadRef | None
+    ) -> None:
+        """Record that a step takes the signal of a stream sequence as its result."""
+        command = CompleteStep(
+            epoch=self.journal.epoch,
+            step=asked.key,
+            kind=asked.kind,
+            target=asked.target,
+            result=value,
+            result_ref=reference,
+            signal=sequence,
+        )
+        await self.journal.append(command)
+
+    async def fail(
+        self, asked: Asked, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None
+    ) -> None:
+        """Record a try that failed; without `retry_at` it was the last one."""
+        command = FailStep(
+            epoch=self.journal.epoch,
+            step=asked.key,
+            kind=asked.kind,
+            target=asked.target,
+            input_sha256=asked.digest,
+            error=error,
+            tries=tries,
+            retry_at=retry_at,
+        )
+        await self.journal.append(command)
+
+    async def result_of(self, step: Step) -> bytes:
+        """Return the recorded result of a completed step as JSON text."""
+        return await self.journal.get(step.result, step.result_ref)
+
+    async def value(self, branch: Branch, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` made when the run came here first."""
+        asked = await self.ask(branch, name, "value", name)
+        if asked.known is None:
+            await self.complete(asked, encode_value(make(), what=f"value of {name}"))
+            asked = msgspec.structs.replace(asked, known=self.journal.job.steps[asked.key])
+        assert asked.known is not None, "it was recorded now, if not before"
+        return msgspec.json.decode(await self.result_of(asked.known))
+
+
+def text_of(value: Any, *, what: str) -> bytes:
+    """Return a result as JSON text that can be read back. Raises: InvalidInputError."""
+    text = encode_value(value, what=what)
+    return text if type(value) in _PLAIN_TYPES else check_text(text, what=what)
+
+
+def _require_same(known: Step, kind: StepKind, target: str, digest: str) -> None:
+    """Refuse code that asks for something else than is recorded. Raises: DivergedError."""
+    if (known.kind, known.target) != (kind, target):
+        raise DivergedError(
+            known.key, known.sequence, f"as {_called(known.kind, known.target)}", _called(kind, target)
+        )
+    if digest and known.input_sha256 and digest != known.input_sha256:
+        raise DivergedError(
+            known.key,
+            known.sequence,
+            "with another input",
+            f"{_called(kind, target)} with input {digest} (recorded {known.input_sha256})",
+        )
+
+
+def _called(kind: StepKind, target: str) -> str:
+    return f"{kind} {target}"

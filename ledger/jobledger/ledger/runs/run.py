@@ -1,0 +1,299 @@
+"""`Run`: what a workflow's code can do that is remembered. Handed to its first parameter by the worker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar, cast, overload
+from uuid import UUID
+
+import msgspec
+
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.runs.steps import next_signal
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.outcome import check_delay
+from jobledger.ledger.runs import branches
+from jobledger.ledger.runs.calls import StepCall
+from jobledger.ledger.runs.chunks import Chunks
+from jobledger.ledger.runs.errors import DivergedError
+from jobledger.ledger.runs.passage import Asked, Passage, Undo
+from jobledger.ledger.runs.scopes import Branch
+from jobledger.ledger.runs.signals import Signal
+from jobledger.ledger.runs.steps import StepFunction, as_step
+from jobledger.ledger.signature import GivenByWorker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+
+class Run(GivenByWorker):
+    """A run, as the code of its workflow sees it.
+
+    What is done through it is recorded step by step. When the run goes on elsewhere, after a wait or a crash, the function
+    is called again from its start and gets the recorded results of all steps that ended. So between steps the code must do
+    the same each time; what may differ belongs into a step, or comes from `now`, `uuid` and `random`.
+
+    A step has a key: its name, `#2` behind the second one of that name, and before it the branch of `gather` that it is
+    in. Steps may be added, left out and moved while runs of the code exist, as long as keys keep their meaning.
+    """
+
+    __slots__ = ("_passage",)
+    is_of_runs = True
+
+    def __init__(self, passage: Passage) -> None:
+        self._passage = passage
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._passage.journal.job.id
+
+    @property
+    def queue(self) -> str:
+        """The job's queue."""
+        return self._passage.journal.job.queue
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1; a run that waited has another one afterwards."""
+        return self._passage.attempt
+
+    @property
+    def version(self) -> str:
+        """The version of the code that the run began with, "" where it has none."""
+        return self._passage.journal.job.order.version
+
+    @property
+    def replaying(self) -> bool:
+        """Whether steps that were recorded before this attempt are still to come: for log lines that should come once."""
+        return bool(self._passage.unvisited)
+
+    # Steps in this process.
+
+    @overload
+    async def step(self, step: StepFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(
+        self, step: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    @overload
+    async def step(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def step(self, step: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a step, or a plain function as one, and record how it ends; return what it returned.
+
+        The result is what a later attempt will read: a value of its return annotation, from JSON. One that is recorded is
+        returned without a call.
+
+        Raises: StepFailedError when its last try failed, now or earlier; StepInDoubtError; DivergedError;
+            ForeignTaskError outside the run's own branches.
+        """
+        function = as_step(step)
+        call = StepCall(self._passage, function, args, kwargs)
+        return await self._passage.perform(function.name, lambda branch: call.run(branch.key(function.name)))
+
+    async def each(
+        self,
+        step: StepFunction[[T], R],
+        items: Iterable[T],
+        /,
+        *,
+        chunk: int = 1,
+        limit: int = 1,
+        name: str = "",
+    ) -> list[R]:
+        """Call a step for each item, `chunk` items to an event and `limit` chunks at once; return the results in order.
+
+        For many small items that one process can do. A chunk that was cut off is done again from its first item.
+
+        Raises: as `step`; ConfigurationError.
+        """
+        calls = Chunks(self._passage, step, list(items), chunk, limit)
+        return cast("list[R]", await self._passage.perform(step.name, lambda branch: calls.run(branch, name)))
+
+    # Branches.
+
+    @overload
+    async def gather(
+        self, a: Callable[[], Awaitable[A]], b: Callable[[], Awaitable[B]], /, *, limit: int = 0
+    ) -> tuple[A, B]: ...
+    @overload
+    async def gather(
+        self,
+        a: Callable[[], Awaitable[A]],
+        b: Callable[[], Awaitable[B]],
+        c: Callable[[], Awaitable[C]],
+        /,
+        *,
+        limit: int = 0,
+    ) -> tuple[A, B, C]: ...
+    @overload
+    async def gather(
+        self,
+        a: Callable[[], Awaitable[A]],
+        b: Callable[[], Awaitable[B]],
+        c: Callable[[], Awaitable[C]],
+        d: Callable[[], Awaitable[D]],
+        /,
+        *,
+        limit: int = 0,
+    ) -> tuple[A, B, C, D]: ...
+    @overload
+    async def gather(self, *branches: Callable[[], Awaitable[T]], limit: int = 0) -> tuple[T, ...]: ...
+    async def gather(self, *functions: Any, limit: int = 0) -> Any:
+        """Run functions without arguments side by side, at most `limit` at once (0: all); return their results in order.
+
+        Each is a branch: the keys of its steps begin with the function's name. All of them come to their ends before the
+        first error, in their order, is raised, so that each attempt sees the same.
+        """
+        if limit < 0:
+            raise InvalidInputError(f"limit must be 0 or more, got {limit}")
+
+        async def body(branch: Branch) -> tuple[Any, ...]:
+            return tuple(await branches.gather(self._passage, branch, functions, limit))
+
+        return await self._passage.perform("gather", body)
+
+    async def race(self, *functions: Callable[[], Awaitable[T]]) -> T:
+        """Run functions without arguments side by side until the first one ends; return or raise what it does.
+
+        Which one won is recorded. The others are cancelled where they are.
+        """
+
+        async def body(branch: Branch) -> T:
+            return cast("T", await branches.race(self._passage, branch, functions))
+
+        return await self._passage.perform("race", body)
+
+    # Waits. A run whose every branch waits holds no slot.
+
+    async def sleep(self, duration: float | timedelta, /) -> None:
+        """Wait for a time, in seconds or as a timedelta, from when the run first came here.
+
+        Raises: ConfigurationError for anything but 0 to ten years.
+        """
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        check_delay("sleep", seconds)
+        await self._sleep(lambda now: now + timedelta(seconds=seconds))
+
+    async def sleep_until(self, moment: datetime, /) -> None:
+        """Wait until a moment, which has a time zone; one that is past is no wait."""
+        if moment.tzinfo is None:
+            raise InvalidInputError(f"sleep_until needs a moment with a time zone, got {moment!r}")
+        await self._sleep(lambda _: moment)
+
+    async def _sleep(self, until: Callable[[datetime], datetime]) -> None:
+        passage = self._passage
+
+        async def body(branch: Branch) -> None:
+            asked = await passage.ask(branch, "sleep", "sleep", "sleep")
+            if asked.known is not None and asked.known.has_ended:
+                return
+            if asked.known is None:
+                await passage.start(asked, until=until(passage.journal.now()))
+            await passage.waits.until_over(asked.key)
+            await passage.complete(asked, b"null")
+
+        await passage.perform("sleep", body)
+
+    async def wait(self, signal: Signal[T], /, *, timeout_s: float | None = None) -> T:
+        """Wait for a signal and return what it says. One that came before is taken at once, the oldest first.
+
+        Raises: TimeoutError, in every attempt, when none came within `timeout_s` seconds (None: for ever).
+        """
+        if timeout_s is not None:
+            check_delay("timeout_s", timeout_s)
+        return await self._passage.perform(signal.name, lambda branch: self._wait(branch, signal, timeout_s))
+
+    async def _wait(self, branch: Branch, signal: Signal[T], timeout_s: float | None) -> T:
+        passage, journal = self._passage, self._passage.journal
+        asked = await passage.ask(branch, signal.name, "wait", signal.name)
+        if asked.known is None or not asked.known.has_ended:
+            if asked.known is None and next_signal(journal.job.signals, signal.name) is None:
+                until = None if timeout_s is None else journal.now() + timedelta(seconds=timeout_s)
+                await passage.start(asked, until=until)
+            await self._take(asked, signal.name)
+        step = journal.job.steps[asked.key]
+        if step.state == "failed":
+            raise TimeoutError(f"no signal {signal.name!r} came in time")
+        text = await passage.result_of(step)
+        try:
+            return signal.read(text)
+        except InvalidError as error:
+            raise DivergedError(step.key, step.sequence, "with another value", str(error)) from error
+
+    async def _take(self, asked: Asked, name: str) -> None:
+        """Record the end of a wait: the signal that it takes, or that none came in time."""
+        passage, journal = self._passage, self._passage.journal
+        while True:
+            found = next_signal(journal.job.signals, name)
+            if found is not None:
+                await passage.take(asked, found.sequence, found.value, found.value_ref)
+                return
+            step = await passage.waits.until_over(asked.key)
+            if next_signal(journal.job.signals, name) is None:
+                message = f"no signal {name!r} came until {step.until:%Y-%m-%d %H:%M:%S} UTC"
+                info = ErrorInfo(kind="timeout", type="TimeoutError", message=message)
+                await passage.fail(asked, info)
+                return
+
+    # What differs from run to run.
+
+    async def now(self) -> datetime:
+        """Return the time at which the run first came here, UTC."""
+        passage = self._passage
+        text = await passage.perform("now", lambda branch: passage.value(branch, "now", passage.journal.now))
+        return msgspec.convert(text, datetime)
+
+    async def uuid(self) -> UUID:
+        """Return a random UUID, the same one in every attempt."""
+        passage = self._passage
+        return UUID(await passage.perform("uuid", lambda branch: passage.value(branch, "uuid", uuid.uuid4)))
+
+    async def random(self) -> float:
+        """Return a random number from 0 to 1, the same one in every attempt."""
+        passage = self._passage
+        chance = passage.journal.chance
+        return float(
+            await passage.perform("random", lambda branch: passage.value(branch, "random", chance.random))
+        )
+
+    async def patched(self, name: str) -> bool:
+        """Return whether this run shall do what the code does since a change of that name.
+
+        True for a run that comes here with nothing recorded behind this place, so that it is new to it; False for one
+        that did what follows in the old way. Recorded, so it stays what it was.
+        """
+        check_token("name of a change", name)
+        passage = self._passage
+
+        async def body(branch: Branch) -> bool:
+            is_new = not passage.has_unvisited(branch)
+            asked = await passage.ask(branch, name, "patch", name)
+            if asked.known is None:
+                await passage.complete(asked, b"true" if is_new else b"false")
+                return is_new
+            return await passage.result_of(asked.known) == b"true"
+
+        return await passage.perform(name, body)
+
+    # Undo.
+
+    def on_failure(self, step: StepFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Register a step that takes back what was done, should this run fail for good or be cancelled.
+
+        They run in reverse order, each with its own tries, before the end of the run is recorded.
+
+        Raises: ForeignTaskError.
+        """
+        passage = self._passage
+        branch = passage.scopes.enter(step.name)
+        branch.busy = ""
+        passage.undos.append(Undo(branch.undo_key(step.name), step, args, dict(kwargs)))

@@ -1,0 +1,191 @@
+"""The waits of one attempt: kept in memory while the run does something else or they are short, else parked.
+
+A run whose every branch waits does nothing: then it is recorded as paused, and the attempt ends. `park` refuses as long as
+one of the awaited steps is over by what is recorded, so that nothing that came meanwhile is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from jobledger.ledger.model.runs.steps import Step, is_over
+from jobledger.ledger.runs.journal import RunJournal
+from jobledger.ledger.runs.scopes import UNDO
+
+#: A wait that ends within this time keeps its worker's slot, if nobody else wants that.
+LINGER_S: Final = 1.0
+#: A timer of the event loop may come a moment before its time.
+_SLACK_S: Final = 0.002
+#: While another branch runs, what others appended is looked at when it is hinted at, and this often.
+_LOOK_EVERY_S: Final = 5.0
+#: The wish of an operator has no step of its own.
+OPERATOR: Final = ""
+
+
+class Parked(BaseException):
+    """The run waits, that is recorded, and the attempt is over: raised in every branch, to be let through.
+
+    Not an `Exception`, as `asyncio.CancelledError` is none.
+    """
+
+
+class Halted(BaseException):
+    """The run is to end, and does nothing new: raised in every branch, to be let through as `Parked`."""
+
+
+class _Waiter:
+    __slots__ = ("future", "key", "linger_until")
+
+    def __init__(self, key: str, future: asyncio.Future[None]) -> None:
+        self.key = key
+        self.future = future
+        self.linger_until: float | None = None  #: loop time; None: not decided yet
+
+
+class Waits:
+    """What the branches of one run wait for."""
+
+    def __init__(self, journal: RunJournal, undos: Callable[[], int]) -> None:
+        """`undos` counts what is to be undone should the run fail."""
+        self._journal = journal
+        self._undos = undos
+        self._active = 1  # branches that do something
+        self._waiting: list[_Waiter] = []
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_parking = False
+        self.is_parked = False
+
+    def begin(self, branches: int) -> None:
+        """Count further branches."""
+        self._active += branches
+
+    def end(self) -> None:
+        """Count one branch less."""
+        self._active -= 1
+        self._journal.poke()
+
+    async def until_over(self, key: str) -> Step:
+        """Wait until a step is over and return it as it is then; `OPERATOR` never is.
+
+        Raises: Parked, and what `RunJournal.park` raises.
+        """
+        if not self._is_over(key):
+            await self._wait(key)
+        return self._journal.job.steps[key]
+
+    async def for_operator(self) -> None:
+        """Wait for an operator, who asked the run to pause. Raises: Parked, and what `RunJournal.park` raises."""
+        await self._wait(OPERATOR)
+
+    async def _wait(self, key: str) -> None:
+        if self.is_parked:
+            raise Parked
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(key, loop.create_future())
+        self._waiting.append(waiter)
+        self._active -= 1
+        if self._keeper is None or self._keeper.done():
+            self._keeper = loop.create_task(self._keep())
+        else:
+            self._journal.poke()
+        try:
+            await waiter.future
+        finally:
+            self._leave(waiter)
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Count a branch as active again from the moment that it is woken, not only once it runs."""
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+            self._active += 1
+
+    def _is_over(self, key: str) -> bool:
+        job = self._journal.job
+        return key != OPERATOR and is_over(job.steps[key], job.signals, self._journal.now())
+
+    async def _keep(self) -> None:
+        """Wake what is over, and park once nothing else is left to do."""
+        try:
+            while self._waiting and not self.is_parked:
+                for waiter in [each for each in self._waiting if self._is_over(each.key)]:
+                    self._leave(waiter)
+                    waiter.future.set_result(None)
+                if not self._waiting:
+                    return
+                limit_s = self._in_memory_s()
+                if limit_s > 0:
+                    await self._journal.news(limit_s, look=limit_s >= _LOOK_EVERY_S)
+                else:
+                    await self._park()
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+            self._fail(error)
+
+    def _in_memory_s(self) -> float:
+        """Return how long to wait without recording that the run waits; 0: not any longer."""
+        left_s = max(self._left_s(self._moment()), _SLACK_S)
+        if self._active > 0:
+            return min(left_s, _LOOK_EVERY_S)
+        if not self._journal.may_linger or any(each.key == OPERATOR for each in self._waiting):
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        for waiter in self._waiting:
+            if waiter.linger_until is None:
+                waiter.linger_until = now + self._linger_s(self._journal.job.steps[waiter.key])
+        longest_s = max(each.linger_until or 0.0 for each in self._waiting) - now
+        return min(left_s, longest_s)
+
+    def _linger_s(self, step: Step) -> float:
+        """Return how long to keep the slot for one wait: children may end at any moment, a signal hardly."""
+        if step.order is not None:
+            return LINGER_S
+        left_s = self._left_s(_moment_of(step))
+        return left_s + _SLACK_S if left_s <= LINGER_S else 0.0
+
+    def _left_s(self, moment: datetime | None) -> float:
+        return math.inf if moment is None else (moment - self._journal.now()).total_seconds()
+
+    def _moment(self) -> datetime | None:
+        steps = self._journal.job.steps
+        moments = [_moment_of(steps[each.key]) for each in self._waiting if each.key != OPERATOR]
+        return min((each for each in moments if each is not None), default=None)
+
+    async def _park(self) -> None:
+        keys = tuple(each.key for each in self._waiting if each.key != OPERATOR)
+        self._is_parking = True
+        try:
+            self.is_parked = await self._journal.park(keys, self._moment(), self._undos())
+        finally:
+            self._is_parking = False
+        if self.is_parked:
+            self._fail(Parked())
+        elif self._journal.job.cancel_requested and any(not each.startswith(UNDO) for each in keys):
+            self._fail(Halted())
+
+    def _fail(self, error: BaseException) -> None:
+        for waiter in list(self._waiting):
+            self._leave(waiter)
+            waiter.future.set_exception(error)
+            waiter.future.exception()  # seen, should its branch be cancelled meanwhile
+
+    async def close(self) -> None:
+        """End what is kept in memory; a pause that is being recorded is waited for, since it ends the attempt."""
+        keeper, cancelled = self._keeper, None
+        if keeper is None:
+            return
+        if not self._is_parking:
+            keeper.cancel()
+        while not keeper.done():
+            try:
+                await asyncio.wait([keeper])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+def _moment_of(step: Step) -> datetime | None:
+    return step.retry_at if step.state == "retrying" else step.until

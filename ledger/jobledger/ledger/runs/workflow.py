@@ -1,0 +1,132 @@
+"""`@workflow`: makes an async function whose first parameter is a `Run` a task whose steps are recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from jobledger.ledger.backoff import Backoff
+from jobledger.ledger.decorator import task
+from jobledger.ledger.hooks import Hooks
+from jobledger.ledger.limits.declared import Limit, Queue
+from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes
+from jobledger.ledger.runs.run import Run
+from jobledger.ledger.schedules.in_code import Schedule
+from jobledger.ledger.signature import TaskSignature
+from jobledger.ledger.tasks import TaskFunction
+from jobledger.ledger.unique.rule import Unique
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+C_co = TypeVar("C_co", covariant=True)
+
+PARALLEL_DEFAULT: Final = 10
+_PARALLEL_MAX: Final = 1_000
+
+
+class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How workers run a workflow, beside the rules that every task has."""
+
+    parallel: int = PARALLEL_DEFAULT  #: how many functions of steps may run at the same time in one run
+
+    def __post_init__(self) -> None:
+        """Check it.
+
+        Raises: ConfigurationError.
+        """
+        if type(self.parallel) is not int or not 1 <= self.parallel <= _PARALLEL_MAX:
+            raise ConfigurationError(
+                f"parallel must be a whole number from 1 to {_PARALLEL_MAX}, got {self.parallel!r}"
+            )
+
+
+class WorkflowFunction(TaskFunction[P, R_co, Q, C_co], Generic[P, R_co, Q, C_co]):
+    """A task whose jobs are runs."""
+
+    makes_runs = True
+    workflow: WorkflowRules = WorkflowRules()
+
+    @functools.cached_property
+    def signature(self) -> TaskSignature:
+        """The types of input and result. Raises: TaskDefinitionError, also where no parameter is annotated `Run`."""
+        found = TaskSignature(self.function, self.name)
+        if found.given is not Run:
+            raise TaskDefinitionError(
+                f"workflow {self.name} takes no Run: annotate its first parameter, `run: Run`"
+            )
+        return found
+
+
+Decorated = WorkflowFunction[P, R, Concatenate[Run, P], Coroutine[Any, Any, R]]
+
+
+@overload
+def workflow(function: Callable[Concatenate[Run, P], Coroutine[Any, Any, R]], /) -> Decorated[P, R]: ...
+@overload
+def workflow(
+    *,
+    name: str | None = None,
+    queue: str | Queue = "default",
+    version: str = "",
+    parallel: int = PARALLEL_DEFAULT,
+    priority: Priority = "normal",
+    max_attempts: int = MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = None,
+    limits: tuple[str | Limit, ...] = (),
+    unique: Unique | None = None,
+    debounce_s: float | None = None,
+    max_wait_s: float | None = None,
+    backoff: Backoff | None = None,
+    retry_on: ExceptionTypes = (),
+    give_up_on: ExceptionTypes = (),
+    hooks: Hooks | None = None,
+    schedule: Schedule | None = None,
+) -> _Decorator: ...
+def workflow(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    version: str = "",
+    parallel: int = PARALLEL_DEFAULT,
+    schedule: Schedule | None = None,
+    **options: Any,
+) -> Any:
+    """Make an async function a workflow: `@workflow` or `@workflow(queue=..., version=..., parallel=...)`.
+
+    Its first parameter is annotated `Run`, which the worker gives; the others are the input. The other options are those
+    of `@task`. `timeout_s` and `max_attempts` are about attempts: one ends when the run waits, and one in which a step
+    was recorded does not count when it is lost.
+
+    Raises: as `task`; TaskDefinitionError for a function that is not async or takes no Run.
+    """
+    rules = WorkflowRules(parallel=parallel)
+    if version:
+        check_token("version", version)
+
+    def decorate(decorated: Callable[..., Any]) -> WorkflowFunction[Any, Any, Any, Any]:
+        plain = task(**options)(decorated)
+        if not plain.is_async:
+            raise TaskDefinitionError(f"{plain.name} cannot be a workflow: define it with `async def`")
+        made = WorkflowFunction[Any, Any, Any, Any](
+            plain.function, plain.name, plain.defaults, plain.rules, schedule=schedule
+        )
+        made.workflow, made.version = rules, version
+        return made
+
+    return decorate if function is None else decorate(function)
+
+
+class _Decorator:
+    """The type of `workflow(...)` with options; never instantiated."""
+
+    def __call__(self, function: Callable[Concatenate[Run, P], Coroutine[Any, Any, R]], /) -> Decorated[P, R]:
+        """Decorate; the real decorator is a closure of `workflow`."""
+        raise AssertionError(function)

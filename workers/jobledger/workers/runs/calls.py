@@ -1,0 +1,60 @@
+"""Calling the functions of steps in a worker: coroutines on its loop, others in its threads or processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger.model.errors import TaskDefinitionError
+from jobledger.ledger.runs.calls import FailedElsewhereError
+from jobledger.ledger.runs.steps import StepFunction
+from jobledger.workers.attempt.execution import Execution
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.pool.child_process import Raised, Returned
+from jobledger.workers.pool.messages import Call
+
+
+class StepCalls:
+    """Calls the steps of the runs of one worker."""
+
+    def __init__(self, execution: Execution, threads: Threads) -> None:
+        self._execution = execution
+        self._threads = threads
+
+    async def __call__(
+        self, attempt: Attempt, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function where the step's rules say, and return or raise what it does."""
+        if step.rules.rules.run_in == "process":
+            return await self._in_process(attempt, step, args, kwargs)
+        if step.is_async:
+            return await step.function(*args, **kwargs)
+        name = f"step {step.name} of {attempt.name}"
+        return await self._threads.call(lambda: step.function(*args, **kwargs), name=name)
+
+    async def _in_process(
+        self, attempt: Attempt, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function in a process of the pool, which finds it by its name.
+
+        Raises: FailedElsewhereError for what it raised there, InvalidInputError, ChildStartError, PoolClosedError.
+        """
+        function = step.function
+        call = Call(
+            task=attempt.job.task,
+            step=f"{function.__module__}:{function.__qualname__}",
+            input=msgspec.Raw(step.signature.encode(args, kwargs)),
+            job_id=attempt.job.id,
+            queue=attempt.job.queue,
+            attempt=attempt.job.attempts[-1].number,
+            worker=attempt.identity,
+            claim_epoch=attempt.job.claim_epoch,
+        )
+        result = await self._execution.call_in_process(call)
+        if isinstance(result, Returned):
+            if isinstance(result.value, msgspec.Raw):
+                return result.value
+            raise TaskDefinitionError(f"step {step.name} returned {result.value!r}, which only a task may")
+        raise FailedElsewhereError(result.error, may_retry=not isinstance(result, Raised) or result.may_retry)

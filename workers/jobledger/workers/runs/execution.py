@@ -1,0 +1,250 @@
+"""From a claimed attempt of a run to its outcome: play its function, undo what is to be undone, say what to record."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outcome
+from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.runs.calls import StepCall
+from jobledger.ledger.runs.errors import (
+    ChildFailedError,
+    DivergedError,
+    RunTooLongError,
+    StepFailedError,
+    StepInDoubtError,
+)
+from jobledger.ledger.runs.passage import Passage, Undo
+from jobledger.ledger.runs.run import Run
+from jobledger.ledger.runs.scopes import UNDO, Branch
+from jobledger.ledger.runs.waits import Halted, Parked
+from jobledger.ledger.runs.workflow import WorkflowFunction
+from jobledger.ledger.tasks import Task
+from jobledger.workers.attempt.execution import Execution, LimitReachedError, is_stop
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.retry_policy import RetryPolicy, error_info
+from jobledger.workers.runs.calls import StepCalls
+from jobledger.workers.runs.journal import AttemptJournal
+from jobledger.workers.surroundings import Surroundings
+
+T = TypeVar("T")
+
+
+class RunExecution:
+    """Makes the attempts of runs for one worker."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        execution: Execution,
+        threads: Threads,
+        policy: RetryPolicy,
+        *,
+        may_linger: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`may_linger`: whether a run that waits for a moment may keep its slot now."""
+        self._ledger = Surroundings.of(ledger)
+        self._chance = random.Random()  # noqa: S311 - jitter, and random numbers of runs
+        self._call = StepCalls(execution, threads)
+        self._may_linger = may_linger
+        self._journals: dict[JobRef, AttemptJournal] = {}
+        self.execution = execution
+        self.policy = policy
+
+    def on_hint(self, ref: JobRef) -> None:
+        """Hear that somebody appended to the chain of a run."""
+        journal = self._journals.get(ref)
+        if journal is not None:
+            journal.on_hint()
+
+    async def run(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
+        """Go on with a run from where its steps stand; return what to record, or what was recorded as it parked.
+
+        Raises: as `Execution.run`; LedgerFullError, UnreachableError when a step could not be recorded.
+        """
+        workflow = cast("WorkflowFunction[..., Any, ..., Any]", task)  # others are no runs
+        channel = attempt.control.channel
+        assert channel is not None, "it was opened for the attempt"
+        journal = AttemptJournal(
+            self._ledger,
+            attempt,
+            channel,
+            chance=self._chance,
+            call=self._call,
+            may_linger=self._may_linger,
+        )
+        self._journals[attempt.ref] = journal
+        try:
+            return await _Play(self, attempt, workflow, journal).run(arguments)
+        finally:
+            if self._journals.get(attempt.ref) is journal:
+                del self._journals[attempt.ref]
+
+
+class _Play:
+    """One attempt of one run."""
+
+    def __init__(
+        self,
+        host: RunExecution,
+        attempt: Attempt,
+        task: WorkflowFunction[..., Any, ..., Any],
+        journal: AttemptJournal,
+    ) -> None:
+        job = attempt.job
+        #: Whether it only remains to take back what was done.
+        self._is_undone = UNDO in job.steps
+        self._host = host
+        self._attempt = attempt
+        self._task = task
+        self._journal = journal
+        self._passage = Passage(
+            journal, parallel=task.workflow.parallel, is_ending=job.cancel_requested or self._is_undone
+        )
+
+    async def run(self, arguments: dict[str, Any]) -> Outcome:
+        """Play the function, and undo what it did if the run is to end otherwise than completed."""
+        attempt, passage = self._attempt, self._passage
+        passage.scopes.bind(attempt.own_task, Branch())
+        parameter = self._task.signature.context_parameter
+        assert parameter is not None, "a workflow takes a Run"
+        arguments[parameter] = Run(passage)
+        outcome = await self._outcome_of(lambda: self._task.function(**arguments))
+        if attempt.control.parked is not None:
+            return attempt.control.parked
+        if self._journal.trouble is not None:
+            raise self._journal.trouble
+        if not self._is_to_undo(outcome):
+            return outcome
+        return await self._undo(outcome)
+
+    async def _outcome_of(self, function: Callable[[], Awaitable[Any]]) -> Outcome:
+        """Return what the end of the function, whichever it is, means for the run."""
+        attempt, execution = self._attempt, self._host.execution
+        try:
+            value = await execution.within(attempt, self._task, lambda: self._closed(function))
+            if self._passage.diverged is not None:
+                raise self._passage.diverged  # noqa: TRY301 - the function caught it
+            return await self._returned(value)
+        except LimitReachedError:
+            return execution.timed_out(attempt)
+        except BaseException as error:  # whatever the code of the run raises is its failure
+            control = attempt.control
+            if control.parked is None and self._passage.diverged is None and is_stop(attempt, error):
+                if not control.cancelled:
+                    raise
+                attempt.own_task.uncancel()
+                return ConfirmCancel(epoch=self._journal.epoch, reason=control.stop_reason)
+            return self._raised(self._passage.diverged or error)
+
+    async def _closed(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run code of the run; what it leaves waiting in memory ends with it."""
+        try:
+            return await function()
+        finally:
+            await self._passage.waits.close()
+
+    async def _returned(self, value: Any) -> Outcome:
+        if self._passage.is_ending and any(each.kind == "undo" for each in self._journal.job.steps.values()):
+            return self._halted()
+        outcome = await self._host.execution.outcome(self._attempt, self._task, value)
+        if isinstance(outcome, Complete) and self._passage.unvisited:
+            return msgspec.structs.replace(outcome, unvisited=self._passage.unvisited)
+        return outcome
+
+    def _raised(self, error: BaseException) -> Outcome:
+        """Return what follows from what ended the function."""
+        if isinstance(error, Parked | Halted):
+            return self._halted()
+        for kinds, kind, reason in _GIVEN_UP:
+            if isinstance(error, kinds):
+                return Fail(epoch=self._journal.epoch, error=error_info(kind, error), give_up=reason)
+        job, rules = self._journal.job, self._task.rules
+        fail = self._host.policy.raised(job, rules, error, self._journal.now())
+        if isinstance(error, StepFailedError):
+            info = msgspec.structs.replace(error.error, message=f"step {error.key!r}: {error.message}"[:2000])
+            fail = msgspec.structs.replace(fail, error=info)
+        return fail
+
+    def _halted(self) -> Outcome:
+        """Return the end of a run that went back, or has nothing to go back on."""
+        job, epoch = self._journal.job, self._journal.epoch
+        if self._is_undone:
+            error = job.steps[UNDO].error
+            assert error is not None, "it is recorded with what the run failed for"
+            return Fail(epoch=epoch, error=error, give_up="rejected")
+        return ConfirmCancel(epoch=epoch, reason=job.cancel_reason)
+
+    # Undo.
+
+    def _is_to_undo(self, outcome: Outcome) -> bool:
+        """Whether an outcome is an end that leaves something to take back; one that a mended run goes on from is not."""
+        if not self._passage.undos or isinstance(outcome, Complete):
+            return False
+        if isinstance(outcome, Fail) and outcome.error.kind not in _MENDABLE:
+            job = self._journal.job
+            return outcome.give_up is not None or not job.attempts_left or job.cancel_requested
+        return isinstance(outcome, ConfirmCancel)
+
+    async def _undo(self, outcome: Outcome) -> Outcome:
+        """Take back what was done, the newest first, then return the outcome; a crash meanwhile is gone on from."""
+        control = self._attempt.control
+        # What told the attempt to end was heard; from now on only the end of the worker ends it.
+        control.undoing, control.cancelled, control.stop_reason = True, False, ""
+        if isinstance(outcome, Fail) and not self._is_undone:
+            await self._record_why(outcome.error)
+        failed: list[StepFailedError] = []
+
+        async def body(_: Branch) -> None:
+            for undo in reversed(self._passage.undos):
+                try:
+                    await self._take_back(undo)
+                except StepFailedError as error:
+                    failed.append(error)
+
+        with contextlib.suppress(Parked):
+            await self._closed(lambda: self._passage.perform("undo", body))
+        if control.parked is not None:
+            return control.parked
+        if failed:
+            return Fail(epoch=self._journal.epoch, error=_both(outcome, failed), give_up="rejected")
+        return outcome
+
+    async def _take_back(self, undo: Undo) -> None:
+        call = StepCall(self._passage, undo.step, undo.args, undo.kwargs, undoes=True)
+        await call.run(undo.key)
+
+    async def _record_why(self, error: ErrorInfo) -> None:
+        """Record that the run goes back and why, so that no later attempt goes forward again."""
+        asked = await self._passage.ask_for(UNDO, "undo", "run")
+        await self._passage.fail(asked, error)
+
+
+#: Errors that another attempt would only meet again.
+_GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
+    (DivergedError, "diverged", "diverged"),
+    (StepInDoubtError, "in_doubt", "rejected"),
+    (ChildFailedError, "child_failed", "rejected"),
+    (RunTooLongError, "exception", "rejected"),
+)
+#: A run with such an error goes on from its steps, once a person has mended what is wrong.
+_MENDABLE = frozenset[ErrorKind]({"diverged", "in_doubt"})
+
+
+def _both(outcome: Outcome, failed: list[StepFailedError]) -> ErrorInfo:
+    """Return an error that names what the run ended for and which undos failed."""
+    undone = "; ".join(str(each) for each in failed)
+    why = (
+        f"{outcome.error.type}: {outcome.error.message}" if isinstance(outcome, Fail) else "it was cancelled"
+    )
+    return ErrorInfo(
+        kind="exception", type="UndoFailedError", message=f"the run ended ({why}), and {undone}"[:2000]
+    )

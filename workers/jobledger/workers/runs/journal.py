@@ -1,0 +1,159 @@
+"""`RunJournal` for one attempt in a worker: its steps are appended to the chain that the attempt holds the claim of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.commands import CompleteStep, FailStep, Pause, StartStep
+from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.job import OPERATOR, Job
+from jobledger.ledger.model.runs.errors import StepOverError
+from jobledger.ledger.runs.steps import StepFunction
+from jobledger.workers.attempt.channel import AttemptChannel
+from jobledger.workers.attempt.retry_store import retry_store
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.retry_policy import describe
+from jobledger.workers.surroundings import Surroundings
+
+#: Pause before a chain is read again that lacks what is known to be in it.
+_LAG_S: Final = 0.02
+#: Calls the function of a step where its rules say.
+CallStep = Callable[[Attempt, StepFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+
+
+class AttemptJournal:
+    """What one attempt of a run records and learns; see `RunJournal`."""
+
+    def __init__(
+        self,
+        ledger: Surroundings,
+        attempt: Attempt,
+        channel: AttemptChannel,
+        *,
+        chance: random.Random,
+        call: CallStep,
+        may_linger: Callable[[], bool],
+    ) -> None:
+        self.chance = chance
+        self.epoch = attempt.job.claim_epoch
+        #: What kept something from being recorded: the attempt then has no outcome of its own.
+        self.trouble: LedgerFullError | UnreachableError | None = None
+        self._ledger = ledger
+        self._attempt = attempt
+        self._channel = channel
+        self._call = call
+        self._may_linger = may_linger
+        self._news = asyncio.Event()
+        self._is_hinted = False
+
+    @property
+    def job(self) -> Job:
+        """See `RunJournal.job`."""
+        job = self._channel.chain.job
+        assert job is not None, "a claimed chain has a job"
+        return job
+
+    def now(self) -> datetime:
+        """See `RunJournal.now`."""
+        return self._ledger.clock.now()
+
+    async def append(self, command: StartStep | CompleteStep | FailStep) -> None:
+        """See `RunJournal.append`."""
+        await self._store(f"step {command.step} of run {self.job.id}", command)
+        self._news.set()
+
+    async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:
+        """See `RunJournal.park`. While the pause is recorded, nothing else ends the attempt."""
+        event = OPERATOR if self.job.pause_requested else ""
+        command = Pause(epoch=self.epoch, steps=steps, until=until, event=event, undos=undos)
+        control = self._attempt.control
+        control.recording = True
+        try:
+            await self._store(f"the pause of run {self.job.id}", command)
+        except StepOverError:
+            control.recording = False
+            await self._catch_up()
+            return False
+        except BaseException:
+            control.recording = False
+            raise
+        control.parked = command
+        return True
+
+    async def _catch_up(self) -> None:
+        """Read what a refusal rests on; a replica that lags gets a moment."""
+        known = self._channel.chain.last_sequence
+        await self._channel.refresh()
+        if self._channel.chain.last_sequence == known:
+            await asyncio.sleep(_LAG_S)
+
+    async def _store(self, what: str, command: StartStep | CompleteStep | FailStep | Pause) -> None:
+        try:
+            await retry_store(what, lambda: self._channel.append(command), outage=self._ledger.outage)
+        except (LedgerFullError, UnreachableError) as error:
+            self.trouble = error
+            raise
+
+    async def news(self, limit_s: float, *, look: bool) -> None:
+        """See `RunJournal.news`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+        except TimeoutError:
+            self._is_hinted = self._is_hinted or look
+        self._news.clear()
+        if self._is_hinted:
+            self._is_hinted = False
+            await self._channel.refresh()
+
+    def poke(self) -> None:
+        """See `RunJournal.poke`."""
+        self._news.set()
+
+    def on_hint(self) -> None:
+        """Hear that somebody appended to the run's chain."""
+        self._is_hinted = True
+        self._news.set()
+
+    @property
+    def may_linger(self) -> bool:
+        """See `RunJournal.may_linger`."""
+        return self._may_linger()
+
+    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
+        if self._ledger.inputs.fits_inline(text, what=what):
+            return msgspec.Raw(text), None
+        return await retry_store(
+            f"the {what}", lambda: self._ledger.inputs.put(text, what=what), outage=self._ledger.outage
+        )
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        """See `RunJournal.get`."""
+        return bytes(value) if reference is None else await self._ledger.inputs.get(value, reference)
+
+    async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """See `RunJournal.call`."""
+        return await self._call(self._attempt, step, tuple(args), kwargs)
+
+    def describe(self, error: BaseException) -> ErrorInfo:
+        """See `RunJournal.describe`."""
+        return describe(error, _OWN_MODULES)
+
+
+#: Their frames are above those of every step.
+_OWN_MODULES = frozenset(
+    {
+        __name__,
+        "asyncio.timeouts",
+        "jobledger.ledger.runs.calls",
+        "jobledger.workers.runs.calls",
+    }
+)
