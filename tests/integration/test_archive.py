@@ -146,7 +146,7 @@ async def test_a_held_lock_and_what_is_not_sealed_stay(world: World) -> None:
 
 
 async def test_a_job_with_more_tracebacks_than_fit_is_carried_without_them(world: World) -> None:
-    huge = ErrorInfo(kind="exception", type="E", message="m", traceback="t" * 16_000)
+    huge = ErrorInfo(kind="exception", type="E", message="m", traceback="t" * 24_000)
     commands: list[Command] = []
     for _ in range(70):
         commands += [CLAIM, Fail(epoch=0, error=huge)]
@@ -154,7 +154,8 @@ async def test_a_job_with_more_tracebacks_than_fit_is_carried_without_them(world
     world.clock.at = NEW
     await world.archive()
     job = await world.job("often")
-    assert (len(job.attempts), job.attempts[0].error, job.error) == (
+    assert (len(job.attempts), job.attempts_count, job.attempts[0].error, job.error) == (
+        50,
         70,
         msgspec.structs.replace(huge, traceback=""),
         huge,

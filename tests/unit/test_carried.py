@@ -39,6 +39,8 @@ from jobledger.ledger.model.events import (
     CarriedAttempt,
     CarriedJob,
     CarriedProgress,
+    CarriedSignal,
+    CarriedStep,
     ErrorInfo,
     Order,
     PayloadRef,
@@ -46,6 +48,7 @@ from jobledger.ledger.model.events import (
     StateName,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, Attempt, AttemptState, Job, JobState, Progress, evolve
+from jobledger.ledger.model.runs.steps import KeptSignal, Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import timer_of
 from jobledger.workers.reactors.stranded import judge
@@ -217,9 +220,14 @@ def test_a_carried_job_that_is_not_what_it_was_is_named_by_its_field() -> None:
 
 
 def test_the_stored_form_has_every_field_of_a_job_and_the_same_words() -> None:
-    named_by_the_envelope = {"id", "queue", "task", "carried_sequence"}
+    named_by_the_envelope = {"id", "queue", "task", "carried_sequence", "is_incomplete"}
     assert set(CarriedJob.__struct_fields__) == set(Job.__struct_fields__) - named_by_the_envelope
     assert CarriedAttempt.__struct_fields__ == Attempt.__struct_fields__
+    sets = {"opened", "ended", "failed"}  # stored as ranges, kept as numbers of bits
+    assert set(CarriedStep.__struct_fields__) - sets == set(Step.__struct_fields__) - {
+        f"{n}_set" for n in sets
+    }
+    assert CarriedSignal.__struct_fields__ == KeptSignal.__struct_fields__
     assert CarriedProgress.__struct_fields__ == Progress.__struct_fields__
     assert set(get_args(StateName)) == {state.value for state in JobState}
     assert get_args(AttemptStateName) == get_args(AttemptState)

@@ -22,6 +22,7 @@ from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expect
 from jobledger.audit.verify.records import (
     ATTEMPT_BYTES,
     JOB_RECORDS,
+    STEP_BYTES,
     Open,
     Record,
     last_sequence,
@@ -349,8 +350,9 @@ class Checker:
             self._jobs.put(name, pack(after, record.digest))
             return
         started = len(after.attempts) - (0 if before is None else len(before.attempts))
-        if started:
-            self._jobs.grow(started * ATTEMPT_BYTES)
+        begun = len(after.steps) - (0 if before is None else len(before.steps))
+        if started or begun:
+            self._jobs.grow(started * ATTEMPT_BYTES + begun * STEP_BYTES)
         record.job = after
 
     def finish(self, expected: Expected | None = None) -> Report:

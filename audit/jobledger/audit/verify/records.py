@@ -31,6 +31,7 @@ class _Closed(msgspec.Struct, array_like=True, gc=False):
     task: str
     state: JobState
     attempts: list[tuple[int, AttemptState]]  #: epoch and state
+    attempts_dropped: int = 0  #: how many older ones are not among them
 
 
 _UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
@@ -42,13 +43,14 @@ _open: Final[msgspec.json.Decoder[Open]] = msgspec.json.Decoder(Open)
 #: Measured with `benchmarks/audit.py`; without the names, which the store counts.
 OPEN_BYTES: Final = 640
 ATTEMPT_BYTES: Final = 260
+STEP_BYTES: Final = 480
 _BYTES_OBJECT: Final = 33
 
 
 def pack(job: Job, digest: bytes) -> bytes:
     """Return what is kept of a closed job."""
     attempts: list[tuple[int, AttemptState]] = [(each.epoch, each.state) for each in job.attempts]
-    return _pack(_Closed(digest, job.last_sequence, job.task, job.state, attempts))
+    return _pack(_Closed(digest, job.last_sequence, job.task, job.state, attempts, job.attempts_dropped))
 
 
 def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
@@ -56,7 +58,7 @@ def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
     found = _closed.decode(packed)
     attempts = tuple(
         Attempt(number=number, worker="", epoch=epoch, started_at=_UNKNOWN_TIME, state=state)
-        for number, (epoch, state) in enumerate(found.attempts, 1)
+        for number, (epoch, state) in enumerate(found.attempts, found.attempts_dropped + 1)
     )
     job = Job(
         id=job_id,
@@ -67,6 +69,7 @@ def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
         updated_at=_UNKNOWN_TIME,
         last_sequence=found.last_sequence,
         attempts=attempts,
+        attempts_dropped=found.attempts_dropped,
     )
     return job, found.digest
 
@@ -79,7 +82,9 @@ def last_sequence(record: Record) -> int:
 def _weigh(record: Record) -> int:
     if isinstance(record, bytes):
         return _BYTES_OBJECT + len(record)
-    return OPEN_BYTES + ATTEMPT_BYTES * (len(record.job.attempts) if record.job is not None else 0)
+    job = record.job
+    parts = 0 if job is None else ATTEMPT_BYTES * len(job.attempts) + STEP_BYTES * len(job.steps)
+    return OPEN_BYTES + parts
 
 
 JOB_RECORDS: Final[Form[Record]] = Form(

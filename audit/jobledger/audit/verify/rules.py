@@ -133,8 +133,8 @@ def early(job: Job, event: JobEvent, stored_at: datetime, tolerance: timedelta) 
 
 
 def overdue(job: Job, now: datetime, grace: timedelta) -> str | None:
-    """Return one sentence when a job waits for a moment that passed more than `grace` ago."""
-    due_at = job.due_at
+    """Return one sentence when a job waits for a moment that passed more than `grace` ago, and for no person."""
+    due_at = None if job.paused_by_operator else job.due_at
     if due_at is None or due_at.tzinfo is None or now - due_at <= grace:
         return None
     late_s = (now - due_at).total_seconds()
@@ -145,7 +145,7 @@ def broken_at_end(job: Job, expected: Expected, now: datetime | None, grace: tim
     """Yield what is wrong with a job that is not over when the ledger ends; `now`: None where nobody can tell."""
     if expected.all_final and job.state not in FINAL_STATES:
         yield "final", f"it is still {job.state.value}: it has no final state"
-    until, due_at = expected.timers_until, job.due_at
+    until, due_at = expected.timers_until, None if job.paused_by_operator else job.due_at
     if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
         yield "timer", f"it was due at {due_at.isoformat()} and is still {job.state.value}"
         return

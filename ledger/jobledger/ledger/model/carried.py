@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from jobledger.ledger.model.events import (
@@ -12,7 +14,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import Attempt, Job
 from jobledger.ledger.model.lifecycle import lean
-from jobledger.ledger.model.runs.carrying import carried_signals, carried_steps
+from jobledger.ledger.model.runs.carrying import CarriedStep, carried_signals, carried_steps
 
 _replace = msgspec.structs.replace
 _asdict = msgspec.structs.asdict
@@ -25,18 +27,22 @@ def carried_job(job: Job, *, tracebacks: bool = True) -> CarriedJob:
     """
     fields = {name: getattr(job, name) for name in CarriedJob.__struct_fields__}
     attempts = job.attempts if tracebacks else _without_tracebacks(job.attempts)
+    steps = carried_steps(job.steps)
     fields["state"] = job.state.value
     fields["attempts"] = tuple(CarriedAttempt(**_asdict(each)) for each in attempts)
     fields["progress"] = None if job.progress is None else CarriedProgress(**_asdict(job.progress))
-    fields["steps"] = carried_steps(job.steps)
+    fields["steps"] = steps if tracebacks else _without_tracebacks(steps)
     fields["signals"] = carried_signals(job.signals)
     return CarriedJob(**fields)
 
 
-def _without_tracebacks(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+_T = TypeVar("_T", Attempt, CarriedStep)
+
+
+def _without_tracebacks(several: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple(
         each if each.error is None else _replace(each, error=_replace(each.error, traceback=""))
-        for each in attempts
+        for each in several
     )
 
 
@@ -45,15 +51,36 @@ def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None
 
     With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared.
     """
-    if event.job_state.last_sequence != job.last_sequence:
+    goes_on = bool(event.steps_before or event.signals_before)
+    if event.job_state.last_sequence != job.last_sequence and not goes_on:
         return "last_sequence"
     said = (_lean(event) if is_lean else event).job_state
-    own = [_replace(event, job_state=carried_job(job, tracebacks=whole)) for whole in (True, False)]
+    own = [
+        _replace(event, job_state=_part(carried_job(job, tracebacks=whole), event, job))
+        for whole in (True, False)
+    ]
     known = [(_lean(each) if is_lean else each).job_state for each in own]
     if said in known:
-        return None
+        told = (event.steps_before + len(said.steps), event.signals_before + len(said.signals))
+        return None if event.more or job.is_incomplete or told == _sizes(job) else "steps"
     fields = CarriedJob.__struct_fields__
     return next(name for name in fields if getattr(said, name) != getattr(known[0], name))
+
+
+def _part(whole: CarriedJob, event: Carried, job: Job) -> CarriedJob:
+    """Return the part of a carried job that an event should say by its place among those that tell the job."""
+    state, goes_on = event.job_state, event.steps_before or event.signals_before
+    at_step, at_signal = event.steps_before, event.signals_before
+    steps = whole.steps[at_step : at_step + len(state.steps)]
+    signals = whole.signals[at_signal : at_signal + len(state.signals)]
+    if job.is_incomplete and (at_step, at_signal) == _sizes(job):  # nobody else told these
+        steps, signals = state.steps, state.signals
+    last_sequence = state.last_sequence if goes_on else whole.last_sequence
+    return _replace(whole, steps=steps, signals=signals, last_sequence=last_sequence)
+
+
+def _sizes(job: Job) -> tuple[int, int]:
+    return len(job.steps), len(job.signals)
 
 
 def _lean(event: Carried) -> Carried:

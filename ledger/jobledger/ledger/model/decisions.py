@@ -78,6 +78,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, WAITING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
+from jobledger.ledger.model.runs.carrying import parts_of
 
 #: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
 _QUEUED = JobState.QUEUED
@@ -353,10 +354,18 @@ def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
     if job.state in CLOSED_STATES and job.last_sequence <= command.through:
         raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
     state = carried_job(job, tracebacks=command.tracebacks)
-    carried = Carried(**envelope(job, stamp), through=command.through, job_state=state)
-    if needs_work_item:
-        return (carried, ready(job, stamp, "carried"))
-    return (carried,)
+    carried = [
+        Carried(
+            **envelope(job, stamp),
+            through=command.through,
+            job_state=msgspec.structs.replace(state, steps=part.steps, signals=part.signals),
+            steps_before=part.steps_before,
+            signals_before=part.signals_before,
+            more=part.more,
+        )
+        for part in parts_of(state.steps, state.signals)
+    ]
+    return (*carried, ready(job, stamp, "carried")) if needs_work_item else tuple(carried)
 
 
 def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:

@@ -422,12 +422,16 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     A chain whose beginning lies in an archive is read from here on; what is left of it before this event is not the
     whole job. Where the job's work item goes away too, `queued` with the cause `carried` follows in the same append: a
     fresh work item for the job as it is, waiting or running. That is neither an attempt nor counted as a dispatch. The
-    sequences in `job_state` may be those of archived events. Of a job that would be too large for one event, the
+    sequences in `job_state` may be those of archived events. The many steps and signals of a long run are told by
+    several of these events in one append, each of which says everything else again. Of a job that would be too large for one event, the
     attempts' tracebacks are left out.
     """
 
     through: Whole  #: the last stream sequence that the run takes away
-    job_state: CarriedJob  #: all that the job's events add up to
+    job_state: CarriedJob  #: all that the job's events add up to, but of many steps and signals only some
+    steps_before: Whole = 0  #: how many of its steps the `carried` right before this one told
+    signals_before: Whole = 0  #: how many of its signals they told
+    more: bool = False  #: whether another `carried` in the same append goes on with its steps and signals
 
 
 JobEvent = (

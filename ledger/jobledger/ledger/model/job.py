@@ -46,7 +46,7 @@ from jobledger.ledger.model.events import (
     StepStarted,
     order_of,
 )
-from jobledger.ledger.model.runs.carrying import signals_of, steps_of
+from jobledger.ledger.model.runs.carrying import Part, fold_part
 from jobledger.ledger.model.runs.steps import (
     NO_STEPS,
     KeptSignal,
@@ -153,6 +153,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     paused_by_operator: bool = False  #: whether the job waits until a person resumes it
     pause_reason: str = ""
+    is_incomplete: bool = False  #: whether further steps and signals are told by the `carried` that follow
 
     @property
     def attempts_count(self) -> int:
@@ -239,9 +240,8 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(ended, finished_at=event.at, cancel_reason=event.reason or job.cancel_reason)
         case DeadLettered():
             ended = _end_attempt(job, event, "lost", JobState.DEAD_LETTERED, stream_sequence)
-            return _replace(
-                ended, finished_at=event.at, dead_reason=event.reason, error=event.error or ended.error
-            )
+            error = event.error or ended.error
+            return _replace(ended, finished_at=event.at, dead_reason=event.reason, error=error)
         case Discarded():
             ended = _end_attempt(job, event, "lost", JobState.DISCARDED, stream_sequence)
             return _replace(ended, finished_at=event.at)
@@ -252,15 +252,16 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             progress = Progress(done=event.done, total=event.total, note=event.note)
             return _replace(_note(job, event, stream_sequence), progress=progress)
         case CancelRequested():
-            noted = _note(job, event, stream_sequence)
-            return _replace(noted, cancel_requested=True, cancel_reason=event.reason)
+            return _replace(
+                _note(job, event, stream_sequence), cancel_requested=True, cancel_reason=event.reason
+            )
         case Fenced():
             return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
         case StepStarted() | StepCompleted() | StepFailed() | Joined() | Signalled() | PauseRequested():
             changes = fold_run(job.steps, job.signals, event, stream_sequence)
             return _replace(_note(job, event, stream_sequence), **changes)
         case Carried():  # it says everything, whatever is known of what came before
-            return _carried(event, stream_sequence)
+            return _carried(job, event, stream_sequence)
         case _:
             assert_never(event)
 
@@ -301,14 +302,14 @@ def _begin(event: Event, stream_sequence: int) -> Job:
     )
 
 
-def _carried(event: Carried, stream_sequence: int) -> Job:
-    fields = msgspec.structs.asdict(event.job_state)
-    fields["state"] = JobState(event.job_state.state)
-    fields["attempts"] = tuple(Attempt(**msgspec.structs.asdict(each)) for each in event.job_state.attempts)
-    progress = event.job_state.progress
+def _carried(job: Job, event: Carried, stream_sequence: int) -> Job:
+    said = event.job_state
+    fields: dict[str, Any] = {**msgspec.structs.asdict(said), "state": JobState(said.state)}
+    fields["attempts"] = tuple(Attempt(**msgspec.structs.asdict(each)) for each in said.attempts)
+    progress = said.progress
     fields["progress"] = None if progress is None else Progress(**msgspec.structs.asdict(progress))
-    fields["steps"] = steps_of(event.job_state.steps)
-    fields["signals"] = signals_of(event.job_state.signals)
+    part = Part(said.steps, said.signals, event.steps_before, event.signals_before, event.more)
+    fields |= fold_part(job.steps, job.signals, part, is_incomplete=job.is_incomplete)
     fields["last_sequence"] = fields["carried_sequence"] = stream_sequence
     return Job(id=event.job, queue=event.queue, task=event.task, **fields)
 
@@ -423,16 +424,15 @@ def _started(job: Job, event: Started, stream_sequence: int) -> Job:
 def _older_attempts(job: Job, before: tuple[Attempt, ...]) -> tuple[Job, tuple[Attempt, ...]]:
     """Give back a lost attempt that ended a step, and drop attempts beyond those that are kept."""
     surplus = max(0, len(before) + 1 - ATTEMPTS_KEPT)
-    given_back = job.attempts_given_back + job.advanced
-    dropped = job.attempts_dropped + surplus
-    changed = _replace(job, attempts_given_back=given_back, attempts_dropped=dropped, advanced=False)
+    back, dropped = job.attempts_given_back + job.advanced, job.attempts_dropped + surplus
+    changed = _replace(job, attempts_given_back=back, attempts_dropped=dropped, advanced=False)
     return changed, before[surplus:]
 
 
 def _given_back(ended: Job, due_at: datetime | None, stream_sequence: int) -> Job:
     """The attempt that ended does not count, and the job waits."""
-    given_back = ended.attempts_given_back + 1
-    return _replace(ended, attempts_given_back=given_back, due_at=due_at, wait_sequence=stream_sequence)
+    back = ended.attempts_given_back + 1
+    return _replace(ended, attempts_given_back=back, due_at=due_at, wait_sequence=stream_sequence)
 
 
 def _end_attempt(

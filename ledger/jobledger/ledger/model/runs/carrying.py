@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Literal
 
 import msgspec
 
@@ -51,6 +51,19 @@ class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     taken_by: str = ""  #: key of the step that took it
 
 
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """As many of a run's steps and signals as one `carried` tells."""
+
+    steps: tuple[CarriedStep, ...] = ()
+    signals: tuple[CarriedSignal, ...] = ()
+    steps_before: int = 0  #: how many steps the parts before it have
+    signals_before: int = 0
+    more: bool = False  #: whether another part follows
+
+
+#: Bytes of steps and signals in one `carried`, unless a single one has more: an event may have a megabyte.
+PART_BYTES_MAX: Final = 256 * 1024
+_encode: Final = msgspec.json.Encoder().encode
 _asdict = msgspec.structs.asdict
 _SETS = ("opened", "ended", "failed")
 
@@ -70,6 +83,51 @@ def _carried_step(step: Step) -> CarriedStep:
 def carried_signals(signals: Iterable[KeptSignal]) -> tuple[CarriedSignal, ...]:
     """Return signals in the form that is stored."""
     return tuple(CarriedSignal(**_asdict(each)) for each in signals)
+
+
+def parts_of(steps: Sequence[CarriedStep], signals: Sequence[CarriedSignal]) -> Iterator[Part]:
+    """Yield all steps and signals of a run, in parts that fit into one event each; at least one part."""
+    at_step = at_signal = 0
+    while True:
+        size, next_step, next_signal = 0, at_step, at_signal
+        while next_step < len(steps) and (not size or size < PART_BYTES_MAX):
+            size += len(_encode(steps[next_step]))
+            next_step += 1
+        while next_step == len(steps) and next_signal < len(signals) and (not size or size < PART_BYTES_MAX):
+            size += len(_encode(signals[next_signal]))
+            next_signal += 1
+        more = next_step < len(steps) or next_signal < len(signals)
+        yield Part(
+            steps=tuple(steps[at_step:next_step]),
+            signals=tuple(signals[at_signal:next_signal]),
+            steps_before=at_step,
+            signals_before=at_signal,
+            more=more,
+        )
+        if not more:
+            return
+        at_step, at_signal = next_step, next_signal
+
+
+def fold_part(
+    steps: Steps, signals: tuple[KeptSignal, ...], part: Part, *, is_incomplete: bool
+) -> dict[str, object]:
+    """Return the fields of a job that a `carried` changes by the part of its steps and signals that it tells.
+
+    What is known of the job stays, if the events that told it are there: the part then says nothing new. Where they are
+    not, the parts add up. `is_incomplete`: whether more was to come after what is known.
+    """
+    told, told_signals = steps_of(part.steps), signals_of(part.signals)
+    begins = not (part.steps_before or part.signals_before)
+    if begins and not part.more:
+        return {"steps": told, "signals": told_signals, "is_incomplete": False}
+    is_known = bool(steps or signals)
+    known = {each.sequence for each in signals}
+    return {
+        "steps": {**steps, **told} if is_known else told,
+        "signals": (*signals, *(each for each in told_signals if each.sequence not in known)),
+        "is_incomplete": part.more and (is_incomplete or (begins and not is_known)),
+    }
 
 
 def steps_of(carried: Iterable[CarriedStep]) -> Steps:
