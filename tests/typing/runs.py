@@ -10,12 +10,17 @@ from uuid import UUID
 from jobledger.ledger import (
     NOT_DONE,
     Backoff,
+    Child,
     JobHandle,
     Ledger,
+    Outcome,
+    Retry,
     Run,
+    RunEnd,
     Signal,
     step,
     sync,
+    task,
     workflow,
 )
 
@@ -67,7 +72,20 @@ def plain_in_thread(number: int) -> dict[str, int]:
     return {"n": number}
 
 
-@workflow(queue="orders", version="2", parallel=4, max_attempts=3, timeout_s=60)
+@task
+async def tell(end: RunEnd) -> None:
+    assert_type(end.error, str)
+
+
+@workflow(
+    queue="orders",
+    version="2",
+    parallel=4,
+    max_attempts=3,
+    timeout_s=60,
+    on_success=tell,
+    on_fail=tell.options(),
+)
 async def order(run: Run, order: str, cents: int = 5) -> str:
     charge_id = await run.step(charge, order, cents)
     assert_type(charge_id, str)
@@ -92,6 +110,8 @@ async def order(run: Run, order: str, cents: int = 5) -> str:
     assert_type((run.id, run.queue, run.version), tuple[str, str, str])
     assert_type(run.attempt, int)
     assert_type(run.replaying, bool)
+    if run.long:
+        return run.again(order, cents=7)
     return charge_id
 
 
@@ -115,8 +135,26 @@ async def side_by_side(run: Run) -> int:
     return 1
 
 
+@task(queue="pages")
+async def fetch_page(page: int, size: int = 100) -> list[str] | Retry:
+    return [str(page)] * size
+
+
 @workflow(queue="imports")
 async def import_all(run: Run, pages: int) -> int:
+    assert_type(await run.call(fetch_page, 1), list[str])
+    assert_type(await run.call(fetch_page.options(priority="high"), page=1, size=2), list[str])
+    assert_type(await run.call(order, "77", cents=3), str)
+    child = await run.start(fetch_page, 1, size=3)
+    assert_type(child, Child[list[str]])
+    assert_type(child.id, str)
+    assert_type(await child.result(), list[str])
+    assert_type(await run.map(fetch_page, range(pages), limit=4), list[list[str]])
+    assert_type(await run.map(fetch_page.options(queue="other"), [1, 2], name="again"), list[list[str]])
+    outcomes = await run.map_settled(fetch_page, [1])
+    assert_type(outcomes, list[Outcome[list[str]]])
+    assert_type(outcomes[0].value(), list[str])
+    assert_type(outcomes[0].error, str)
     assert_type(await run.each(measure, ["a", "b"], chunk=100, limit=4), list[int])
     return 1
 

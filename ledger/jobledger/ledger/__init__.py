@@ -84,6 +84,7 @@ from jobledger.ledger.unique.rule import Unique
 
 if TYPE_CHECKING:
     from jobledger.ledger.model.runs.errors import UnknownSignalError
+    from jobledger.ledger.runs.ending import RunEnd
     from jobledger.ledger.runs.errors import (
         ChildFailedError,
         DivergedError,
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
         StepFailedError,
         StepInDoubtError,
     )
+    from jobledger.ledger.runs.groups import Child, Outcome
     from jobledger.ledger.runs.run import Run
     from jobledger.ledger.runs.signals import Signal
     from jobledger.ledger.runs.steps import NOT_DONE, StepFunction, step
@@ -99,11 +101,14 @@ if TYPE_CHECKING:
 
 #: What only applications with workflows need, and where it is: loaded when it is first asked for.
 _OF_RUNS = {
+    "Child": "runs.groups",
     "ChildFailedError": "runs.errors",
     "DivergedError": "runs.errors",
     "ForeignTaskError": "runs.errors",
     "NOT_DONE": "runs.steps",
+    "Outcome": "runs.groups",
     "Run": "runs.run",
+    "RunEnd": "runs.ending",
     "RunTooLongError": "runs.errors",
     "Signal": "runs.signals",
     "StepFailedError": "runs.errors",
@@ -131,6 +136,7 @@ __all__ = [
     "Backoff",
     "BulkResult",
     "Cancel",
+    "Child",
     "ChildFailedError",
     "ConfigurationError",
     "Context",
@@ -172,6 +178,7 @@ __all__ = [
     "MemoryLog",
     "NotFoundError",
     "Notice",
+    "Outcome",
     "OutcomeError",
     "PayloadMissingError",
     "PayloadTooLargeError",
@@ -185,6 +192,7 @@ __all__ = [
     "ResultTimeoutError",
     "Retry",
     "Run",
+    "RunEnd",
     "RunTooLongError",
     "Schedule",
     "ScheduleExistsError",

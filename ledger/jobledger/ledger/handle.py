@@ -19,7 +19,7 @@ from jobledger.ledger.model.errors import (
     JobNotFoundError,
     ResultTimeoutError,
 )
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.events import Completed, ErrorInfo
 from jobledger.ledger.model.job import Job, JobState, Progress
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.outcome import moment_of
@@ -231,26 +231,39 @@ class JobHandle(Generic[R_co]):
 
         Raises: ResultTimeoutError, JobNotFoundError, UnreachableError.
         """
-        chain = EMPTY_CHAIN
+        return (await self._end(timeout_s))[0]
+
+    async def _end(self, timeout_s: float | None) -> tuple[Job, str]:
+        """Return the job once it is final, and the id of the run that goes on where it ended, if it is such a run."""
+        chain, successor = EMPTY_CHAIN, ""
         async for stored in self.transitions(timeout_s=timeout_s):
             chain = extend(chain, stored)
+            if isinstance(stored.event, Completed):
+                successor = stored.event.successor
         assert chain.job is not None, "a history is not empty"
-        return chain.job
+        return chain.job, successor
 
     async def result(self, *, timeout_s: float | None = None) -> R_co:
         """Wait for the end and return what the task returned, as its return annotation says.
 
-        Plain JSON values come from a task without annotation, and from a job that was found without its task.
+        Plain JSON values come from a task without annotation, and from a job that was found without its task. Of a run
+        that went on in others, it is the result of the last one.
 
         Raises: JobFailedError for a dead letter, JobCancelledError, ResultTimeoutError, ResultMismatchError,
         JobNotFoundError, PayloadMissingError, UnreachableError.
         """
-        job = await self.wait(timeout_s=timeout_s)
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        job, successor = await self._end(timeout_s)
+        while successor:
+            left_s = None if deadline is None else max(deadline - loop.time(), 0.0)
+            ref = JobRef(queue=self.queue, job_id=successor)
+            job, successor = await JobHandle[Any](self._client, ref)._end(left_s)  # noqa: SLF001 - the next one
         if job.state is JobState.COMPLETED:
             results = self._client.results if job.order.member is None else self._client.inputs
             text = await self._client.patience.read(lambda: results.get(job.result, job.result_ref))
             reader = self.reader
-            value = msgspec.json.decode(text) if reader is None else reader.read_result(text, self.id)
+            value = msgspec.json.decode(text) if reader is None else reader.read_result(text, job.id)
             return cast("R_co", value)
         if job.state is JobState.DEAD_LETTERED:
             raise JobFailedError(job.id, _sentence(job.error), job.error)

@@ -30,6 +30,7 @@ from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
+from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import elsewhere_s, nak
@@ -109,11 +110,13 @@ class Worker:
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
+        self._kept = KeptChains()
         self._runs = RunExecution(
             ledger,
             self._execution,
             self._threads,
             policy,
+            kept=self._kept,
             may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
         )
         self._execution.runs = self._runs
@@ -159,6 +162,7 @@ class Worker:
             cancel_grace_s=self._config.cancel_grace_s,
             on_abandoned=self._on_abandoned,
             pauses=self._pauses,
+            kept=self._kept,
         )
 
     flow: FlowReactor | None = (
@@ -216,7 +220,7 @@ class Worker:
         await self._cancels.open()
         await self._pauses.open()
         if any(task.makes_runs for task in self._tasks):
-            for queue in self.queues:
+            for queue in self.served:
                 await self._ledger.hints.listen_resumes(queue, self._runs.on_hint)
         await self._intake.open()
         if self._config.reactors:

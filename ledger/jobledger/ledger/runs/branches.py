@@ -132,12 +132,21 @@ async def race(passage: Passage, parent: Branch, functions: Sequence[BranchFunct
                 f"with branch {won} as the winner",
                 f"{len(functions)} branches",
             )
+        await _abandon(passage, children, won)
         return (await _gathered(passage, [(children[won], functions[won])], 0))[0]
     won, outcome = await _first(passage, list(zip(children, functions, strict=True)))
     await passage.complete(asked, str(won).encode())
+    await _abandon(passage, children, won)
     if isinstance(outcome, _Raised):
         raise outcome.error
     return outcome
+
+
+async def _abandon(passage: Passage, branches: Sequence[Branch], won: int) -> None:
+    """Cancel what the branches that lost have begun elsewhere."""
+    for number, branch in enumerate(branches):
+        if number != won:
+            await passage.journal.abandon(branch.prefix)
 
 
 async def _first(passage: Passage, branches: Sequence[tuple[Branch, BranchFunction]]) -> tuple[int, Any]:

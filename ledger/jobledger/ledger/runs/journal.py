@@ -12,6 +12,8 @@ import msgspec
 from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.options import Options
+from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
 
 
@@ -65,6 +67,28 @@ class RunJournal(Protocol):
     @property
     def may_linger(self) -> bool:
         """Whether a short wait may keep the worker's slot at this moment, because nobody else wants it."""
+        ...
+
+    async def ensure_limits(self, task: str, options: Options) -> None:
+        """See to it that the limits that a task's code defines are in the ledger, before jobs of it are."""
+        ...
+
+    async def open(self, key: str, *, again: bool) -> None:
+        """Make the children of a step that may exist; `again`: an earlier attempt may have made some.
+
+        Raises: ChildIdTakenError, LedgerFullError, UnreachableError.
+        """
+        ...
+
+    async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
+        """Return how the children of a step ended, all of them or those of a number of bits, in their order.
+
+        Raises: UnreachableError where they cannot be read yet, PayloadMissingError.
+        """
+        ...
+
+    async def abandon(self, prefix: str) -> None:
+        """Cancel the open children of the steps whose keys begin so: nobody waits for them any more."""
         ...
 
     async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:

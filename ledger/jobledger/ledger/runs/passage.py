@@ -9,16 +9,18 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep
+from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep, StepCommand
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.runs.orders import StepKind
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.journal import RunJournal
+from jobledger.ledger.runs.length import Length
 from jobledger.ledger.runs.scopes import Branch, Scopes
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.runs.waits import Halted, Parked, Waits
+from jobledger.ledger.signature import TaskSignature
 
 T = TypeVar("T")
 
@@ -47,18 +49,28 @@ class Undo(msgspec.Struct, frozen=True, gc=False):
 class Passage:
     """One attempt's way through a run. Knows nothing of where functions are called and events are stored."""
 
-    def __init__(self, journal: RunJournal, *, parallel: int, is_ending: bool = False) -> None:
-        """`is_ending`: recorded steps are given back, so that undos are registered; nothing new is done."""
+    def __init__(
+        self,
+        journal: RunJournal,
+        signature: TaskSignature,
+        *,
+        parallel: int,
+        is_ending: bool = False,
+        calls_back: bool = False,
+    ) -> None:
+        """`signature`: of the workflow. `calls_back`: somebody is told when the run is cancelled. `is_ending`: recorded steps are given back, so that undos are registered; nothing new is done."""
         attempts = journal.job.attempts
         self.journal = journal
+        self.encode_input = signature.encode
         self.attempt = attempts[-1].number if attempts else 1
         self.scopes = Scopes()
-        self.waits = Waits(journal, lambda: len(self.undos))
+        self.waits = Waits(journal, lambda: len(self.undos) + calls_back)
         self.undos: list[Undo] = []  #: in the order in which they were registered
         self.diverged: DivergedError | None = None
         self.is_ending = is_ending
         self.places = asyncio.Semaphore(parallel)  #: for functions of steps that run at the same time
         self._unvisited = dict.fromkeys(journal.job.steps)
+        self.length = Length(journal.job)
 
     @property
     def unvisited(self) -> tuple[str, ...]:
@@ -89,8 +101,8 @@ class Passage:
     async def ask(self, branch: Branch, name: str, kind: StepKind, target: str, digest: str = "") -> Asked:
         """Ask for the next step of a name; return what is recorded of it.
 
-        Raises: DivergedError; Parked where an operator asked the run to pause, and Halted where it is to end, before a
-        step that is not over.
+        Raises: DivergedError; RunTooLongError; Parked where an operator asked the run to pause, and Halted where it is to
+        end, before a step that is not over.
         """
         return await self.ask_for(branch.key(name), kind, target, digest)
 
@@ -108,6 +120,8 @@ class Passage:
                 raise Halted
             if job.pause_requested:
                 await self.waits.for_operator()
+            if known is None:
+                self.length.require_room()
         return Asked(key, kind, target, digest, known)
 
     def has_unvisited(self, branch: Branch) -> bool:
@@ -115,6 +129,10 @@ class Passage:
         return any(key.startswith(branch.prefix) for key in self._unvisited)
 
     # What is recorded.
+
+    async def _append(self, command: StepCommand) -> None:
+        await self.journal.append(command)
+        self.length.add(command)
 
     async def start(self, asked: Asked, *, until: datetime | None = None, **more: Any) -> Step:
         """Record that a step begins; `more` are fields of `StartStep`."""
@@ -127,7 +145,7 @@ class Passage:
             until=until,
             **more,
         )
-        await self.journal.append(command)
+        await self._append(command)
         return self.journal.job.steps[asked.key]
 
     async def complete(self, asked: Asked, text: bytes, *, tries: int = 1, duration_ms: float = 0.0) -> None:
@@ -144,7 +162,7 @@ class Passage:
             tries=tries,
             duration_ms=duration_ms,
         )
-        await self.journal.append(command)
+        await self._append(command)
 
     async def take(
         self, asked: Asked, sequence: int, value: msgspec.Raw, reference: PayloadRef | None
@@ -159,7 +177,7 @@ class Passage:
             result_ref=reference,
             signal=sequence,
         )
-        await self.journal.append(command)
+        await self._append(command)
 
     async def fail(
         self, asked: Asked, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None
@@ -175,7 +193,7 @@ class Passage:
             tries=tries,
             retry_at=retry_at,
         )
-        await self.journal.append(command)
+        await self._append(command)
 
     async def result_of(self, step: Step) -> bytes:
         """Return the recorded result of a completed step as JSON text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Never, ParamSpec, TypeVar, cast, overload
 from uuid import UUID
 
 import msgspec
@@ -14,16 +14,20 @@ from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.outcome import check_delay
+from jobledger.ledger.options import Options
+from jobledger.ledger.outcome import Cancel, Retry, Snooze, check_delay
 from jobledger.ledger.runs import branches
+from jobledger.ledger.runs.again import Again, successor_id
 from jobledger.ledger.runs.calls import StepCall
 from jobledger.ledger.runs.chunks import Chunks
 from jobledger.ledger.runs.errors import DivergedError
+from jobledger.ledger.runs.groups import Child, Group, Outcome
 from jobledger.ledger.runs.passage import Asked, Passage, Undo
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.runs.steps import StepFunction, as_step
 from jobledger.ledger.signature import GivenByWorker
+from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,6 +80,14 @@ class Run(GivenByWorker):
         """Whether steps that were recorded before this attempt are still to come: for log lines that should come once."""
         return bool(self._passage.unvisited)
 
+    @property
+    def long(self) -> bool:
+        """Whether the run has so many events, 10,000, or so many bytes that it should end soon: see `again`.
+
+        At 50,000 events or 50 MB a further step is refused with RunTooLongError.
+        """
+        return self._passage.length.is_long
+
     # Steps in this process.
 
     @overload
@@ -117,6 +129,100 @@ class Run(GivenByWorker):
         """
         calls = Chunks(self._passage, step, list(items), chunk, limit)
         return cast("list[R]", await self._passage.perform(step.name, lambda branch: calls.run(branch, name)))
+
+    # Jobs of their own.
+
+    async def call(
+        self,
+        task: Task[P, Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Run a task as a job of its own, on whichever worker, wait for its end and return what it returned.
+
+        Raises: ChildFailedError for one that ended otherwise; InvalidInputError, TaskDefinitionError.
+        """
+        plain, group = self._group(task, [task.unpacked[0].signature.named(args, kwargs)], kind="call")
+
+        async def body(branch: Branch) -> Any:
+            asked = await group.begin(branch)
+            (end,) = await group.ends(asked)
+            return group.value(asked, end)
+
+        return cast("Result", await self._passage.perform(plain.name, body))
+
+    async def start(
+        self,
+        task: Task[P, Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Child[Result]:
+        """Begin a job of its own and go on; `await child.result()` waits for it. Cancelled when the run ends before it.
+
+        Raises: InvalidInputError, TaskDefinitionError.
+        """
+        plain, group = self._group(task, [task.unpacked[0].signature.named(args, kwargs)], kind="call")
+
+        async def body(branch: Branch) -> Child[Any]:
+            return Child(self._passage, group, await group.begin(branch))
+
+        return await self._passage.perform(plain.name, body)
+
+    async def map(
+        self,
+        task: Task[Concatenate[T, ...], Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[Concatenate[T, ...], Result | Cancel | Retry | Snooze],
+        items: Iterable[T],
+        /,
+        *,
+        limit: int = 0,
+        name: str = "",
+    ) -> list[Result]:
+        """Run a job for each item, at most `limit` at once (0: all), and return their results in order.
+
+        The item is the task's first argument. The run holds no slot meanwhile, and has an event for many ends, not for
+        each.
+
+        Raises: ChildFailedError for the first one that failed, once those that were begun have ended: no other is begun.
+        """
+        plain, group = self._group_of(task, items, limit=limit)
+
+        async def body(branch: Branch) -> list[Any]:
+            asked = await group.begin(branch, name)
+            return [group.value(asked, end) for end in await group.ends(asked)]
+
+        return cast("list[Result]", await self._passage.perform(name or plain.name, body))
+
+    async def map_settled(
+        self,
+        task: Task[Concatenate[T, ...], Result | Cancel | Retry | Snooze]
+        | TaskWithOptions[Concatenate[T, ...], Result | Cancel | Retry | Snooze],
+        items: Iterable[T],
+        /,
+        *,
+        limit: int = 0,
+        name: str = "",
+    ) -> list[Outcome[Result]]:
+        """Run a job for each item to its end, whatever becomes of the others, and return how each ended, in order."""
+        plain, group = self._group_of(task, items, limit=limit, on_failure="collect")
+
+        async def body(branch: Branch) -> list[Outcome[Any]]:
+            asked = await group.begin(branch, name)
+            return [group.outcome(asked, item, end) for item, end in enumerate(await group.ends(asked))]
+
+        return await self._passage.perform(name or plain.name, body)
+
+    def _group_of(self, task: Any, items: Iterable[Any], **more: Any) -> tuple[Task[Any, Any], Group]:
+        signature = task.unpacked[0].signature
+        return self._group(task, [signature.named((item,), {}) for item in items], kind="map", **more)
+
+    def _group(self, task: Any, inputs: list[dict[str, Any]], **more: Any) -> tuple[Task[Any, Any], Group]:
+        plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
+        return plain, Group(self._passage, plain, options, inputs, **more)
 
     # Branches.
 
@@ -283,6 +389,25 @@ class Run(GivenByWorker):
             return await passage.result_of(asked.known) == b"true"
 
         return await passage.perform(name, body)
+
+    # Going on.
+
+    def again(self, *args: Any, **kwargs: Any) -> Never:
+        """Return what ends this run and begins the next one of the same workflow with these arguments, as one.
+
+        `return run.again(...)`: for a run that would become too long, such as one that serves a customer for years. The
+        next run is called `<id>-r2`, then `-r3`; it begins with no steps, and keeps queue, priority, tenant and limits.
+
+        Raises: InvalidInputError, also for a run that is a child: its parent waits for this one's result.
+        """
+        job = self._passage.journal.job
+        if job.member is not None:
+            raise InvalidInputError(
+                f"run {job.id} is a child of run {job.member.job}, which waits for its result: "
+                "begin the next one in that run"
+            )
+        following: Any = Again(self._passage.encode_input(args, kwargs), successor_id(job.id))
+        return following  # type: ignore[misc] # so that it can be returned whatever the workflow returns
 
     # Undo.
 

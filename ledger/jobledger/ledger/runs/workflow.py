@@ -16,10 +16,11 @@ from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionErro
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes
+from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
-from jobledger.ledger.tasks import TaskFunction
+from jobledger.ledger.tasks import Task, TaskFunction, TaskWithOptions
 from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
@@ -27,6 +28,8 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 C_co = TypeVar("C_co", covariant=True)
+
+AnyCallback = Task[[RunEnd], Any] | TaskWithOptions[[RunEnd], Any]
 
 PARALLEL_DEFAULT: Final = 10
 _PARALLEL_MAX: Final = 1_000
@@ -36,12 +39,18 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
     """How workers run a workflow, beside the rules that every task has."""
 
     parallel: int = PARALLEL_DEFAULT  #: how many functions of steps may run at the same time in one run
+    on_success: AnyCallback | None = None  #: a job of this task is made when a run completed
+    on_fail: AnyCallback | None = None  #: a job of this task is made when a run ended otherwise
 
     def __post_init__(self) -> None:
-        """Check it.
+        """Check them.
 
         Raises: ConfigurationError.
         """
+        for name in ("on_success", "on_fail"):
+            callback = getattr(self, name)
+            if callback is not None and not isinstance(callback, Task | TaskWithOptions):
+                raise ConfigurationError(f"{name} must be a task that takes a RunEnd, got {callback!r}")
         if type(self.parallel) is not int or not 1 <= self.parallel <= _PARALLEL_MAX:
             raise ConfigurationError(
                 f"parallel must be a whole number from 1 to {_PARALLEL_MAX}, got {self.parallel!r}"
@@ -77,6 +86,8 @@ def workflow(
     queue: str | Queue = "default",
     version: str = "",
     parallel: int = PARALLEL_DEFAULT,
+    on_success: AnyCallback | None = None,
+    on_fail: AnyCallback | None = None,
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
@@ -96,10 +107,15 @@ def workflow(
     *,
     version: str = "",
     parallel: int = PARALLEL_DEFAULT,
+    on_success: AnyCallback | None = None,
+    on_fail: AnyCallback | None = None,
     schedule: Schedule | None = None,
     **options: Any,
 ) -> Any:
     """Make an async function a workflow: `@workflow` or `@workflow(queue=..., version=..., parallel=...)`.
+
+    `on_success` and `on_fail` are tasks that take a `RunEnd`: a job `<run id>-end` of one of them is made in the same
+    moment in which a worker records that the run ended.
 
     Its first parameter is annotated `Run`, which the worker gives; the others are the input. The other options are those
     of `@task`. `timeout_s` and `max_attempts` are about attempts: one ends when the run waits, and one in which a step
@@ -107,7 +123,7 @@ def workflow(
 
     Raises: as `task`; TaskDefinitionError for a function that is not async or takes no Run.
     """
-    rules = WorkflowRules(parallel=parallel)
+    rules = WorkflowRules(parallel=parallel, on_success=on_success, on_fail=on_fail)
     if version:
         check_token("version", version)
 

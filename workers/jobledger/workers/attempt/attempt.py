@@ -38,6 +38,7 @@ from jobledger.workers.attempt.claims import Claimer, read_dispatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
+from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.recording import Recorder
 from jobledger.workers.attempt.running import Attempt, Control
@@ -70,10 +71,11 @@ class Attempts:
         cancel_grace_s: float,
         on_abandoned: Callable[[Attempt, asyncio.Task[None]], None],
         pauses: PauseWatch | None = None,
+        kept: KeptChains | None = None,
     ) -> None:
         """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome.
 
-        `pauses`: knows the queues whose jobs are given back; None where a person runs them past their queues.
+        `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a person runs them past their queues.
         """
         self._ledger = ledger
         self._tasks = tasks
@@ -85,7 +87,11 @@ class Attempts:
         self._recorder = Recorder(ledger, hooks)
         self.running: dict[JobRef, Attempt] = {}
         self._claimer = Claimer(
-            ledger, lease, runs_here=self.running.__contains__, on_ended=self._recorder.on_ended_by_claim
+            ledger,
+            lease,
+            runs_here=self.running.__contains__,
+            on_ended=self._recorder.on_ended_by_claim,
+            kept=kept,
         )
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}

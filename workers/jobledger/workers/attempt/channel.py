@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,9 +18,16 @@ from jobledger.ledger import sync
 from jobledger.ledger.children import Parent
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.context import done
-from jobledger.ledger.model.chain import JobView, catch_up, transact
-from jobledger.ledger.model.commands import Checkpoint, Command, ReportProgress
-from jobledger.ledger.model.errors import AttemptStoppedError, InvalidInputError, LedgerError, RefusedError
+from jobledger.ledger.model.chain import Addition, JobView, catch_up, load, transact, transact_all
+from jobledger.ledger.model.commands import Checkpoint, Command, Enqueue, ReportProgress
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
+    AttemptStoppedError,
+    InvalidInputError,
+    JobExistsError,
+    LedgerError,
+    RefusedError,
+)
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.attempt.calls import ThreadCalls
@@ -200,6 +207,28 @@ class AttemptChannel:
                 lambda: self._ledger.stamp(self._identity),
                 known=self.chain,
             )
+
+    async def append_with(self, command: Command, begin: Enqueue) -> None:
+        """Append what follows from a command of the claim's holder, and begin another job, as one.
+
+        Raises: JobExistsError where the other job exists; what `transact_all` raises.
+        """
+        log = self._ledger.log
+        async with self._appending:
+
+            async def decide_both() -> Sequence[Addition]:
+                other = await load(log, begin.ref)
+                if other.job is not None:
+                    raise JobExistsError(begin.ref.job_id)
+                self.chain = await catch_up(log, self._ref, self.chain)
+                stamp = self._ledger.stamp(self._identity)
+                return [
+                    (self.chain, decide(self.chain.job, command, stamp)),
+                    (other, decide(None, begin, msgspec.structs.replace(stamp, causation=self._ref.job_id))),
+                ]
+
+            await transact_all(log, decide_both)
+            self.chain = await catch_up(log, self._ref, self.chain)
 
     async def refresh(self) -> None:
         """Read what others appended. Raises: UnreachableError."""

@@ -21,6 +21,7 @@ from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
+from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.settlement import (
     ACK,
     JOIN,
@@ -52,11 +53,14 @@ class Claimer:
         *,
         runs_here: Callable[[JobRef], bool],
         on_ended: Callable[[Job, str], None],
+        kept: KeptChains | None = None,
     ) -> None:
+        """`kept`: chains of runs that were parked here."""
         self._ledger = ledger
         self._lease = lease
         self._runs_here = runs_here
         self._on_ended = on_ended
+        self._kept = kept
 
     async def claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
         """Try to get the right to run the job of a delivery; `queued` is its event.
@@ -70,7 +74,8 @@ class Claimer:
         if queued.cause == "new" or (queued.cause == "admitted" and queued.limits):
             chain = _only(delivery, queued)
         else:
-            chain = await load(self._ledger.log, ref)
+            kept = None if self._kept is None else self._kept.following(ref, delivery, queued)
+            chain = kept or await load(self._ledger.log, ref)
         for _ in range(_TRIES_MAX):
             try:
                 job = chain.job

@@ -44,8 +44,8 @@ class Recorder:
         """
         control, log, identity = attempt.control, self._ledger.log, attempt.identity
         control.recording = True
-        if control.parked is not None:
-            return self._is_parked(attempt, control.parked)
+        if control.recorded is not None:
+            return self._tell_recorded(attempt, control.recorded)
         if control.channel is not None:
             await control.channel.close()
         chain = attempt.newest_chain
@@ -67,8 +67,8 @@ class Recorder:
             self.announce(after.job, identity)
         return True
 
-    def _is_parked(self, attempt: Attempt, outcome: Outcome) -> bool:
-        """Tell of a pause that was recorded before the code of its run was left; of a run that was to end, its end."""
+    def _tell_recorded(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Tell of what was recorded already: the pause of a run, or its end together with the beginning of the next."""
         if self.is_wordy:
             self._tell(attempt, outcome, attempt.newest_chain)
         job = attempt.newest_chain.job

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger.model.chain import JobView
-from jobledger.ledger.model.commands import Pause
+from jobledger.ledger.model.commands import Outcome
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
@@ -32,7 +32,9 @@ class Control(msgspec.Struct, eq=False):
     undoing: bool = (
         False  #: the run ends, and takes back what it did: another wish to cancel it changes nothing
     )
-    parked: Pause | None = None  #: the run waits, and its pause is recorded: the attempt has no other outcome
+    recorded: Outcome | None = (
+        None  #: what was recorded before the code of its run was left: the only outcome
+    )
     span: AttemptSpan | None = None
 
 

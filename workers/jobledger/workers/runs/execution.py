@@ -10,10 +10,12 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outcome
+from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Outcome
 from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.runs.again import Again, end_id
 from jobledger.ledger.runs.calls import StepCall
+from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.errors import (
     ChildFailedError,
     DivergedError,
@@ -28,10 +30,13 @@ from jobledger.ledger.runs.waits import Halted, Parked
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.execution import Execution, LimitReachedError, is_stop
+from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.retry_policy import RetryPolicy, error_info
 from jobledger.workers.runs.calls import StepCalls
+from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.journal import AttemptJournal
 from jobledger.workers.surroundings import Surroundings
 
@@ -48,13 +53,21 @@ class RunExecution:
         threads: Threads,
         policy: RetryPolicy,
         *,
+        opening: Opening | None = None,
+        kept: KeptChains | None = None,
         may_linger: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`may_linger`: whether a run that waits for a moment may keep its slot now."""
+        """Make it once for a worker.
+
+        `opening` makes children. `kept` keeps the chains of runs that are parked here. `may_linger`: whether a run that
+        waits for a moment may keep its slot now.
+        """
         self._ledger = Surroundings.of(ledger)
+        self.children = ChildJobs(ledger, opening or Opening(ledger))
         self._chance = random.Random()  # noqa: S311 - jitter, and random numbers of runs
         self._call = StepCalls(execution, threads)
         self._may_linger = may_linger
+        self._kept = kept
         self._journals: dict[JobRef, AttemptJournal] = {}
         self.execution = execution
         self.policy = policy
@@ -79,12 +92,15 @@ class RunExecution:
             channel,
             chance=self._chance,
             call=self._call,
+            children=self.children,
             may_linger=self._may_linger,
         )
         self._journals[attempt.ref] = journal
         try:
             return await _Play(self, attempt, workflow, journal).run(arguments)
         finally:
+            if self._kept is not None and attempt.control.recorded is not None:
+                self._kept.keep(attempt.ref, attempt.newest_chain)
             if self._journals.get(attempt.ref) is journal:
                 del self._journals[attempt.ref]
 
@@ -107,7 +123,11 @@ class _Play:
         self._task = task
         self._journal = journal
         self._passage = Passage(
-            journal, parallel=task.workflow.parallel, is_ending=job.cancel_requested or self._is_undone
+            journal,
+            task.signature,
+            parallel=task.workflow.parallel,
+            is_ending=job.cancel_requested or self._is_undone,
+            calls_back=task.workflow.on_fail is not None,
         )
 
     async def run(self, arguments: dict[str, Any]) -> Outcome:
@@ -118,13 +138,13 @@ class _Play:
         assert parameter is not None, "a workflow takes a Run"
         arguments[parameter] = Run(passage)
         outcome = await self._outcome_of(lambda: self._task.function(**arguments))
-        if attempt.control.parked is not None:
-            return attempt.control.parked
+        if attempt.control.recorded is not None:
+            return attempt.control.recorded
         if self._journal.trouble is not None:
             raise self._journal.trouble
-        if not self._is_to_undo(outcome):
-            return outcome
-        return await self._undo(outcome)
+        if self._passage.undos and self._is_failure(outcome):
+            outcome = await self._undo(outcome)
+        return await self._call_back(outcome)
 
     async def _outcome_of(self, function: Callable[[], Awaitable[Any]]) -> Outcome:
         """Return what the end of the function, whichever it is, means for the run."""
@@ -138,7 +158,7 @@ class _Play:
             return execution.timed_out(attempt)
         except BaseException as error:  # whatever the code of the run raises is its failure
             control = attempt.control
-            if control.parked is None and self._passage.diverged is None and is_stop(attempt, error):
+            if control.recorded is None and self._passage.diverged is None and is_stop(attempt, error):
                 if not control.cancelled:
                     raise
                 attempt.own_task.uncancel()
@@ -155,10 +175,29 @@ class _Play:
     async def _returned(self, value: Any) -> Outcome:
         if self._passage.is_ending and any(each.kind == "undo" for each in self._journal.job.steps.values()):
             return self._halted()
+        if isinstance(value, Again):
+            return await self._begin_next(value)
         outcome = await self._host.execution.outcome(self._attempt, self._task, value)
         if isinstance(outcome, Complete) and self._passage.unvisited:
             return msgspec.structs.replace(outcome, unvisited=self._passage.unvisited)
         return outcome
+
+    async def _begin_next(self, again: Again) -> Outcome:
+        """Record the end of this run and the beginning of the next one, as one."""
+        journal = self._journal
+        value, reference = await journal.put(again.input, what=f"input of run {again.successor}")
+        order = msgspec.structs.replace(
+            self._attempt.job.order, input=value, input_ref=reference, notify="", rerun_of=None, unique=""
+        )
+        complete = Complete(
+            epoch=journal.epoch,
+            result=msgspec.Raw(b"null"),
+            unvisited=self._passage.unvisited,
+            successor=again.successor,
+        )
+        ref = JobRef(queue=journal.job.queue, job_id=again.successor)
+        await journal.end(complete, Enqueue(ref=ref, task=journal.job.task, order=order))
+        return complete
 
     def _raised(self, error: BaseException) -> Outcome:
         """Return what follows from what ended the function."""
@@ -185,10 +224,8 @@ class _Play:
 
     # Undo.
 
-    def _is_to_undo(self, outcome: Outcome) -> bool:
-        """Whether an outcome is an end that leaves something to take back; one that a mended run goes on from is not."""
-        if not self._passage.undos or isinstance(outcome, Complete):
-            return False
+    def _is_failure(self, outcome: Outcome) -> bool:
+        """Whether an outcome ends the run otherwise than completed; one that a mended run goes on from does not."""
         if isinstance(outcome, Fail) and outcome.error.kind not in _MENDABLE:
             job = self._journal.job
             return outcome.give_up is not None or not job.attempts_left or job.cancel_requested
@@ -212,11 +249,34 @@ class _Play:
 
         with contextlib.suppress(Parked):
             await self._closed(lambda: self._passage.perform("undo", body))
-        if control.parked is not None:
-            return control.parked
+        if control.recorded is not None:
+            return control.recorded
         if failed:
             return Fail(epoch=self._journal.epoch, error=_both(outcome, failed), give_up="rejected")
         return outcome
+
+    async def _call_back(self, outcome: Outcome) -> Outcome:
+        """Make the job that is told of the end, as one with the end."""
+        rules, control = self._task.workflow, self._attempt.control
+        callback = rules.on_success if isinstance(outcome, Complete) else rules.on_fail
+        if callback is None or control.recorded is not None:
+            return outcome
+        if isinstance(outcome, Complete) or self._is_failure(outcome):
+            plain, options = callback.unpacked
+            order = await self._host.children.order(plain, options, self._end(outcome), self._journal.job)
+            ref = JobRef(queue=options.queue, job_id=end_id(self._journal.job.id))
+            await self._journal.end(outcome, Enqueue(ref=ref, task=plain.name, order=order))
+        return outcome
+
+    def _end(self, outcome: Outcome) -> RunEnd:
+        job = self._journal.job
+        told: dict[str, Any] = {"state": "completed"}
+        if isinstance(outcome, ConfirmCancel) or job.cancel_requested:
+            told = {"state": "cancelled", "error": getattr(outcome, "reason", "") or job.cancel_reason}
+        elif isinstance(outcome, Fail):
+            sentence = f"{outcome.error.type}: {outcome.error.message}"
+            told = {"state": "dead_lettered", "error": sentence}
+        return RunEnd(id=job.id, queue=job.queue, task=job.task, **told)
 
     async def _take_back(self, undo: Undo) -> None:
         call = StepCall(self._passage, undo.step, undo.args, undo.kwargs, undoes=True)

@@ -10,16 +10,24 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, Pause, StartStep
-from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
+from jobledger.ledger.model.commands import CompleteStep, Enqueue, FailStep, Outcome, Pause, StartStep
+from jobledger.ledger.model.errors import (
+    IllegalTransitionError,
+    LedgerFullError,
+    StaleClaimError,
+    UnreachableError,
+)
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import OPERATOR, Job
 from jobledger.ledger.model.runs.errors import StepOverError
+from jobledger.ledger.options import Options
+from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.retry_policy import describe
+from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.surroundings import Surroundings
 
 #: Pause before a chain is read again that lacks what is known to be in it.
@@ -39,6 +47,7 @@ class AttemptJournal:
         *,
         chance: random.Random,
         call: CallStep,
+        children: ChildJobs,
         may_linger: Callable[[], bool],
     ) -> None:
         self.chance = chance
@@ -49,6 +58,7 @@ class AttemptJournal:
         self._attempt = attempt
         self._channel = channel
         self._call = call
+        self._children = children
         self._may_linger = may_linger
         self._news = asyncio.Event()
         self._is_hinted = False
@@ -84,8 +94,30 @@ class AttemptJournal:
         except BaseException:
             control.recording = False
             raise
-        control.parked = command
+        control.recorded = command
         return True
+
+    async def end(self, outcome: Outcome, begin: Enqueue) -> None:
+        """End the run and begin another job in one append; nothing is recorded where the claim is lost.
+
+        Raises: JobExistsError where another job has that id, LedgerFullError, UnreachableError.
+        """
+        control = self._attempt.control
+        control.recording = True
+        try:
+            await retry_store(
+                f"the end of run {self.job.id}",
+                lambda: self._channel.append_with(outcome, begin),
+                outage=self._ledger.outage,
+            )
+        except (StaleClaimError, IllegalTransitionError):
+            return  # whoever records the outcome finds that out, too, and leaves the receipt
+        except (LedgerFullError, UnreachableError) as error:
+            self.trouble = error
+            raise
+        finally:
+            control.recording = False
+        control.recorded = outcome
 
     async def _catch_up(self) -> None:
         """Read what a refusal rests on; a replica that lags gets a moment."""
@@ -126,6 +158,29 @@ class AttemptJournal:
     def may_linger(self) -> bool:
         """See `RunJournal.may_linger`."""
         return self._may_linger()
+
+    async def ensure_limits(self, task: str, options: Options) -> None:
+        """See `RunJournal.ensure_limits`."""
+        await self._children.ensure_limits(task, options)
+
+    async def open(self, key: str, *, again: bool) -> None:
+        """See `RunJournal.open`."""
+        await retry_store(
+            f"the children of step {key} of run {self.job.id}",
+            lambda: self._children.open(self._attempt.ref, self._channel.chain, key, again=again),
+            outage=self._ledger.outage,
+        )
+
+    async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
+        """See `RunJournal.ends`."""
+        return await self._children.ends(self._attempt.ref, self.job, key, items)
+
+    async def abandon(self, prefix: str) -> None:
+        """See `RunJournal.abandon`."""
+        steps = self.job.steps.items()
+        items = {key: step.open for key, step in steps if key.startswith(prefix) and step.open}
+        if items:
+            await self._children.cancel(self._attempt.ref, self._channel.chain, items)
 
     async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
         """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""

@@ -1,0 +1,42 @@
+"""Going on in a run of its own: what `Run.again` returns, and what the next run is called."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import InvalidInputError
+
+_ID_MAX: Final = 64
+_SUCCESSOR: Final = re.compile(r"(.+)-r(\d+)")
+
+
+class Again(msgspec.Struct, frozen=True):
+    """What a workflow returns to end its run and begin the next one in the same moment."""
+
+    input: bytes  #: of the next run, JSON text
+    successor: str  #: its id
+
+
+def end_id(run_id: str) -> str:
+    """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long."""
+    whole = f"{run_id}-end"
+    return whole if len(whole) <= _ID_MAX else f"e{hashlib.sha256(whole.encode()).hexdigest()[:40]}"
+
+
+def successor_id(run_id: str) -> str:
+    """Return the id of the run that goes on where one ends: `order-r2` behind `order`, `order-r3` behind that.
+
+    Raises: InvalidInputError for an id that leaves no room.
+    """
+    match = _SUCCESSOR.fullmatch(run_id)
+    root, number = (match[1], int(match[2])) if match else (run_id, 1)
+    found = f"{root}-r{number + 1}"
+    if len(found) > _ID_MAX:
+        raise InvalidInputError(
+            f"run {run_id} cannot go on as {found}: an id has at most {_ID_MAX} characters, so give runs shorter ones"
+        )
+    return found

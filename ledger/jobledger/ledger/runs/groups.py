@@ -1,0 +1,252 @@
+"""Children of a run: jobs of their own, which a step asks for, and whose results it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.model.errors import ConfigurationError, InvalidError, TaskDefinitionError
+from jobledger.ledger.model.events import ErrorInfo, Order
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import (
+    ITEMS_MAX,
+    ChildNode,
+    ChildOrder,
+    OnFailure,
+    StepKind,
+    child_id,
+    items_of,
+)
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.options import Options
+from jobledger.ledger.runs.errors import ChildFailedError, DivergedError
+from jobledger.ledger.runs.members import MemberEnd
+from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.scopes import Branch
+from jobledger.ledger.runs.steps import digest_of
+from jobledger.ledger.tasks import Task
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Outcome(Generic[R_co]):
+    """How a child ended: `state`, and either `value()` or `error`."""
+
+    __slots__ = ("_failed", "_result", "error", "state")
+
+    def __init__(self, end: MemberEnd, result: Any, failed: ChildFailedError | None) -> None:
+        self.state = end.state
+        self.error = end.error  #: a sentence; "" of a child that completed
+        self._result = result
+        self._failed = failed
+
+    def __repr__(self) -> str:
+        """Show state and error."""
+        return f"<outcome {self.state}{': ' + self.error if self.error else ''}>"
+
+    def value(self) -> R_co:
+        """Return what the task returned. Raises: ChildFailedError for a child that did not complete."""
+        if self._failed is not None:
+            raise self._failed
+        return cast("R_co", self._result)
+
+
+class Group:
+    """The children of one step: asked for, made, waited for, and their results recorded as the step's."""
+
+    def __init__(
+        self,
+        passage: Passage,
+        task: Task[Any, Any],
+        options: Options,
+        inputs: Sequence[Mapping[str, Any]],
+        *,
+        kind: StepKind,
+        limit: int = 0,
+        on_failure: OnFailure = "stop",
+    ) -> None:
+        """`inputs`: keyword arguments of each child.
+
+        Raises: InvalidInputError, TaskDefinitionError for options that a child cannot have, ConfigurationError.
+        """
+        _refuse_options(task.name, options)
+        if len(inputs) > ITEMS_MAX:
+            raise ConfigurationError(
+                f"a group of {len(inputs):,} children of {task.name} is more than {ITEMS_MAX:,}: make groups of groups"
+            )
+        if not 0 <= limit <= ITEMS_MAX:
+            raise ConfigurationError(f"limit must be 0 or more, got {limit!r}")
+        self._passage = passage
+        self._task = task
+        self._options = options
+        self._inputs = inputs
+        self._texts = [task.signature.encode((), each) for each in inputs]
+        self._kind: StepKind = kind
+        self._limit = limit
+        self._on_failure: OnFailure = on_failure
+
+    async def begin(self, branch: Branch, name: str = "") -> Asked:
+        """Ask for the children; when this returns, those that may exist now do."""
+        passage, task = self._passage, self._task
+        asked = await passage.ask(branch, name or task.name, self._kind, task.name, digest_of(self._inputs))
+        journal = passage.journal
+        if asked.known is not None:
+            if not asked.known.has_ended:
+                await journal.open(asked.key, again=True)
+            return asked
+        if not self._inputs:
+            await passage.complete(asked, b"[]")
+            return asked
+        await journal.ensure_limits(task.name, self._options)
+        array = b"[" + b",".join(self._texts) + b"]"
+        items, reference = await journal.put(array, what=f"inputs of step {asked.key}")
+        await passage.start(asked, order=self._order(journal.job), items=items, items_ref=reference)
+        await journal.open(asked.key, again=False)
+        return asked
+
+    def _order(self, run: Job) -> ChildOrder:
+        """Return what asks for the children; priority, tenant and correlation are the run's where none are given."""
+        options = self._options
+        priority = options.priority if options.priority != "normal" else run.order.priority
+        base = ChildOrder(
+            task=self._task.name,
+            queue=options.queue,
+            priority=priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            tenant=options.tenant or run.order.tenant,
+            limits=options.limits,
+            count=len(self._inputs),
+            limit=self._limit,
+            on_failure=self._on_failure,
+        )
+        if not options.declared and options.declared_queue is None:
+            return base
+        limits = [self._limits(base, text) for text in self._texts]
+        if len(set(limits)) == 1:
+            return msgspec.structs.replace(base, limits=limits[0])
+        nodes = tuple(
+            ChildNode(
+                task=base.task,
+                queue=base.queue,
+                priority=priority,
+                max_attempts=base.max_attempts,
+                timeout_s=base.timeout_s,
+                limits=each,
+            )
+            for each in limits
+        )
+        return msgspec.structs.replace(base, nodes=nodes)
+
+    def _limits(self, base: ChildOrder, text: bytes) -> tuple[str, ...]:
+        """Return the limits of one child, with the keys that its input gives them."""
+        options, task = self._options, self._task
+        order = Order(limits=options.limits, tenant=base.tenant, metadata=options.metadata)
+        job = Keyed(task.name, options.queue, order, lambda: task.signature.decode(text))
+        return with_limits(job, options.declared, options.declared_queue).limits
+
+    async def ends(self, asked: Asked) -> list[MemberEnd]:
+        """Wait for the children, record what they came to and return it.
+
+        Raises: ChildFailedError for the first one that failed, where the group does not collect failures.
+        """
+        passage = self._passage
+        step = passage.journal.job.steps[asked.key]
+        if not step.has_ended:
+            step = await passage.waits.until_over(asked.key)
+            if step.failed and self._on_failure == "stop":
+                await self._fail(asked, step)
+            else:
+                ends = await passage.journal.ends(asked.key)
+                await passage.complete(asked, self._recorded(ends))
+            step = passage.journal.job.steps[asked.key]
+        if step.state == "failed":
+            raise self._failure(step)
+        return self._read(await passage.result_of(step))
+
+    async def _fail(self, asked: Asked, step: Step) -> None:
+        item = items_of(step.failed)[0]
+        (end,) = await self._passage.journal.ends(asked.key, items=1 << item)
+        info = ErrorInfo(kind="child_failed", type=ChildFailedError.__name__, message=end.error)
+        await self._passage.fail(asked, info)
+
+    def _failure(self, step: Step) -> ChildFailedError:
+        item = items_of(step.failed)[0] if step.failed else 0
+        sentence = "" if step.error is None else step.error.message
+        return ChildFailedError(step.key, item, self.child(step, item), sentence)
+
+    def child(self, step: Step, item: int) -> str:
+        """Return the id of a child."""
+        return child_id(self._passage.journal.job.id, step.number, item)
+
+    def _recorded(self, ends: Sequence[MemberEnd]) -> bytes:
+        """Return what is recorded: of a group that collects, all ends; of any other, the results alone."""
+        if self._on_failure == "collect":
+            return msgspec.json.encode(ends)
+        return b"[" + b",".join(bytes(each.result) for each in ends) + b"]"
+
+    def _read(self, text: bytes) -> list[MemberEnd]:
+        if self._on_failure == "collect":
+            return msgspec.json.decode(text, type=list[MemberEnd])
+        return [MemberEnd("completed", each) for each in msgspec.json.decode(text, type=list[msgspec.Raw])]
+
+    def value(self, asked: Asked, end: MemberEnd) -> Any:
+        """Return a child's result as its task's return annotation says. Raises: DivergedError."""
+        try:
+            return self._task.signature.read_result(bytes(end.result), asked.key)
+        except InvalidError as error:
+            raise DivergedError(asked.key, 0, "with other results", str(error)) from error
+
+    def outcome(self, asked: Asked, item: int, end: MemberEnd) -> Outcome[Any]:
+        """Return how a child ended, as the run's code sees it."""
+        if end.state == "completed":
+            return Outcome(end, self.value(asked, end), None)
+        step = self._passage.journal.job.steps[asked.key]
+        return Outcome(end, None, ChildFailedError(asked.key, item, self.child(step, item), end.error))
+
+
+class Child(Generic[R_co]):
+    """A job that a run made and goes on beside: made by `Run.start`."""
+
+    def __init__(self, passage: Passage, group: Group, asked: Asked) -> None:
+        self._passage = passage
+        self._group = group
+        self._asked = asked
+        step = passage.journal.job.steps[asked.key]
+        self.id = group.child(step, 0)  #: the job's id
+
+    async def result(self) -> R_co:
+        """Wait for the job's end and return what its task returned, the same in every attempt.
+
+        Raises: ChildFailedError for one that ended otherwise.
+        """
+
+        async def body(_: Branch) -> R_co:
+            (end,) = await self._group.ends(self._asked)
+            return cast("R_co", self._group.value(self._asked, end))
+
+        return await self._passage.perform(self._asked.key, body)
+
+
+def named_inputs(task: Task[Any, Any], items: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the inputs of a map: each item is the first argument of a child. Raises: InvalidInputError."""
+    return [task.signature.named((item,), {}) for item in items]
+
+
+def _refuse_options(task: str, options: Options) -> None:
+    """Refuse options of a child that its run decides. Raises: TaskDefinitionError."""
+    given = {
+        "id": options.id,
+        "delay_s": options.delay_s,
+        "run_at": options.run_at,
+        "unique": options.unique,
+        "debounce_s": options.debounce_s,
+    }
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise TaskDefinitionError(
+            f"a child of task {task} cannot have {wrong[0]}: its run gives it its id and begins it"
+        )

@@ -1,0 +1,115 @@
+"""Children of runs on a real server: jobs of their own whose results come back once, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.support.working import LIMIT_S, attempts, ended, working
+
+from jobledger.ledger import ChildFailedError, JobState, Ledger, Run, task, workflow
+
+pytestmark = pytest.mark.anyio
+
+CALLS: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    CALLS.clear()
+
+
+@task(queue="kids", max_attempts=1)
+async def double(number: int, by: int = 2) -> int:
+    CALLS["double"] += 1
+    if number < 0:
+        raise ValueError(f"{number} is below 0")
+    return number * by
+
+
+@task(queue="kids")
+def large(size: int) -> str:
+    return "x" * size
+
+
+@workflow(queue="runs")
+async def calls(run: Run, number: int) -> list[int]:
+    first = await run.call(double, number)
+    child = await run.start(double, number, by=10)
+    CALLS["went on"] += 1
+    second = await run.call(double.options(priority="high"), number=first)
+    return [first, second, await child.result()]
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_a_child_is_a_job_of_its_own_and_its_result_comes_back(
+    ledger: Ledger, concurrency: int
+) -> None:
+    async with working(ledger, calls, double, concurrency=concurrency):
+        job = await ledger.enqueue(calls.options(id="p"), 3)
+        assert await job.result(timeout_s=LIMIT_S) == [6, 12, 30]
+    assert CALLS["double"] == 3
+    child = await (await ledger.job("p-1-0")).snapshot()
+    assert (child.queue, child.task, child.state) == ("kids", "double", JobState.COMPLETED)
+    assert child.member is not None
+    assert (child.member.job, child.member.step) == ("p", "double")
+
+
+@workflow(queue="runs", max_attempts=1)
+async def maps(run: Run, numbers: list[int], limit: int) -> list[int]:
+    found = await run.map(double, numbers, limit=limit)
+    CALLS["after"] += 1
+    await run.sleep(0.01)
+    return found
+
+
+async def test_a_map_has_a_job_for_each_item_and_a_result_once(ledger: Ledger) -> None:
+    numbers = list(range(60))
+    async with working(ledger, maps, double, concurrency=4):
+        job = await ledger.enqueue(maps, numbers, 5)
+        assert await job.result(timeout_s=LIMIT_S) == [2 * each for each in numbers]
+        none = await ledger.enqueue(maps, [], 0)
+        assert await none.result(timeout_s=LIMIT_S) == []
+    assert CALLS["double"] == 60
+
+
+async def test_a_map_fails_with_its_first_failure_and_begins_no_more(ledger: Ledger) -> None:
+    async with working(ledger, maps, double, concurrency=4):
+        job = await ended(await ledger.enqueue(maps.options(id="bad"), [1, -2, *range(50)], 1))
+    assert job.state is JobState.DEAD_LETTERED
+    assert job.error is not None
+    assert (job.error.kind, job.error.type) == ("child_failed", ChildFailedError.__name__)
+    assert "item 1 of step 'double' failed: ValueError: -2 is below 0" in job.error.message
+    assert "jobledger jobs show bad-1-1" in job.error.message
+    assert CALLS["double"] == 2
+    assert len(await attempts(await ledger.job("bad"))) <= 2
+
+
+@workflow(queue="runs")
+async def settles(run: Run) -> list[str]:
+    found = await run.map_settled(double, [1, -1, 3])
+    return [str(each.value()) if not each.error else f"{each.state}: {each.error}" for each in found]
+
+
+async def test_settled_children_are_told_one_by_one(ledger: Ledger) -> None:
+    async with working(ledger, settles, double):
+        job = await ledger.enqueue(settles)
+        assert await job.result(timeout_s=LIMIT_S) == [
+            "2",
+            "dead_lettered: ValueError: -1 is below 0",
+            "6",
+        ]
+
+
+@workflow(queue="runs")
+async def large_result(run: Run) -> int:
+    text = await run.call(large, 200_000)
+    await run.sleep(0.01)
+    return len(text)
+
+
+async def test_a_large_result_of_a_child_is_kept_for_as_long_as_its_run_needs_it(ledger: Ledger) -> None:
+    async with working(ledger, large_result, large, concurrency=1):
+        job = await ledger.enqueue(large_result.options(id="big"))
+        assert await job.result(timeout_s=LIMIT_S) == 200_000
+        assert len(await (await ledger.job("big-1-0")).result()) == 200_000

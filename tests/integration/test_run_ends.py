@@ -1,0 +1,254 @@
+"""How runs end and go on: the next run, who is told, how long one may be, and what its worker keeps meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from tests.support.working import LIMIT_S, Connect, ended, until, working
+
+from jobledger.ledger import (
+    Backoff,
+    JobHandle,
+    JobState,
+    Ledger,
+    Run,
+    RunEnd,
+    RunTooLongError,
+    Signal,
+    TaskRegistry,
+    step,
+    task,
+    workflow,
+)
+from jobledger.ledger.model.chain import JobView
+from jobledger.ledger.runs import length
+from jobledger.workers import Worker
+from jobledger.workers.attempt.kept import KeptChains
+
+pytestmark = pytest.mark.anyio
+
+CALLS: Counter[str] = Counter()
+TOLD: list[RunEnd] = []
+go_on = Signal("go_on", int)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    CALLS.clear()
+    TOLD.clear()
+
+
+async def paused(job: JobHandle[object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await job.state() is not JobState.PAUSED:
+            await asyncio.sleep(0.005)
+
+
+@step
+async def count(number: int) -> int:
+    CALLS[f"count {number}"] += 1
+    return number
+
+
+# Going on in a run of its own.
+
+
+@workflow(queue="runs", version="2")
+async def pages(run: Run, first: int, total: int = 0) -> int:
+    total += await run.step(count, first)
+    if first < 3:
+        return run.again(first + 1, total=total)
+    return total
+
+
+async def test_a_run_ends_and_the_next_one_begins_as_one(ledger: Ledger) -> None:
+    async with working(ledger, pages):
+        job = await ledger.enqueue(pages.options(id="p", tenant="acme"), 1)
+        assert await job.result(timeout_s=LIMIT_S) == 6  # of the last one
+        assert (await ended(await ledger.job("p-r2"))).state is JobState.COMPLETED
+        last = await ledger.job("p-r3", task=pages)
+        assert await last.result(timeout_s=LIMIT_S) == 6
+    found = await last.snapshot()
+    assert (found.order.tenant, found.order.version, len(found.steps)) == ("acme", "2", 1)
+    first, begun = (await job.history())[-1], (await (await ledger.job("p-r2")).history())[0]
+    assert begun.stream_sequence == first.stream_sequence + 1
+    assert begun.event.causation == "p"
+    assert CALLS == {"count 1": 1, "count 2": 1, "count 3": 1}
+
+
+async def test_a_run_does_not_go_on_under_an_id_that_is_taken(ledger: Ledger) -> None:
+    await ledger.enqueue(pages.options(id="q-r2", queue="elsewhere", delay_s=60), 1)
+    await ledger.enqueue(pages.options(id="p-r2", delay_s=60), 1)
+    async with working(ledger, pages, queues=("runs",)):
+        found = await ended(await ledger.enqueue(pages.options(id="p", max_attempts=1), 1))
+    assert found.state is JobState.DEAD_LETTERED
+    assert found.error is not None
+    assert "job p-r2 exists already" in found.error.message
+
+
+# Who is told.
+
+
+@task(queue="told")
+async def tell(end: RunEnd) -> None:
+    TOLD.append(end)
+
+
+@step
+async def undo(number: int) -> None:
+    CALLS[f"undo {number}"] += 1
+
+
+@workflow(
+    queue="runs",
+    max_attempts=2,
+    backoff=Backoff(base_s=0),
+    on_success=tell,
+    on_fail=tell.options(priority="high"),
+)
+async def calls_back(run: Run, how: str) -> str:
+    run.on_failure(undo, await run.step(count, 1))
+    if how == "fail":
+        raise RuntimeError("no stock")
+    if how == "wait":
+        await run.wait(go_on)
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "error"),
+    [
+        ("finish", "completed", ""),
+        ("fail", "dead_lettered", "RuntimeError: no stock"),
+        ("wait", "cancelled", "changed my mind"),
+    ],
+)
+async def test_somebody_is_told_once_how_a_run_ended(
+    ledger: Ledger, how: str, state: str, error: str
+) -> None:
+    async with working(ledger, calls_back, tell):
+        job = await ledger.enqueue(calls_back.options(id="r"), how)
+        if how == "wait":
+            await paused(job)
+            await job.cancel(reason="changed my mind")
+        assert (await ended(job)).state.value == state
+        await until(lambda: bool(TOLD))
+    assert [RunEnd(id="r", queue="runs", task="calls_back", state=state, error=error)] == TOLD  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    assert {"count 1": 1, **({} if how == "finish" else {"undo 1": 1})} == CALLS
+    told = await (await ledger.job("r-end")).history()
+    assert told[0].stream_sequence == (await job.history())[-1].stream_sequence + 1
+
+
+# How long one may be.
+
+
+@workflow(queue="runs", max_attempts=1)
+async def endless(run: Run) -> None:
+    number = 0
+    while True:
+        number += await run.step(count, 1)
+        CALLS["long"] += run.long
+
+
+async def test_a_run_that_becomes_too_long_is_told_early_and_ends(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length, "EVENTS_WARN", 15)
+    monkeypatch.setattr(length, "EVENTS_MAX", 30)
+    async with working(ledger, endless):
+        job = await ended(await ledger.enqueue(endless))
+    assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "rejected")
+    assert job.error is not None
+    assert job.error.type == RunTooLongError.__name__
+    assert "`return run.again(...)`" in job.error.message
+    assert 10 < CALLS["long"] < CALLS["count 1"] < 30
+
+
+# What its worker keeps.
+
+
+@workflow(queue="runs")
+async def often(run: Run, times: int) -> int:
+    total = 0
+    for _ in range(times):
+        total += await run.wait(go_on)
+    return total
+
+
+async def test_a_parked_run_goes_on_without_its_chain_being_read(connected: Connect) -> None:
+    async with connected() as ledger, connected() as client:
+        worker = Worker(ledger, TaskRegistry([often]))
+        kept = worker._kept
+        reads: list[str] = []
+        read_chain = ledger.log.read_chain
+
+        async def spy(chain: str) -> object:
+            reads.append(chain)
+            return await read_chain(chain)
+
+        ledger.log.read_chain = spy  # type: ignore[method-assign, assignment] # pyright: ignore[reportAttributeAccessIssue]
+        running = asyncio.create_task(worker.run())
+        try:
+            job = await client.enqueue(often.options(id="o"), 3)
+            for number in range(3):
+                async with asyncio.timeout(LIMIT_S):
+                    while len(kept) == 0:
+                        await asyncio.sleep(0.005)
+                await client.signal(job, go_on, number)
+            assert await job.result(timeout_s=LIMIT_S) == 3
+        finally:
+            worker.stop()
+            await running
+    assert kept.hits == 3
+    assert not [chain for chain in reads if ".o." in chain]
+
+
+async def test_a_kept_chain_that_somebody_wrote_to_meanwhile_is_not_used(connected: Connect) -> None:
+    async with connected() as ledger, connected() as other:
+        async with working(ledger, often, concurrency=1) as worker:
+            job = await ledger.enqueue(often, 2)
+            await until(lambda: len(worker._kept) == 1)
+        async with working(other, often):  # the first one's worker does not hear of what it does
+            await other.signal(job, go_on, 1)
+            await paused(job)
+        view = JobView()
+        assert worker._kept._drop(job.ref) != view
+        await ledger.signal(job, go_on, 2)
+        async with working(ledger, often) as third:
+            third._kept.keep(job.ref, view)
+            assert await job.result(timeout_s=LIMIT_S) == 3
+            assert third._kept.hits == 0
+
+
+def test_kept_chains_have_a_bound() -> None:
+    kept = KeptChains(bytes_max=0)
+    assert len(kept) == 0
+
+
+@task(queue="kids")
+async def never() -> str:
+    await asyncio.sleep(60)
+    return "never"
+
+
+@workflow(queue="runs")
+async def races(run: Run) -> int:
+    async def slow() -> int:
+        return len(await run.call(never))
+
+    async def quick() -> int:
+        return await run.wait(go_on)
+
+    return await run.race(slow, quick)
+
+
+async def test_the_children_of_a_branch_that_lost_are_cancelled(ledger: Ledger) -> None:
+    async with working(ledger, races, never):
+        job = await ledger.enqueue(races.options(id="race"))
+        await paused(job)
+        await ledger.signal(job, go_on, 7)
+        assert await job.result(timeout_s=LIMIT_S) == 7
+        child = await ended(await ledger.job("race-1-0"))
+    assert child.state is JobState.CANCELLED

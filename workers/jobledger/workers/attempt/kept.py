@@ -1,0 +1,68 @@
+"""Chains of runs that were parked here, kept for their next attempt: used only where a hash proves them current.
+
+A delivered `queued` names the hash of the event that it follows on. If that is the newest event of what is kept, nothing
+came between, and the chain need not be read; the claim's condition says the same once more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from jobledger.ledger.model.chain import JobView
+from jobledger.ledger.model.events import Queued
+from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.pull import Delivery
+
+BYTES_MAX: Final = 64 << 20
+#: What the objects of a run and of each of its steps take beside the values that they hold; measured, rounded up.
+_RUN_BYTES: Final = 4_096
+_STEP_BYTES: Final = 768
+
+
+class KeptChains:
+    """The chains of parked runs, those that were used last first to stay."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._views: OrderedDict[JobRef, tuple[JobView, int]] = OrderedDict()
+        self.hits = 0  #: attempts that began without reading their chain
+
+    def __len__(self) -> int:
+        """Return how many chains are kept."""
+        return len(self._views)
+
+    def keep(self, ref: JobRef, view: JobView) -> None:
+        """Keep the chain of a run that was parked."""
+        self._drop(ref)
+        job = view.job
+        if job is None:
+            return
+        size = _size(job)
+        self._views[ref] = view, size
+        self._bytes += size
+        while self._bytes > self._bytes_max:
+            self._drop(next(iter(self._views)))
+
+    def following(self, ref: JobRef, delivery: Delivery, queued: Queued) -> JobView | None:
+        """Return the chain that ends with a delivered event, if that follows on what is kept."""
+        found = self._drop(ref)
+        if found is None or found.last_hash != queued.prev:
+            return None
+        self.hits += 1
+        sequence = delivery.stream_sequence
+        return JobView(evolve(found.job, queued, sequence), sequence, delivery.data)
+
+    def _drop(self, ref: JobRef) -> JobView | None:
+        view, size = self._views.pop(ref, (None, 0))
+        self._bytes -= size
+        return view
+
+
+def _size(job: Job) -> int:
+    """Return about how many bytes a run takes in memory."""
+    values = sum(len(bytes(each.result)) + len(bytes(each.items)) for each in job.steps.values())
+    said = sum(len(bytes(each.value)) for each in job.signals)
+    return _RUN_BYTES + _STEP_BYTES * (len(job.steps) + len(job.signals)) + values + said

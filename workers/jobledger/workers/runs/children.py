@@ -1,0 +1,148 @@
+"""Children of the runs that are made here: opened by who asks for them, and read once they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.model.chain import JobView, load
+from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.events import Completed, Order, PayloadRef
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.runs.orders import items_of
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.options import Options
+from jobledger.ledger.runs.members import MemberEnd
+from jobledger.ledger.tasks import Task
+from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.reaching import Reaching, child_ref
+
+#: Up to so many children are read one by one; more of them by what their run's id finds.
+_ONE_BY_ONE_MAX: Final = 8
+_AT_ONCE: Final = 32
+#: An end that is counted is in the ledger; a replica that lags may not show it yet.
+_LOOKS_MAX: Final = 8
+_LAG_S: Final = 0.02
+
+
+class ChildJobs:
+    """What the runs of one worker do with their children."""
+
+    def __init__(self, ledger: Ledger, opening: Opening) -> None:
+        self._ledger = ledger
+        self._opening = opening
+        self._reaching = Reaching(ledger)
+
+    async def ensure_limits(self, task: str, options: Options) -> None:
+        """See to it that what a task's code defines of limits is in the ledger. Raises: ConfigurationError."""
+        queue = options.declared_queue
+        limits = (*options.declared, *(() if queue is None else queue.limits))
+        await self._ledger.code_limits.ensure(limits, task, options.queue)
+
+    async def order(self, task: Task[Any, Any], options: Options, value: Any, run: Job) -> Order:
+        """Return what makes a job of a task that a run causes; what it has from the run is as of a child."""
+        text = task.signature.encode((value,), {})
+        stored, reference = await self._ledger.inputs.put(text, what=f"input of task {task.name}")
+        order = Order(
+            input=stored,
+            input_ref=reference,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            limits=options.limits,
+            metadata=options.metadata,
+            tenant=options.tenant or run.order.tenant,
+            correlation=options.correlation or run.order.correlation or run.id,
+            trace=run.trace,
+            version=task.version,
+        )
+        if not options.declared and options.declared_queue is None:
+            return order
+        await self.ensure_limits(task.name, options)
+        job = Keyed(task.name, options.queue, order, lambda: task.signature.decode(text))
+        return with_limits(job, options.declared, options.declared_queue)
+
+    async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:
+        """Make the children of a step that may exist. Raises: as `Opening.open`."""
+        job = view.job
+        assert job is not None, "only a run has children"
+        await self._opening.open(ref, view, key, job.steps[key].open, again=again)
+
+    async def cancel(self, ref: JobRef, view: JobView, items: Mapping[str, int]) -> None:
+        """Cancel open children of a run that goes on without them."""
+        job = view.job
+        assert job is not None, "only a run has children"
+        await self._reaching.cancel(ref, job, items, reason="the branch that asked for it lost a race")
+
+    async def ends(self, ref: JobRef, job: Job, key: str, items: int | None) -> list[MemberEnd]:
+        """Return how children ended, in the order of their items.
+
+        Raises: UnreachableError where one cannot be read yet, PayloadMissingError.
+        """
+        step = job.steps[key]
+        wanted = items_of(step.opened if items is None else items)
+        found: dict[int, MemberEnd] = {}
+        for look in range(_LOOKS_MAX):
+            missing = [item for item in wanted if item not in found]
+            if not missing:
+                return [found[item] for item in wanted]
+            await asyncio.sleep(_LAG_S * look)
+            await self._find(ref, step, missing, found)
+        raise UnreachableError(
+            f"{len(wanted) - len(found)} ends of children of step {key!r} of run {ref.job_id} cannot be read yet"
+        )
+
+    async def _find(self, ref: JobRef, step: Step, items: list[int], found: dict[int, MemberEnd]) -> None:
+        completed = [item for item in items if not step.failed >> item & 1]
+        if len(completed) > _ONE_BY_ONE_MAX:
+            await self._find_many(ref, step, set(completed), found)
+            items = [item for item in items if step.failed >> item & 1]
+        for start in range(0, len(items), _AT_ONCE):
+            some = items[start : start + _AT_ONCE]
+            views = await asyncio.gather(
+                *(load(self._ledger.log, child_ref(ref, step, item)) for item in some)
+            )
+            for item, view in zip(some, views, strict=True):
+                if view.job is not None and view.job.is_final:
+                    found[item] = await self._end_of(view.job)
+
+    async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: dict[int, MemberEnd]) -> None:
+        """Read the results of many children by the name of their run, which their ends have in their subjects."""
+        log, names = self._ledger.log, self._ledger.names
+        assert step.order is not None, "only a group has children"
+        for queue in {step.order.node(item).queue for item in items}:
+            for leaf in ("", ".limited"):
+                chain = f"{names.jobs_root}{queue}.*.completed.child.{ref.job_id}{leaf}"
+                for stored in await log.read_on(chain, step.sequence):
+                    event = stored.event
+                    member = event.member if isinstance(event, Completed) else None
+                    if member is None or member.step != step.key or member.item not in items:
+                        continue
+                    assert isinstance(event, Completed), "it has a member"
+                    result = await self._result(event.result, event.result_ref)
+                    found[member.item] = MemberEnd(state="completed", result=result)
+
+    async def _end_of(self, child: Job) -> MemberEnd:
+        if child.state is JobState.COMPLETED:
+            return MemberEnd(state="completed", result=await self._result(child.result, child.result_ref))
+        if child.state is JobState.DEAD_LETTERED:
+            error = child.error
+            sentence = "no reason recorded" if error is None else f"{error.type}: {error.message}"
+            return MemberEnd(state="dead_lettered", error=sentence)
+        sentence = f"it was {child.state.value}"
+        if child.cancel_reason:
+            sentence = f"{sentence}: {child.cancel_reason}"
+        return MemberEnd(
+            state="cancelled" if child.state is JobState.CANCELLED else "discarded", error=sentence
+        )
+
+    async def _result(self, result: msgspec.Raw, reference: PayloadRef | None) -> msgspec.Raw:
+        if reference is None:
+            return result
+        return msgspec.Raw(await self._ledger.inputs.get(result, reference))
