@@ -142,7 +142,7 @@ class SlowCount:
             return
         if name in ("completed", "failed", "interrupted"):
             self.workers[running.worker][name] += 1
-        if name in (*OUTCOMES, "checkpointed", "progressed"):
+        if name in (*OUTCOMES, "checkpointed", "progressed", "step_started", "step_completed", "step_failed"):
             self.lives[running.worker].append(now)
         if after.attempts[running.number - 1].state == "lost":
             self.workers[running.worker]["lost"] += 1

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_catching_up_in_pieces_equals_catching_up_at_once(tmp_path: Path) -> None:
-    log = await memory_history()
+    log = await memory_history(runs=True)
     head = (await log.head()).last_sequence
     for until in (*range(0, head, 23), head + 1_000):
         with Projector(log, tmp_path / "pieces", config=SMALL) as projector:
@@ -92,7 +92,7 @@ def test_a_rebuilt_projection_equals_the_followed_one_on_any_history(
 
 
 async def test_progress_counts_to_the_head(tmp_path: Path) -> None:
-    log = await memory_history()
+    log = await memory_history(runs=True)
     head = (await log.head()).last_sequence
     seen: list[tuple[int, int]] = []
     with Projector(log, tmp_path / "p", config=SMALL) as projector:
@@ -103,7 +103,7 @@ async def test_progress_counts_to_the_head(tmp_path: Path) -> None:
 
 
 async def test_running_projector_commits_what_arrives_within_its_linger(tmp_path: Path) -> None:
-    log, clock = await memory_history(), SteppedClock()
+    log, clock = await memory_history(runs=True), SteppedClock()
     path = tmp_path / "p"
     with Projector(log, path) as projector:
         async with anyio.create_task_group() as group:
@@ -168,7 +168,7 @@ async def test_missing_event_stops_the_projector_with_true_rows(tmp_path: Path, 
 
 
 async def test_several_projectors_on_one_file_apply_each_event_once(tmp_path: Path) -> None:
-    log, path = await memory_history(), tmp_path / "p"
+    log, path = await memory_history(runs=True), tmp_path / "p"
     head = (await log.head()).last_sequence
     configs = [ProjectorConfig(batch_events_max=size, linger_s=0) for size in (3, 11, 40)]
     projectors = [Projector(log, path, config=config) for config in configs]
@@ -219,16 +219,16 @@ async def test_projection_of_a_real_ledger(nats_server: EmbeddedServer, tmp_path
         with Projector(log, path, config=ProjectorConfig(linger_s=0.01)) as projector:
             async with anyio.create_task_group() as group:
                 group.start_soon(projector.run)
-                await random_history(log, 3, jobs=20, steps=120)
+                await random_history(log, 3, jobs=20, steps=120, runs=True)
                 await projector.wait_for((await log.head()).last_sequence, timeout_s=LIMIT_S)
                 group.cancel_scope.cancel()
-        await random_history(log, 4, jobs=30, steps=60)
+        await random_history(log, 4, jobs=30, steps=60, runs=True)
         await finish(log, path)
         await assert_true(log, path)
 
 
 async def test_the_histories_have_every_kind_of_event() -> None:
     """Else the tests above would prove less than they say."""
-    log = await memory_history(seed=5, jobs=300, steps=1_800)
+    log = await memory_history(seed=5, jobs=300, steps=1_800, runs=True)
     seen = {event_type(stored.event) async for batch in log.read() for stored in batch}
     assert seen == set(EVENT_TYPES)

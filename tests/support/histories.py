@@ -18,24 +18,31 @@ from jobledger.ledger.model.commands import (
     Claim,
     Command,
     Complete,
+    CompleteStep,
     Discard,
     Dispatch,
     Enqueue,
     Fail,
+    FailStep,
     Fence,
+    GiveSignal,
     Interrupt,
+    Join,
     Pause,
     PutBack,
     ReportProgress,
+    RequestPause,
     Requeue,
     Rescue,
+    ResumeJob,
     Snooze,
     Stamp,
+    StartStep,
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import RefusedError
-from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.events import ChildOrder, ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
@@ -67,9 +74,20 @@ WEIGHTS = {
     "carry": 2,
     "rescue": 1,
 }
+#: What may happen to a run beside that, and what a person may do to any job.
+RUN_WEIGHTS = {
+    "step": 4,
+    "step_fails": 2,
+    "children": 4,
+    "joined": 4,
+    "signal": 2,
+    "ask_to_pause": 2,
+    "resume": 4,
+}
 STEPS = tuple(WEIGHTS)
+CHILDREN = ChildOrder(task="g", queue="children", count=5, limit=2, on_failure="collect")
 #: With grants that no `granted` gave: for whoever does not check them.
-LIMITED_STEPS = (*STEPS, "admit", "put_back")
+LIMITED_STEPS = (*STEPS, *RUN_WEIGHTS, "admit", "put_back")
 
 
 class SteppedClock:
@@ -132,6 +150,15 @@ def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command
         "enqueue_held": CancelJob(),
         "pause": Pause(epoch=epoch, event="approved"),
         "rescue": Rescue(lost_epoch=epoch),
+        "step": CompleteStep(epoch=epoch, step=f"s{job.last_sequence}", kind="step", target="f", tries=9),
+        "step_fails": FailStep(
+            epoch=epoch, step="late", kind="step", target="f", error=ERROR, retry_at=later
+        ),
+        "children": StartStep(epoch=epoch, step="all", kind="map", target="g", order=CHILDREN),
+        "joined": Join(step="all", completed=((0, 0),), failed=((1, 1),)),
+        "signal": GiveSignal(name="paid", id=str(len(job.signals) % 3)),
+        "ask_to_pause": RequestPause(reason="deploy"),
+        "resume": ResumeJob(reason="deployed"),
         "carry": Carry(through=job.last_sequence - number % 2),
         "admit": Dispatch(cause="admitted", grant=job.last_sequence),
         "put_back": PutBack(asked_by=job.wait_sequence),
@@ -151,17 +178,21 @@ async def act(log: Log, number: int, step: str, clock: SteppedClock) -> bool:
     return True
 
 
-async def random_history(log: Log, seed: int, *, jobs: int, steps: int) -> None:
-    """Append the same events for the same seed: about one per step, until jobs end for good."""
+async def random_history(log: Log, seed: int, *, jobs: int, steps: int, runs: bool = False) -> None:
+    """Append the same events for the same seed: about one per step, until jobs end for good.
+
+    `runs`: whether the jobs record steps, too.
+    """
     chance, clock = random.Random(seed), SteppedClock()
+    weights = WEIGHTS | RUN_WEIGHTS if runs else WEIGHTS
     for _ in range(steps):
         number = chance.randrange(jobs)
-        for step in chance.choices(STEPS, list(WEIGHTS.values()), k=8):
+        for step in chance.choices(tuple(weights), list(weights.values()), k=8):
             if await act(log, number, step, clock):
                 break
 
 
-async def memory_history(seed: int = 1, *, jobs: int = 60, steps: int = 500) -> MemoryLog:
+async def memory_history(seed: int = 1, *, jobs: int = 60, steps: int = 500, runs: bool = False) -> MemoryLog:
     log = MemoryLog(clock=SteppedClock())
-    await random_history(log, seed, jobs=jobs, steps=steps)
+    await random_history(log, seed, jobs=jobs, steps=steps, runs=runs)
     return log

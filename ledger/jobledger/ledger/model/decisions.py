@@ -291,7 +291,7 @@ def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
         trace=stamp.trace or job.order.trace,
         correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
-        attempt=job.attempts_count + 1,
+        attempt=job.attempts_dropped + len(job.attempts) + 1,
         worker=worker,
         lease_s=lease_s,
     )
@@ -381,7 +381,7 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         trace=stamp.trace or job.order.trace,
         correlation=stamp.correlation or job.order.correlation,
         causation=stamp.causation,
-        attempt=job.attempts_count,
+        attempt=job.attempts_dropped + len(job.attempts),
         result=command.result,
         result_ref=command.result_ref,
         limited=job.order.limits != (),

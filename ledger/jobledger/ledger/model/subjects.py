@@ -216,7 +216,8 @@ class Names(msgspec.Struct, frozen=True):
             kind = f"queued.{event.priority}"
         elif kind == "completed":
             assert isinstance(event, Completed)
-            kind = completed_leaf(event)
+            if event.limited or event.member is not None:
+                kind = completed_leaf(event)
         return f"{self.jobs_root}{event.queue}.{event.job}.{kind}"
 
     def dispatches(self, queue: str, priority: Priority) -> str:
