@@ -7,7 +7,6 @@ what comes out in `report`.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -16,21 +15,14 @@ from typing import Final
 
 from jobledger.audit.verify.chains import Chains
 from jobledger.audit.verify.earlier import Earlier, Told
+from jobledger.audit.verify.findings import Findings
 from jobledger.audit.verify.grants import GrantRules
 from jobledger.audit.verify.links import broken_link
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, JobName
-from jobledger.audit.verify.records import (
-    ATTEMPT_BYTES,
-    JOB_RECORDS,
-    STEP_BYTES,
-    Open,
-    Record,
-    last_sequence,
-    pack,
-    unpack,
-)
+from jobledger.audit.verify.records import JOB_RECORDS, Open, Record, grown, last_sequence, pack, unpack
 from jobledger.audit.verify.report import Compared, LargeValues, Report, Violation
 from jobledger.audit.verify.rules import broken_at_end, broken_rule, early
+from jobledger.audit.verify.runs.children import RunRules
 from jobledger.audit.verify.set_aside import SetAside
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
@@ -97,8 +89,7 @@ class Checker:
         self._prefix_archived = prefix_archived and from_sequence > 1
         self._options = options
         self._tolerance = timedelta(seconds=options.timer_tolerance_s)
-        self._violations: list[Violation] = []
-        self._broken: Counter[str] = Counter()
+        self._found = Findings(options.violations_max)
         self._compared: list[Compared] = []
         self._earlier = (  # until it was compared
             None
@@ -116,6 +107,12 @@ class Checker:
             if aggregate is not JOB
         }
         self._grants = GrantRules(_part_of(memory), from_sequence)
+        self._runs = RunRules(
+            self._jobs,
+            from_sequence=from_sequence,
+            is_selection=is_selection,
+            memory_bytes_max=_part_of(memory),
+        )
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
@@ -231,12 +228,8 @@ class Checker:
         self, job: str, rule: Rule, sentence: str, *, stream_sequence: int = 0, in_front: bool = False
     ) -> None:
         """Add a violation; beyond the limit it is only counted. `in_front` is what explains those found already."""
-        self._broken[rule] += 1
         found = Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
-        if in_front:
-            self._violations = [found, *self._violations][: self._options.violations_max]
-        elif len(self._violations) < self._options.violations_max:
-            self._violations.append(found)
+        self._found.add(found, in_front=in_front)
 
     def compared(self, found: Compared) -> None:
         """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
@@ -314,7 +307,7 @@ class Checker:
             if self._knows_past:
                 for rule, sentence in self._grants.job(None, event):
                     self._note(stored, rule, sentence)
-            self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record)
+            self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record, stored)
             return
         # By the event of the run that took away what is missing: those of earlier runs may still be there.
         is_over = self._archived_through >= self._from_sequence - 1
@@ -339,21 +332,21 @@ class Checker:
                 self._note(stored, rule, sentence)
         if after.state is JobState.RETRY_WAIT and after.due_at is None:
             self._half = (name, stored.stream_sequence)
-        self._take(name, job, after, record)
+        self._take(name, job, after, record, stored)
 
-    def _take(self, name: str, before: Job | None, after: Job, record: Open) -> None:
-        """Keep what a job is by now."""
+    def _take(self, name: str, before: Job | None, after: Job, record: Open, stored: StoredEvent) -> None:
+        """Keep what a job is by now, and hold what it has to do with other jobs to what is kept of those."""
         if before is not None and before.claim_epoch:
             self._tally.count_lost(before, after)
         if after.state in CLOSED_STATES:
             self._tally.closed[after.state] += 1
             self._jobs.put(name, pack(after, record.digest))
-            return
-        started = len(after.attempts) - (0 if before is None else len(before.attempts))
-        begun = len(after.steps) - (0 if before is None else len(before.steps))
-        if started or begun:
-            self._jobs.grow(started * ATTEMPT_BYTES + begun * STEP_BYTES)
-        record.job = after
+        else:
+            record.job = after
+            self._jobs.grow(grown(before, after, stored.event))
+        if after.steps or after.order.member is not None or after.order.rerun_of is not None:
+            for rule, sentence in self._runs.job(before, stored, after):
+                self._note(stored, rule, sentence)
 
     def finish(self, expected: Expected | None = None) -> Report:
         """Check what can only be told at the end, and return the report; once.
@@ -363,12 +356,12 @@ class Checker:
         expected = Expected() if expected is None else expected
         try:
             self._check_beginning()
-            self._violations = self.set_aside.forgive(self._violations, self._broken)
+            self._found.violations = self.set_aside.forgive(self._found.violations, self._found.broken)
             if self._earlier is not None:
                 self._tell_of(self._earlier.missed(self.next_sequence))
             if expected.enqueued is not None:
                 self._compare_enqueued(expected.enqueued, expected.unsure)
-            self._note_first(self._wrong_at_end(expected))
+            self._found.add_first(self._wrong_at_end(expected))
             for left in expected.leftovers or ():
                 sentence = f"consumer {left.consumer} holds {left.pending:,} pending and {left.ack_pending:,} unacknowledged"
                 self.note("", "consumer", sentence)
@@ -380,6 +373,7 @@ class Checker:
         """Let go of what was put aside on the disk; `finish` does it too."""
         self._jobs.close()
         self._grants.close()
+        self._runs.close()
         for chains in self._others.values():
             chains.close()
 
@@ -397,18 +391,6 @@ class Checker:
             return  # more than is gone: the run that archived it has not come to its end
         self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
 
-    def _note_first(self, found: Iterable[Violation]) -> None:
-        """Note violations that come in no order: the first ones in the ledger are kept, all are counted."""
-
-        def counted() -> Iterator[Violation]:
-            for violation in found:
-                self._broken[violation.rule] += 1
-                yield violation
-
-        room = self._options.violations_max - len(self._violations)
-        first = heapq.nsmallest(max(1, room), counted(), key=lambda each: (each.stream_sequence, each.job))
-        self._violations += first[: max(0, room)]
-
     def _wrong_at_end(self, expected: Expected) -> Iterator[Violation]:
         """Yield what is wrong with jobs that are not over; the time is the newest event's, or what the caller says."""
         times = [moment for moment in (self._newest, expected.now) if moment is not None]
@@ -418,8 +400,9 @@ class Checker:
         for name, job in self._open_jobs():
             if job is None:
                 continue
-            for rule, sentence in broken_at_end(job, expected, now, grace):
-                yield Violation(stream_sequence=job.last_sequence, job=name, rule=rule, sentence=sentence)
+            for found in (broken_at_end(job, expected, now, grace), self._runs.at_end(name, job, now, grace)):
+                for rule, sentence in found:
+                    yield Violation(stream_sequence=job.last_sequence, job=name, rule=rule, sentence=sentence)
 
     def _open_jobs(self) -> Iterator[tuple[str, Job | None]]:
         """Yield each job that is not over; None for one whose chain began before the range."""
@@ -436,7 +419,7 @@ class Checker:
                 self.note(name, "enqueue", "its enqueue was acknowledged, and the ledger has no such job")
         acknowledged.update(f"{queue}/{job_id}" for queue, job_id in unsure)
         sentence = "the ledger has this job, and no enqueue of it was acknowledged"
-        self._note_first(
+        self._found.add_first(
             Violation(stream_sequence=last_sequence(record), job=name, rule="enqueue", sentence=sentence)
             for name, record in self._jobs.all()
             if name not in acknowledged
@@ -449,7 +432,7 @@ class Checker:
             states[None if job is None else job.state] += 1
             timers_pending += job is not None and job.due_at is not None
         partial = states.pop(None, 0)
-        count = sum(self._broken.values())
+        count, runs = sum(self._found.broken.values()), self._runs
         archived = self._archived
         return Report(
             sound=not count,
@@ -469,7 +452,12 @@ class Checker:
             seals=self._seals,
             grants=self._grants.grants,
             grants_void=self._grants.void,
-            proven=self._grants.proven(self._broken),
+            runs=runs.runs,
+            children=runs.children,
+            children_unproven=runs.children_unproven,
+            copies=runs.copies.copies,
+            copies_unproven=runs.copies.unproven,
+            proven=(*self._grants.proven(self._found.broken), *runs.proven(self._found.broken)),
             archived_through=archived.through_sequence if archived is not None else 0,
             timers_pending=timers_pending,
             times=self._times.found,
@@ -477,8 +465,8 @@ class Checker:
             acknowledged=self.set_aside.listed(self._options.violations_max),
             acknowledged_count=len(self.set_aside.accepted),
             compared=tuple(self._compared),
-            violations=tuple(self._violations),
+            violations=tuple(self._found.violations),
             violations_count=count,
-            broken=dict(self._broken),
+            broken=dict(self._found.broken),
             elapsed_s=time.perf_counter() - self._began,
         )

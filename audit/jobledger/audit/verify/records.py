@@ -8,7 +8,9 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.verify.store import Form
+from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.job import Attempt, AttemptState, Job, JobState
+from jobledger.ledger.model.runs.steps import NO_STEPS, Step, Steps
 
 
 class Open(msgspec.Struct, gc=False):
@@ -31,7 +33,6 @@ class _Closed(msgspec.Struct, array_like=True, gc=False):
     task: str
     state: JobState
     attempts: list[tuple[int, AttemptState]]  #: epoch and state
-    attempts_dropped: int = 0  #: how many older ones are not among them
 
 
 _UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
@@ -44,13 +45,16 @@ _open: Final[msgspec.json.Decoder[Open]] = msgspec.json.Decoder(Open)
 OPEN_BYTES: Final = 640
 ATTEMPT_BYTES: Final = 260
 STEP_BYTES: Final = 480
+SIGNAL_BYTES: Final = 260
+_NODE_BYTES: Final = 400  # of a graph, what it runs
+_EDGES_BYTES: Final = 96
 _BYTES_OBJECT: Final = 33
 
 
 def pack(job: Job, digest: bytes) -> bytes:
     """Return what is kept of a closed job."""
     attempts: list[tuple[int, AttemptState]] = [(each.epoch, each.state) for each in job.attempts]
-    return _pack(_Closed(digest, job.last_sequence, job.task, job.state, attempts, job.attempts_dropped))
+    return _pack(_Closed(digest, job.last_sequence, job.task, job.state, attempts))
 
 
 def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
@@ -58,7 +62,7 @@ def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
     found = _closed.decode(packed)
     attempts = tuple(
         Attempt(number=number, worker="", epoch=epoch, started_at=_UNKNOWN_TIME, state=state)
-        for number, (epoch, state) in enumerate(found.attempts, found.attempts_dropped + 1)
+        for number, (epoch, state) in enumerate(found.attempts, 1)
     )
     job = Job(
         id=job_id,
@@ -69,7 +73,6 @@ def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
         updated_at=_UNKNOWN_TIME,
         last_sequence=found.last_sequence,
         attempts=attempts,
-        attempts_dropped=found.attempts_dropped,
     )
     return job, found.digest
 
@@ -79,12 +82,44 @@ def last_sequence(record: Record) -> int:
     return _closed.decode(record).last_sequence if isinstance(record, bytes) else record.age
 
 
+def step_bytes(step: Step | None) -> int:
+    """Return how much memory a step of a run takes, about."""
+    if step is None:
+        return 0
+    sets = len(step.opened_set) + len(step.ended_set) + len(step.failed_set)
+    order = 0
+    if step.order is not None:
+        order = _NODE_BYTES * (1 + len(step.order.nodes)) + _EDGES_BYTES * len(step.order.after)
+    return STEP_BYTES + len(step.key) + sets + order
+
+
+def _run_bytes(job: Job) -> int:
+    return sum(map(step_bytes, job.steps.values())) + SIGNAL_BYTES * len(job.signals)
+
+
+def grown(before: Job | None, after: Job, event: JobEvent) -> int:
+    """Return by how many bytes what is kept of an open job grew with an event."""
+    attempts, signals, steps = (0, 0, NO_STEPS) if before is None else _sizes(before)
+    size = ATTEMPT_BYTES * (len(after.attempts) - attempts) + SIGNAL_BYTES * (len(after.signals) - signals)
+    if after.steps is steps:
+        return size
+    if before is None:
+        return size + sum(map(step_bytes, after.steps.values()))
+    key: str = getattr(event, "step", "") or getattr(getattr(event, "joined", None), "step", "")
+    return size + step_bytes(after.steps.get(key)) - step_bytes(steps.get(key))
+
+
+def _sizes(job: Job) -> tuple[int, int, Steps]:
+    return len(job.attempts), len(job.signals), job.steps
+
+
 def _weigh(record: Record) -> int:
     if isinstance(record, bytes):
         return _BYTES_OBJECT + len(record)
-    job = record.job
-    parts = 0 if job is None else ATTEMPT_BYTES * len(job.attempts) + STEP_BYTES * len(job.steps)
-    return OPEN_BYTES + parts
+    if record.job is None:
+        return OPEN_BYTES
+    run = _run_bytes(record.job) if record.job.steps or record.job.signals else 0
+    return OPEN_BYTES + ATTEMPT_BYTES * len(record.job.attempts) + run
 
 
 JOB_RECORDS: Final[Form[Record]] = Form(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Final, Literal
 
@@ -11,6 +12,8 @@ from jobledger.audit.verify.times import Times
 from jobledger.ledger.model.aggregate import Rule
 from jobledger.ledger.model.times import shown_time
 
+#: The rules about runs, as they are listed.
+RUN_RULES: Final[tuple[Rule, ...]] = ("step", "child", "join", "wake", "signal", "orphan", "copied")
 _SHOWN_MAX: Final = 20
 
 
@@ -110,9 +113,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seals: int = 0  #: `sealed` events
     grants: int = 0  #: jobs that were granted the slots of their limits, once for each time
     grants_void: int = 0  #: more of them, of jobs that did not wait any more
-    proven: tuple[
-        Rule, ...
-    ] = ()  #: of the rules about limits, those that hold; none where nobody was granted
+    runs: int = 0  #: jobs with steps
+    children: int = 0  #: jobs that say whose child they are
+    children_unproven: int = 0  #: of them, those whose run began before the range
+    copies: int = 0  #: ends of steps that reruns copied
+    copies_unproven: int = 0  #: of them, those whose source was not seen
+    #: of the rules about limits and about runs, those that hold; none where nobody was granted, and where there was no run
+    proven: tuple[Rule, ...] = ()
     archived_through: int = (
         0  #: stream sequence up to which the newest `archived` event says that all was archived
     )
@@ -145,11 +152,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"acknowledged: {self.acknowledged_count - _SHOWN_MAX:,} more")
         lines.extend(f"notice: {notice}" for notice in self.times.notices())
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
-        if self.proven:
-            void = f", {self.grants_void:,} more were void" if self.grants_void else ""
-            lines.append(f"proven of limits: {', '.join(self.proven)} ({self.grants:,} grants{void})")
+        lines.extend(self._proven())
         lines.extend(f"not proven: {sentence}" for sentence in self.not_proven)
         return "\n".join(lines)
+
+    def _proven(self) -> Iterator[str]:
+        limits = [rule for rule in self.proven if rule not in RUN_RULES]
+        if limits:
+            void = f", {self.grants_void:,} more were void" if self.grants_void else ""
+            yield f"proven of limits: {', '.join(limits)} ({self.grants:,} grants{void})"
+        runs = [rule for rule in self.proven if rule in RUN_RULES]
+        if runs:
+            noun = "child" if self.children == 1 else "children"
+            copies = f", {self.copies:,} copied steps" if self.copies else ""
+            yield f"proven of runs: {', '.join(runs)} ({self.runs:,} runs, {self.children:,} {noun}{copies})"
 
     def _verdict(self) -> str:
         if self.sound:

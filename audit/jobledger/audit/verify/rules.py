@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final, cast
 
 from jobledger.audit.verify.options import Expected
+from jobledger.audit.verify.runs.deciding import broken_run
 from jobledger.ledger.model.aggregate import Broken
 from jobledger.ledger.model.carried import difference
 from jobledger.ledger.model.events import (
@@ -26,7 +27,7 @@ from jobledger.ledger.model.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job
+from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, OPERATOR, Job
 from jobledger.ledger.model.lifecycle import OUTCOMES
 from jobledger.ledger.model.transitions import violation
 
@@ -43,6 +44,8 @@ def broken_rule(job: Job | None, event: JobEvent, stream_sequence: int) -> Broke
     if job is not None:
         rule = _RULE_OF.get(type(event))
         found = None if rule is None else rule(job, event, stream_sequence)
+        if found is None:
+            found = broken_run(job, event)
         if found is not None:
             return found
     sentence = violation(job, event)
@@ -56,6 +59,8 @@ def _one_outcome(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | N
         return None  # of no attempt at all, or of one long past: the transition table tells
     if attempt.state == "running" or attempt.number != number:
         return None
+    if isinstance(event, Paused) and (event.event == OPERATOR or job.paused_by_operator):
+        return None  # it waits, and a person pauses it, or lets it wait as before
     kind = event_type(event)
     if attempt.state == "lost":
         return (

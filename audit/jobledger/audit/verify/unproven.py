@@ -44,6 +44,7 @@ def unproven(
         yield "that no event is missing at the end of a chain, for the export holds a selection of the events"
     if begin > 1:
         yield _before(begin, is_part=is_part)
+    yield from _of_runs(report, is_selection=is_selection)
     anchored = any(each.through or each.intact for each in report.compared)
     if report.what == "export" and not anchored:
         yield ORIGIN
@@ -68,6 +69,18 @@ def _before(begin: int, *, is_part: bool) -> str:
             "the links between their events were checked"
         )
     return f"what was archived before {begin:,}: name it with --archive"
+
+
+def _of_runs(report: Report, *, is_selection: bool) -> Iterator[str]:
+    if is_selection and report.runs + report.children:
+        yield "that runs and their children agree, for the other one's events may have been left out"
+    elif report.children_unproven:
+        yield f"that a run asked for each child: of {report.children_unproven:,} the run's events lie before the range"
+    if report.copies_unproven:
+        yield (
+            f"that {report.copies_unproven:,} copied steps are those of the run they name: its events are not in "
+            "the range"
+        )
 
 
 def _unread(report: Report) -> str:

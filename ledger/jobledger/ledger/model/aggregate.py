@@ -42,6 +42,13 @@ Rule = Literal[
     "order",  # of the jobs that wait in one line, the one that was held first is granted first
     "rate",  # no more jobs are granted in any time than a rate and its burst allow
     "void",  # who was granted is queued, or has left
+    "step",  # a step has one start and one end, by the holder of the claim, and stays what it was
+    "child",  # a child is one that a step of its run had opened, with the id, the task and the queue of its item
+    "join",  # the end of a child is counted once and as it was, and no more children are opened than may be
+    "wake",  # a run is woken once for each wait, by what is recorded, and does not wait for what has come
+    "signal",  # a message is told once, and taken once by a wait for its name
+    "orphan",  # no child is left open by a run that ended, and no end of a child is left uncounted
+    "copied",  # a step that a rerun copied is that of the run it names
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over
     "projection",  # the tables say what the events add up to

@@ -64,7 +64,7 @@ def step(job: Job, command: StepCommand, stamp: Stamp) -> Events:
             )
         case CompleteStep():
             if command.signal:
-                _check_signal(job, command)
+                check_signal(job, command)
             return (
                 StepCompleted(
                     **fields,
@@ -113,8 +113,11 @@ def _check_goes_on(job: Job, known: Step, command: StepCommand) -> None:
         raise IllegalTransitionError(job.id, f"in step {known.key!r}, and {children}", "complete it")
 
 
-def _check_signal(job: Job, command: CompleteStep) -> None:
-    """A signal is taken once, by a wait for its name, the oldest one first."""
+def check_signal(job: Job, command: CompleteStep) -> None:
+    """Refuse a signal that is not there: one is taken once, by a wait for its name.
+
+    Raises: IllegalTransitionError.
+    """
     at_hand = next((each for each in job.signals if each.sequence == command.signal), None)
     if at_hand is None or at_hand.taken_by or command.kind != "wait" or at_hand.name != command.target:
         raise IllegalTransitionError(

@@ -1,0 +1,86 @@
+"""What is kept of the children of a run while a ledger is checked: per step three sets of items, nothing per child."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.audit.verify.records import step_bytes
+from jobledger.audit.verify.store import Form
+from jobledger.ledger.model.runs.steps import Step
+
+_FAMILY_BYTES: Final = 400
+_GROUP_BYTES: Final = 620
+
+
+class Items(msgspec.Struct, gc=False):
+    """A set of items: bit i stands for item i."""
+
+    bits: bytearray = msgspec.field(default_factory=bytearray)
+
+    def __contains__(self, item: int) -> bool:
+        """Return whether an item is in it."""
+        return item >> 3 < len(self.bits) and bool(self.bits[item >> 3] >> (item & 7) & 1)
+
+    def add(self, item: int) -> int:
+        """Put an item in; return how many bytes it grew by."""
+        grown = max(0, (item >> 3) + 1 - len(self.bits))
+        self.bits.extend(bytes(grown))
+        self.bits[item >> 3] |= 1 << (item & 7)
+        return grown
+
+    def remove(self, item: int) -> None:
+        """Take an item out."""
+        if item in self:
+            self.bits[item >> 3] &= ~(1 << (item & 7))
+
+    @property
+    def number(self) -> int:
+        """The items as a number in which bit i stands for item i."""
+        return int.from_bytes(self.bits, "little")
+
+
+class Group(msgspec.Struct, gc=False):
+    """The children of one step, as their own chains tell of them."""
+
+    begun: Items = msgspec.field(default_factory=Items)
+    completed: Items = msgspec.field(default_factory=Items)
+    failed: Items = msgspec.field(default_factory=Items)  #: ended otherwise
+    cancels: bool = True  #: the open ones are cancelled when the run ends
+    is_whole: bool = True  #: all that its children did lies in the range that is checked
+    is_early: bool = False  #: it has children, and the run did not ask for any yet
+    waits_since: datetime | None = None  #: since when an end may wait to be counted, by the server's clock
+
+    @property
+    def ended(self) -> int:
+        """The items whose child has ended, as a number of bits."""
+        return self.completed.number | self.failed.number
+
+    def size(self) -> int:
+        """Return how many bytes it takes, about."""
+        return _GROUP_BYTES + sum(len(each.bits) for each in (self.begun, self.completed, self.failed))
+
+
+class Family(msgspec.Struct, gc=False):
+    """The children of one run."""
+
+    groups: dict[str, Group] = {}  #: by the key of the step
+    ended_at: datetime | None = (
+        None  #: when the run ended, if that ends its children too; by the server's clock
+    )
+    left: dict[str, Step] = {}  #: of a run that is closed: its steps with children that were open then
+
+
+def _weigh(family: Family) -> int:
+    groups = sum(len(key) + group.size() for key, group in family.groups.items())
+    return _FAMILY_BYTES + groups + sum(map(step_bytes, family.left.values()))
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Family).decode
+
+FAMILIES: Final[Form[Family]] = Form(
+    weigh=_weigh, is_live=lambda _: True, encode=_encode, decode=lambda _, data: _decode(data)
+)
