@@ -11,6 +11,7 @@ from typing import Final
 from jobledger.ledger.model.events import CancelRequested, Failed, JobEvent, Paused, event_type
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import ORDERS, words
+from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.times import as_utc, shown_time
 
 _WORDS_MAX: Final = 300
@@ -55,9 +56,7 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
                 return None  # the next event of the batch decides
             return _backoff(after.due_at, event) if isinstance(event, Failed) else _time(after, event)
         case JobState.PAUSED:
-            asked = event.event if isinstance(event, Paused) else ""
-            named = f"event {_cut(asked)}" if asked else "an event"
-            return named if after.due_at is None else f"{named}, or {_time(after, event)}"
+            return _pause(after, event)
         case JobState.RUNNING:
             asked_to_end = isinstance(event, CancelRequested) and after.running_attempt is not None
             return (
@@ -69,6 +68,27 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
             return "a person"
         case _:
             return None
+
+
+def _pause(after: Job, event: JobEvent) -> str:
+    if after.paused_by_operator:
+        return "a person to resume it"
+    asked = event.event if isinstance(event, Paused) else ""
+    named = [f"event {_cut(asked)}"] if asked else []
+    named += [_step(after.steps[key]) for key in after.awaited if key in after.steps]
+    if after.due_at is not None:
+        named = [*filter(None, named)] if after.awaited else named or ["an event"]
+        return ", or ".join([*named, _time(after, event)])
+    return " or ".join(filter(None, named)) or "an event"
+
+
+def _step(step: Step) -> str:
+    """Say what a run waits for that waits for a step; "" for nothing but a time."""
+    if step.order is not None:
+        return f"{count(step.open.bit_count(), 'open child', 'open children')} of step {step.key}"
+    if step.kind == "wait":
+        return f"signal {step.target}"
+    return "" if step.kind == "sleep" or step.state == "retrying" else f"step {step.key}"
 
 
 def _time(after: Job, event: JobEvent) -> str:
@@ -109,6 +129,6 @@ def _in_units(seconds: int, large: tuple[int, str], small: tuple[int, str]) -> s
     return f"{whole} {large[1]}" + (f" {parts} {small[1]}" if parts else "")
 
 
-def count(number: int, what: str) -> str:
-    """Return `1 attempt`, `2 attempts`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def count(number: int, what: str, several: str = "") -> str:
+    """Return `1 attempt`, `2 attempts`; `several`: the word for more than one, where it is not that with an `s`."""
+    return f"{number} {what}" if number == 1 else f"{number} {several or f'{what}s'}"

@@ -16,6 +16,23 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.event_words import (
+    error_words,
+    of_attempt,
+    of_completed,
+    of_dead_letter,
+    of_end,
+    of_held,
+    of_joined,
+    of_pause,
+    of_progress,
+    of_queued,
+    of_reason,
+    of_scheduled,
+    of_signal,
+    of_step_end,
+    of_step_started,
+)
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,
     Cancelled,
@@ -36,7 +53,6 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Joined,
-    JoinFact,
     Order,
     Paused,
     PauseRequested,
@@ -44,7 +60,6 @@ from jobledger.ledger.model.events import (
     Progressed,
     Queued,
     Scheduled,
-    SignalFact,
     Signalled,
     Snoozed,
     Started,
@@ -53,7 +68,6 @@ from jobledger.ledger.model.events import (
     StepStarted,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, AttemptState, JobState
-from jobledger.ledger.model.times import shown_time
 
 #: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
 StoreName = Literal["inputs", "results"]
@@ -138,98 +152,6 @@ def _lean_step(step: CarriedStep) -> CarriedStep:
     return _replace(step, result=NO_VALUE, items=NO_VALUE, error=None)
 
 
-def _reason(event: Cancelled | CancelRequested | Discarded | PauseRequested) -> str:
-    return event.reason
-
-
-def _queued(event: Queued) -> str:
-    return f"{_ready(event)}, by grant {event.grant}" if event.grant else _ready(event)
-
-
-def _held(event: Held) -> str:
-    ready, limits = _ready(event), ", ".join(event.limits)
-    return f"{ready}{', ' if ready else ''}for {limits}" if limits else ready
-
-
-def _ready(event: Queued | Held) -> str:
-    parts = [] if event.cause == "new" else [event.cause, f"attempt {event.attempt} is next"]
-    if event.tenant and event.cause == "new":
-        parts.append(f"tenant {event.tenant}")
-    if event.priority != "normal":
-        parts.append(f"priority {event.priority}")
-    if event.joined is not None:
-        parts.append(_joined(event.joined))
-    if event.signal is not None:
-        parts.append(_signal(event.signal))
-    is_changed = event.cause not in {"new", "admitted"}
-    if is_changed and (event.input is not NO_VALUE or event.input_ref is not None):
-        parts.append("new input")
-    return ", ".join(parts) + (f": {event.reason}" if event.reason else "")
-
-
-def _scheduled(event: Scheduled) -> str:
-    said = ", moved there" if event.prev else f", tenant {event.tenant}" if event.tenant else ""
-    return f"due at {shown_time(event.run_at)}{said}{f': {event.reason}' if event.reason else ''}"
-
-
-def error_words(error: ErrorInfo) -> str:
-    """Return an error as a person reads it in one line: its type, and its message if it has one."""
-    return f"{error.type}: {error.message}" if error.message else error.type
-
-
-def _of_attempt(attempt: int, rest: str = "", *, until: datetime | None = None) -> str:
-    moment = "" if until is None else f" until {shown_time(until)}"
-    return f"attempt {attempt}{moment}{f': {rest}' if rest else ''}"
-
-
-def _paused(event: Paused) -> str:
-    for_what = f"for event {event.event}" if event.event else ""
-    if event.steps:
-        steps = ", ".join(event.steps)
-        for_what = f"{for_what}, for {steps}" if for_what else f"for {steps}"
-    return _of_attempt(event.attempt, for_what, until=event.until)
-
-
-def _started_step(event: StepStarted) -> str:
-    order = event.order
-    children = "" if order is None or order.is_open else f", {order.count:,} to do"
-    moment = "" if event.until is None else f", until {shown_time(event.until)}"
-    return f"{_step(event)}{children}{moment}"
-
-
-def _step(event: StepStarted | StepCompleted | StepFailed) -> str:
-    about = f" {event.target}" if event.target and event.target != event.step else ""
-    return f"{event.step} ({event.kind}{about})"
-
-
-def _ended_step(event: StepCompleted | StepFailed) -> str:
-    tries = f", try {event.tries}" if event.tries > 1 else ""
-    copied = "" if event.copied is None else f", copied from sequence {event.copied.sequence}"
-    if isinstance(event, StepCompleted):
-        return f"{_step(event)}{tries}{copied}"
-    again = "" if event.retry_at is None else f", again at {shown_time(event.retry_at)}"
-    return f"{_step(event)}{tries}{again}{copied}: {error_words(event.error)}"
-
-
-def _joined(fact: Joined | JoinFact) -> str:
-    parts = [
-        f"{sum(last - first + 1 for first, last in ranges):,} {what}"
-        for ranges, what in ((fact.completed, "completed"), (fact.failed, "failed"), (fact.opened, "opened"))
-        if ranges
-    ]
-    parts += [] if fact.count is None else [f"{fact.count:,} in all"]
-    return f"children of {fact.step}{': ' if parts else ''}{', '.join(parts)}"
-
-
-def _signal(fact: Signalled | SignalFact) -> str:
-    return f"signal {fact.name}{f' ({fact.id})' if fact.id else ''}"
-
-
-def _progress(event: Progressed) -> str:
-    of = "" if event.total is None else f" of {event.total:g}"
-    return f"{event.done:g}{of} {event.note}".strip()
-
-
 LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
     {
         Scheduled: Row[Scheduled](
@@ -240,7 +162,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=_INPUTS,
             lean=_without(**_NO_ORDER),
             counted=False,
-            words=_scheduled,
+            words=of_scheduled,
         ),
         Held: Row[Held](
             after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
@@ -249,7 +171,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=_WAKING,
             lean=_lean_ready,
             counted=False,
-            words=_held,
+            words=of_held,
         ),
         Queued: Row[Queued](
             after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
@@ -258,7 +180,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=_WAKING,
             lean=_lean_ready,
             counted=False,
-            words=_queued,
+            words=of_queued,
         ),
         Started: Row[Started](
             after=_RUNNING | {_S.QUEUED},
@@ -271,7 +193,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             ends="completed",
             claimed=True,
             payloads=(("results", "result_ref"),),
-            words=lambda event: f"attempt {event.attempt}",
+            words=of_completed,
         ),
         Failed: Row[Failed](
             after=_RUNNING,
@@ -280,14 +202,14 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             claimed=True,
             due="retry_at",
             lean=_without(error=_NO_ERROR),
-            words=lambda event: _of_attempt(event.attempt, error_words(event.error)),
+            words=lambda event: of_attempt(event.attempt, error_words(event.error)),
         ),
         Interrupted: Row[Interrupted](
             after=_RUNNING,
             to=_S.RETRY_WAIT,
             ends="interrupted",
             claimed=True,
-            words=lambda event: _of_attempt(event.attempt, event.reason),
+            words=lambda event: of_attempt(event.attempt, event.reason),
         ),
         Snoozed: Row[Snoozed](
             after=_RUNNING,
@@ -295,7 +217,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             ends="snoozed",
             claimed=True,
             due="until",
-            words=lambda event: _of_attempt(event.attempt, until=event.until),
+            words=lambda event: of_attempt(event.attempt, until=event.until),
         ),
         Paused: Row[Paused](
             after=_RUNNING | WAITING_STATES,  # while it waits only a person pauses it
@@ -303,22 +225,20 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             ends="paused",
             claimed=True,
             due="until",
-            words=_paused,
+            words=of_pause,
         ),
         Cancelled: Row[Cancelled](
-            after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=_reason
+            after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=of_end
         ),
         DeadLettered: Row[DeadLettered](
             after=_RUNNING | {_S.QUEUED, _S.RETRY_WAIT},
             to=_S.DEAD_LETTERED,
             ends="lost",
             lean=_without(error=None),
-            words=lambda event: (
-                event.reason if event.error is None else f"{event.reason}: {error_words(event.error)}"
-            ),
+            words=of_dead_letter,
         ),
         Discarded: Row[Discarded](
-            after=frozenset({_S.DEAD_LETTERED}), to=_S.DISCARDED, ends="lost", words=_reason
+            after=frozenset({_S.DEAD_LETTERED}), to=_S.DISCARDED, ends="lost", words=of_end
         ),
         Checkpointed: Row[Checkpointed](
             after=_RUNNING,
@@ -328,9 +248,9 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             counted=False,
             words=lambda event: f"attempt {event.attempt}",
         ),
-        Progressed: Row[Progressed](after=_RUNNING, claimed=True, counted=False, words=_progress),
+        Progressed: Row[Progressed](after=_RUNNING, claimed=True, counted=False, words=of_progress),
         CancelRequested: Row[CancelRequested](
-            after=_RUNNING | {_S.QUEUED, _S.HELD}, counted=False, words=_reason
+            after=_RUNNING | {_S.QUEUED, _S.HELD}, counted=False, words=of_reason
         ),
         Fenced: Row[Fenced](
             after=_ANY,
@@ -357,7 +277,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=(("inputs", "items_ref"),),
             lean=_without(items=NO_VALUE),
             counted=False,
-            words=_started_step,
+            words=of_step_started,
         ),
         StepCompleted: Row[StepCompleted](
             after=_RUNNING,
@@ -365,20 +285,20 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             payloads=(("inputs", "result_ref"),),
             lean=_without(result=NO_VALUE),
             counted=False,
-            words=_ended_step,
+            words=of_step_end,
         ),
         StepFailed: Row[StepFailed](
-            after=_RUNNING, claimed=True, lean=_without(error=_NO_ERROR), counted=False, words=_ended_step
+            after=_RUNNING, claimed=True, lean=_without(error=_NO_ERROR), counted=False, words=of_step_end
         ),
-        Joined: Row[Joined](after=_ANY - _CLOSED, counted=False, words=_joined),
+        Joined: Row[Joined](after=_ANY - _CLOSED, counted=False, words=of_joined),
         Signalled: Row[Signalled](
             after=_RUNNING | WAITING_STATES,
             payloads=(("inputs", "value_ref"),),
             lean=_without(value=NO_VALUE),
             counted=False,
-            words=_signal,
+            words=of_signal,
         ),
-        PauseRequested: Row[PauseRequested](after=_RUNNING, counted=False, words=_reason),
+        PauseRequested: Row[PauseRequested](after=_RUNNING, counted=False, words=of_reason),
     }
 )
 _UNEVEN: Final = sorted(cls.__name__ for cls in set(LIFECYCLE) ^ set(EVENT_CLASSES))
