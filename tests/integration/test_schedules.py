@@ -246,6 +246,8 @@ def _no_zones(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Be a machine without a time zone database."""
     try:
         with monkeypatch.context() as patch:
+            for module in [each for each in sys.modules if each.partition(".")[0] == "tzdata"]:
+                patch.delitem(sys.modules, module)  # of zones that were looked for before
             patch.setitem(sys.modules, "tzdata", None)
             zoneinfo.reset_tzpath(to=())
             _forget_zones()

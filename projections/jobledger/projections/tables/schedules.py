@@ -88,10 +88,11 @@ _PUT: Final = (
 _DECLARED: Final = "UPDATE schedules SET declared_at = ?, declared_by = ? WHERE name = ?"
 _PAUSED: Final = "UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?"
 #: Ticks of one schedule and of no other, whose name may begin with this one's.
-_TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6 + "Z"
+_TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6
+_MICROSECONDS: Final = "[0-9]" * 6
 _FAILURE: Final = (
     "SELECT id, error_type, error, updated_at FROM jobs WHERE tick <> '' AND error IS NOT NULL "
-    "AND tick > ? AND tick < ? AND tick GLOB ? ORDER BY tick DESC LIMIT 1"
+    "AND tick > ? AND tick < ? AND (tick GLOB ? OR tick GLOB ?) ORDER BY tick DESC LIMIT 1"
 )
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
@@ -155,7 +156,8 @@ def late_schedules(select: Select, before: datetime) -> list[tuple[str, str]]:
 
 def last_failure(select: Select, name: str) -> LastFailure | None:
     """Return the newest failure among the jobs of a schedule's ticks, None without one."""
-    found = select(_FAILURE, (f"{name}-0", f"{name}-:", f"{name}-{_TICK}"))
+    globs = (f"{name}-{_TICK}Z", f"{name}-{_TICK}{_MICROSECONDS}Z")
+    found = select(_FAILURE, (f"{name}-0", f"{name}-:", *globs))
     return (
         LastFailure(job=found[0][0], error_type=found[0][1], error=found[0][2], updated_at=found[0][3])
         if found
