@@ -27,7 +27,11 @@ SpilledJob = tuple[int, str, str, tuple[str, ...]]
 
 def fairness_of(fair: str, limits: tuple[str, ...]) -> str:
     """Return the fairness key of a job: its own, or else its first limit with a key, so that tenants take turns."""
-    return fair or next((limit for limit in limits if ":" in limit), "")
+    if not fair:
+        for limit in limits:
+            if ":" in limit:
+                return limit
+    return fair
 
 
 class Spill(Protocol):

@@ -101,12 +101,13 @@ class Folding:
 
     def _fold_job(self, stored: StoredEvent) -> None:
         event = stored.event
-        if not isinstance(event, Carried):
+        is_new = isinstance(event, Held) and event.cause == "new"
+        if not is_new and not isinstance(event, Carried):
             self._ran.discard((event.queue, event.job))
             self._on_left(event.queue, event.job)
         self.granter.job(event, stored.stream_sequence)
         if isinstance(event, Held) and event.limits:
-            self._note(event.queue, event.job, event.limits, is_new=event.cause == "new")
+            self._note(event.queue, event.job, event.limits, is_new=is_new)
             self._on_held(stored)
         elif isinstance(event, Carried) and event.job_state.state == "held":
             self._note(event.queue, event.job, event.job_state.order.limits, is_new=False)
