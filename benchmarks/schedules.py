@@ -9,13 +9,13 @@ the tick. CPU is that of the server, and of all workers together, in percent of 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 from shared import LEDGER_BYTES, arguments, cpu_s, run, show, work, worker_processes
@@ -26,8 +26,6 @@ from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.server import EmbeddedServer
-
-WARM_S = 5.0
 
 
 @task(queue="idle")
@@ -60,24 +58,34 @@ async def lateness_ms(ledger: Ledger, begin: datetime, end: datetime) -> list[fl
     return sorted(late)
 
 
-async def measure(given: argparse.Namespace) -> dict[str, float]:
+class Load(NamedTuple):
+    """How much ticks, and for how long."""
+
+    schedules: int = 200
+    every_s: int = 1
+    workers: int = 5
+    seconds: float = 15.0
+    warm_s: float = 5.0  #: before each of the three spans: idle, declared, measured
+
+
+async def measure(load: Load, durability: Any = "process") -> dict[str, float]:
     """Let all tick on a fresh server."""
     with tempfile.TemporaryDirectory() as directory:
-        server = EmbeddedServer(Path(directory), port=0, durability=given.durability, monitor_port=None)
+        server = EmbeddedServer(Path(directory), port=0, durability=durability, monitor_port=None)
         async with (
             server,
             connect(server.url, ledger_bytes_max=LEDGER_BYTES) as ledger,
-            worker_processes(__file__, server.url, ledger, given.workers) as pids,
+            worker_processes(__file__, server.url, ledger, load.workers) as pids,
         ):
-            await asyncio.sleep(WARM_S)
+            await asyncio.sleep(load.warm_s)
             idle_s, idle_at = cpu_s(server.pid), time.monotonic()
-            await asyncio.sleep(WARM_S)
+            await asyncio.sleep(load.warm_s)
             idle_share = (cpu_s(server.pid) - idle_s) / (time.monotonic() - idle_at)
-            await declare(ledger, given.schedules, given.every)
-            await asyncio.sleep(WARM_S)
+            await declare(ledger, load.schedules, load.every_s)
+            await asyncio.sleep(load.warm_s)
             begin, began = datetime.now(UTC), time.monotonic()
             before, workers_before = cpu_s(server.pid), sum(map(cpu_s, pids))
-            await asyncio.sleep(given.seconds)
+            await asyncio.sleep(load.seconds)
             took_s = time.monotonic() - began
             share = (cpu_s(server.pid) - before) / took_s
             of_workers = (sum(map(cpu_s, pids)) - workers_before) / took_s
@@ -98,15 +106,17 @@ async def measure(given: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = arguments("lateness and cost of ticks")
-    parser.add_argument("--schedules", type=int, default=200)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=15.0)
+    usual = Load()
+    parser.add_argument("--schedules", type=int, default=usual.schedules)
+    parser.add_argument("--every", type=int, default=usual.every_s)
+    parser.add_argument("--workers", type=int, default=usual.workers)
+    parser.add_argument("--seconds", type=float, default=usual.seconds)
     given = parser.parse_args()
     if given.worker:
         run(work(given.worker, TaskRegistry([idle])))
     else:
-        show(run(measure(given)), as_json=given.json)
+        load = Load(given.schedules, given.every, given.workers, given.seconds)
+        show(run(measure(load, given.durability)), as_json=given.json)
 
 
 if __name__ == "__main__":
