@@ -100,9 +100,9 @@ async def fresh(
             yield server, ledger
 
 
-async def plain_drain(jobs: int, *, beside_reactor: bool) -> float:
+async def plain_drain(jobs: int, durability: Durability = "process", *, beside_reactor: bool) -> float:
     """Return jobs a second without limits, beside a process with all reactors or with all but that of limits."""
-    async with fresh() as (server, ledger):
+    async with fresh(durability) as (server, ledger):
         await define(ledger, "global", GLOBAL)
         async with process(ledger, server, "reactor" if beside_reactor else "others"):
             return (await drained(ledger, jobs, process(ledger, server, "worker")))["jobs/s"]
@@ -135,6 +135,18 @@ async def limited_drains(rounds: int, jobs: int, durability: Durability) -> Figu
                 found["limited/s"].append(jobs / (time.perf_counter() - began))
                 found["reactor"].append((cpu_s(reactor.pid) - cpu[0]) / jobs * 1e6)
                 found["server"].append((cpu_s(server.pid) - cpu[1]) / jobs * 1e6)
+    return found
+
+
+async def fsynced_drains(rounds: int, jobs: int) -> Figures:
+    """Return what `limited_drains` does where every append is fsynced, and the same jobs without limits beside them."""
+    found: Figures = {"limited/s": [], "plain/s": [], "of plain": []}
+    for _ in range(rounds):
+        limited = (await limited_drains(1, jobs, "power"))["limited/s"][0]
+        plain = await plain_drain(jobs, "power", beside_reactor=True)
+        found["limited/s"].append(limited)
+        found["plain/s"].append(plain)
+        found["of plain"].append(limited / plain * 100)
     return found
 
 

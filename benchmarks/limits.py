@@ -86,7 +86,7 @@ def measured(part: str, sizes: Sizes, commit: str) -> Coroutine[Any, Any, Figure
         "drain": partial(limited.drains, pairs, sizes.plain),
         "latency": partial(limited.latencies, pairs, sizes.latency),
         "limited": partial(limited.limited_drains, rounds, sizes.three, "process"),
-        "fsynced": partial(limited.limited_drains, rounds, sizes.fsynced, "power"),
+        "fsynced": partial(limited.fsynced_drains, rounds, sizes.fsynced),
         "restart": partial(limited.restarts, rounds, sizes.held),
         "big": partial(limited.large_restarts, sizes.big, sizes.events),
         "takeover": partial(limited.takeovers, rounds, sizes.takeover, sizes.lease_s),

@@ -72,7 +72,11 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
         "reactor": Row("  reactor's CPU a job", "us", most=75),
         "server": Row("  server's CPU a job", "us", most=110),
     },
-    "fsynced": {"limited/s": Row("  every append fsynced", "jobs/s", least=2_500, digits=0)},
+    "fsynced": {
+        "limited/s": Row("  every append fsynced", "jobs/s", least=2_500, digits=0),
+        "plain/s": Row("  the same jobs without limits", "jobs/s", digits=0),
+        "of plain": Row("  with limits, of that", "%", digits=0),
+    },
     "restart": {
         "restart": Row("restart with {held:,} held: first grant", "s", most=3, digits=2),
         "memory": Row("  reactor's memory", "MB", digits=0),
