@@ -33,6 +33,8 @@ from jobledger.ledger.parts import Client
 
 #: Appends a job's first event; returns its stream sequence, and whether it is new: one that exists stays as it is.
 Begin = Callable[[Enqueue], Awaitable[tuple[int, bool]]]
+#: Returns which subjects are in use; see `Log.present`.
+Present = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 R = TypeVar("R")
 _AT_ONCE: Final = 128
@@ -135,16 +137,18 @@ class Schedules:
         await self._make(event, jobs_of(event, sequence))
         return Known(SCHEDULE.advance(entry, event, sequence, known.schedule), event, sequence, whole=True)
 
-    async def healed(self, known: Known) -> Known:
+    async def healed(self, known: Known, present: Present | None = None) -> Known:
         """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
+
+        `present`: asked instead of the log's own.
 
         Raises: LedgerFullError, UnreachableError.
         """
         jobs = [] if known.whole else known.jobs()
         if known.event is not None and jobs:
             first = {self._first_subject(job): job for job in jobs}
-            present = await self._client.log.present(list(first))
-            await self._make(known.event, [job for subject, job in first.items() if subject not in present])
+            found = await (present or self._client.log.present)(list(first))
+            await self._make(known.event, [job for subject, job in first.items() if subject not in found])
         return replace(known, whole=True)
 
     def _first_subject(self, job: Enqueue) -> str:
