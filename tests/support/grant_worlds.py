@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -75,6 +76,7 @@ class Ledger:
     def __init__(self) -> None:
         self.events: list[Envelope] = []
         self.granted = 0
+        self.names = itertools.count()
 
     @property
     def head(self) -> int:
@@ -93,6 +95,7 @@ class Reactor:
 
     def __init__(self, ledger: Ledger, *, conditional: bool = True, **bounds: int) -> None:
         self.ledger, self.conditional, self.bounds = ledger, conditional, bounds
+        self.name = f"r{next(ledger.names)}"
         self.granter = Granter(MemorySpill(), **bounds)
         self.known = 0  # stream sequence of the newest `granted` that it knows
         self.mine: set[int] = set()
@@ -123,7 +126,7 @@ class Reactor:
         sequence = self.ledger.add(
             Granted(
                 at=decision.at,
-                by="t",
+                by=self.name,
                 shard="main",
                 through=decision.through,
                 limits_sequence=decision.limits_sequence,

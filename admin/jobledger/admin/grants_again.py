@@ -18,7 +18,7 @@ from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import LIMIT, Definition, Override, Terms
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.limits.names import split
-from jobledger.ledger.model.limits.recompute import Recomputation, Recomputed
+from jobledger.ledger.model.limits.recompute import Recomputed
 from jobledger.ledger.model.limits.simulation import (
     KeyWaits,
     Recording,
@@ -44,18 +44,19 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def compare_grants(ledger: Ledger) -> Recomputed:
-    """Decide every grant of the ledger again over what its author knew.
+    """Decide every grant of the ledger again over what its author knew; each author is followed by itself.
 
-    Raises: UnreachableError, CorruptLedgerError, sqlite3.Error where there is no room for temporary files.
+    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError, ScratchSpaceError.
     """
-    from jobledger.workers.reactors.flow.spill import DiskSpill  # noqa: PLC0415
+    from jobledger.admin.grant_authors import authors, decided_again  # noqa: PLC0415
 
-    with contextlib.closing(DiskSpill()) as spill:
-        again = Recomputation(spill)
-        async with contextlib.aclosing(_events(ledger)) as events:
-            async for event, message in events:
-                again.feed(event, message.stream_sequence)
-        return again.found
+    head = await ledger.log.head()
+    found = Recomputed()
+    for each in await authors(ledger, head):
+        found += Recomputed(archived=each.archived)
+        if each.last:
+            found += await decided_again(ledger, head, each)
+    return found
 
 
 async def simulate_limits(

@@ -40,13 +40,20 @@ async def verify(cli: Cli) -> None:
     if output.as_json:
         output.object(found)
         return
-    if not found.grants and not found.other_policy:
+    more = {
+        "of which the ledger does not tell when their author heard of starts": found.unknown_starts,
+        "of which it does not tell who was on the way out for a limit's mode": found.unknown_cancels,
+        "whose authors knew what is in the archive now": found.archived,
+        "by the rules of another version": found.other_policy,
+    }
+    if not found.grants and not any(more.values()):
         output.say("nobody was granted anything yet")
         return
     same = found.grants - found.different
     output.say(f"{same:,} of {found.grants:,} grants ({found.jobs:,} jobs) come out the same")
-    if found.other_policy:
-        output.say(f"{found.other_policy:,} more follow the rules of another version: not compared")
+    for why, count in more.items():
+        if count:
+            output.say(f"not compared: {count:,} {why}")
     if found.differences:
         rows = [
             (

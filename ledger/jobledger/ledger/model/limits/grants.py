@@ -201,6 +201,9 @@ class Granter:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
                 self.fresh[share] = None
+                # Not those of whoever made it: it is forgotten and made again at moments that no event tells.
+                share.limits = limits
+                share.weight = self._weight(share)
             share.lines += 1
             self.guard.add(line)
             self.modes.add(line)

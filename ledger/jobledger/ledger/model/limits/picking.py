@@ -168,6 +168,13 @@ class Picker:
         self._look_for_rates()
         self.freed(self.keys)
         self._guard.reconsider()
+        self._drop_first()
+
+    def _drop_first(self) -> None:
+        """Take the right of way from a line that is stuck: at once, so that it does not depend on when somebody decides."""
+        first = self._guard.first
+        if first is not None and self.is_stuck(first):
+            self._guard.first = None
 
     def _look_for_rates(self) -> None:
         terms = (key.terms for key in self.keys.values())
@@ -176,6 +183,7 @@ class Picker:
     def close(self, queue: str) -> None:
         """Pass over the jobs of a queue from now on."""
         self.closed.add(queue)
+        self._drop_first()
 
     def open(self, queue: str) -> None:
         """Grant jobs of a queue again."""
@@ -218,9 +226,8 @@ class Picker:
 
     def pick(self, turn: Iterable[int]) -> Line | None:
         """Return the line whose first job is granted next, by priorities in the order of `turn`; None: nobody can be."""
+        self._drop_first()
         first = self._guard.first
-        if first is not None and self.is_stuck(first):
-            first = self._guard.first = None
         self._reserve(first)
         if first is not None and self._obstacle(first) is None:
             return first

@@ -8,7 +8,7 @@ import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import load
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.codec import StoredEvent, Unreadable
 from jobledger.ledger.model.errors import MalformedEventError
 from jobledger.ledger.model.events import Held
 from jobledger.ledger.model.job import JobState
@@ -36,19 +36,31 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
     Raises: CorruptLedgerError, PayloadMissingError for a snapshot whose state is gone, ScratchSpaceError,
         UnreachableError.
     """
-    head = await ledger.log.head()
-    snapshot = await chain.newest_snapshot()
-    state, first, through = FlowState(), head.first_sequence, 0
+    found = await chain.newest_snapshot()
+    head = await ledger.log.head()  # after the snapshot was read, so that it is not before that
+    snapshot = None if found is None else found[1]
+    folding.began = head.last_sequence
+    await fold_up_to(ledger, folding, snapshot, head.first_sequence, head.last_sequence)
+
+
+async def fold_up_to(
+    ledger: Ledger, folding: Folding, snapshot: Snapshotted | None, first: int, last: int
+) -> None:
+    """Fold a snapshot and what follows on it up to `last`; None: what is stored from `first` on.
+
+    Raises: as `begin`.
+    """
+    state, through = FlowState(), 0
     if snapshot is not None:
-        state, through = await _state(ledger, snapshot), snapshot.through
+        state, through = await state_in(ledger, snapshot), snapshot.through
         first = max(first, snapshot.low)
-        await _fold_definitions(ledger, folding)
+        await _fold_definitions(ledger, folding, last)
         prepare(folding.granter, state)
         for each in state.waiting:
             await _fold_waiting(ledger, folding, each)
     is_restored = snapshot is None
-    if first <= head.last_sequence:
-        async with contextlib.aclosing(read(ledger, first, head.last_sequence)) as batches:
+    if first <= last:
+        async with contextlib.aclosing(read(ledger, first, last)) as batches:
             async for batch in batches:
                 for message in batch:
                     if not is_restored and message.stream_sequence > through:
@@ -57,10 +69,14 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
                     folding.fold(message)
     if not is_restored:
         restore(folding.granter, state, through)
-    folding.position = folding.granter.through = max(folding.position, head.last_sequence)
+    folding.position = folding.granter.through = max(folding.position, last)
 
 
-async def _state(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
+async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
+    """Return the state that a snapshot carries, or refers to.
+
+    Raises: PayloadMissingError, MalformedEventError, UnreachableError.
+    """
     try:
         return decode(await ledger.inputs.get(snapshot.state, snapshot.state_ref))
     except msgspec.MsgspecError as error:
@@ -78,14 +94,22 @@ async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: WaitingState)
         folding.wait(job)
 
 
-async def _fold_definitions(ledger: Ledger, folding: Folding) -> None:
-    """Fold what is said of limits and queues from the first event on: it may be older than all else that counts."""
+async def _fold_definitions(ledger: Ledger, folding: Folding, last: int) -> None:
+    """Fold what is said of limits and queues from the first event on: it may be older than all else that counts.
+
+    One after `last` is folded where an archive run said it again there, and took away what came before.
+    """
     for aggregate in (LIMIT, QUEUE):
-        subject = aggregate.everything(ledger.names)
+        subject, known = aggregate.everything(ledger.names), set[tuple[str, ...]]()
         async with contextlib.aclosing(ledger.log.read_messages(subject=subject)) as batches:
             async for batch in batches:
                 for message in batch:
-                    folding.fold(message)
+                    key, is_event = aggregate.key_in(message.subject), not isinstance(message, Unreadable)
+                    if message.stream_sequence <= last or (
+                        is_event and key not in known and aggregate.decode(message).prev
+                    ):
+                        folding.fold(message)
+                    known.add(key)
 
 
 async def snapshot(ledger: Ledger, chain: Chain, folding: Folding, *, by: str) -> int:
@@ -104,6 +128,7 @@ async def snapshot(ledger: Ledger, chain: Chain, folding: Folding, *, by: str) -
         by=by,
         through=granter.through,
         limits_sequence=granter.definitions.sequence,
+        began=folding.began,
         low=low,
         granted=0 if before is None else before.granted,
         state=value,

@@ -44,6 +44,7 @@ class Folding:
         self.granter = Granter(self._spill)
         self.position = 0  #: stream sequence of the last event that was read
         self.folded = 0  #: how many were
+        self.began = 0  #: the ledger's last stream sequence when this began
         self._ran: set[tuple[str, str]] = set()  # jobs that wait, and may have run before
         self._queues: dict[str, bool] = {}  # those that jobs waited in; whether they may be given jobs
         self._fair: set[str] = set()  # those of them whose jobs wait for a fair order

@@ -60,12 +60,12 @@ class Chain:
         if stream_sequence > self.view.last_sequence:
             self.view = msgspec.structs.replace(self.view, last_sequence=stream_sequence)
 
-    async def newest_snapshot(self) -> Snapshotted | None:
-        """Return the newest snapshot that is stored, None without one."""
+    async def newest_snapshot(self) -> tuple[int, Snapshotted] | None:
+        """Return the newest snapshot that is stored, and its stream sequence; None without one."""
         subject = FLOW.of_type(self._ledger.names, "snapshotted", MAIN)
         found = await end_of_chain(self._ledger.log, subject)
         if found.event is None:
             return None
         event = FLOW.decode(found.event)
         assert isinstance(event, Snapshotted), "it is stored as a snapshot"
-        return event
+        return found.event.stream_sequence, event

@@ -240,6 +240,7 @@ class Session:
                 at=decision.at,
                 through=decision.through,
                 limits_sequence=decision.limits_sequence,
+                began=self._folding.began,
                 jobs=jobs,
                 slots=decision.slots,
                 policy=POLICY,
