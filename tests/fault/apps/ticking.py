@@ -20,9 +20,9 @@ from jobledger.workers import Worker, WorkerConfig
 DIED_IN_BETWEEN = 9
 
 
-@task(queue="idle")
-async def idle() -> None:
-    """Never runs: the jobs of the ticks are for other workers."""
+@task(queue="ticks")
+async def add() -> None:
+    """Run the jobs of schedules of this queue; those of others are for other workers."""
 
 
 def die_in_between(chance: float, seed: str) -> None:
@@ -40,7 +40,7 @@ def die_in_between(chance: float, seed: str) -> None:
 async def main(url: str, environment: str) -> None:
     """Work until killed."""
     async with connect(url, environment=environment, create=False) as ledger:
-        await Worker(ledger, TaskRegistry([idle]), WorkerConfig()).run()
+        await Worker(ledger, TaskRegistry([add]), WorkerConfig()).run()
 
 
 if __name__ == "__main__":
