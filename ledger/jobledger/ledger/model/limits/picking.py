@@ -126,13 +126,13 @@ class Picker:
 
     def freed(self, keys: Iterable[str]) -> None:
         """Look again at who waits for these keys."""
+        known = self.keys
         for name in keys:
-            key = self.keys.get(name)
+            key = known.get(name)
             if key is not None:
                 for spot in key.spots:
-                    if (
-                        spot.shown is None and spot.places
-                    ):  # what is shown already is put right when it is looked at
+                    # What is shown already is put right when it is looked at.
+                    if spot.places and spot.shown is None:
                         self._show(spot)
 
     def rated(self, keys: Iterable[str]) -> dict[str, Terms]:
@@ -252,13 +252,14 @@ class Picker:
             spot.shown = order = (line.share.v, line.head)
             if order != shown:
                 heapq.heapreplace(ready, (order, spot))
-                continue
+                shown = ready[0][0]
+                if shown is not order:  # another spot comes first now
+                    continue
             self.looks += 1
             obstacle = self._obstacle(line)
-            if obstacle is None:
-                spot.shown = shown
-                return line
             spot.shown = shown
+            if obstacle is None:
+                return line
             self._move(line, obstacle)
         return None
 
@@ -286,9 +287,12 @@ class Picker:
         terms = key.terms
         if terms is None:
             return True
-        reserved = bool(self._reserved) and key.name in self._reserved and line is not self._reserved_for
-        if terms.slots is not None and len(self._by_key.get(key.name, ())) + reserved >= terms.slots:
-            return True
+        name, slots = key.name, terms.slots
+        reserved = name in self._reserved and line is not self._reserved_for
+        if slots is not None:
+            held = self._by_key.get(name)
+            if (0 if held is None else len(held)) + reserved >= slots:
+                return True
         return terms.rate is not None and (reserved or self._rate_is_full(key, terms))
 
     def _rate_is_full(self, key: Key, terms: Terms) -> bool:
