@@ -12,7 +12,7 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import StoredEvent, Unreadable
-from jobledger.ledger.model.errors import MalformedEventError
+from jobledger.ledger.model.errors import MalformedEventError, PayloadMissingError
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW, MAIN, FlowEvent, Snapshotted
 from jobledger.ledger.model.limits.recompute import Author, Recomputation, Recomputed
@@ -22,6 +22,7 @@ from jobledger.workers.reactors.flow.beginning import fold_up_to, state_in
 from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reading import read
+from jobledger.workers.reactors.flow.snapshots import FlowState
 
 _OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
 
@@ -68,7 +69,18 @@ async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int
     if not before:
         return Turn(author, is_known=head.first_sequence <= 1)
     at = snapshots[before - 1]
-    return Turn(author, at, is_known=await _is_whole(ledger, head, await _snapshot(ledger, at)))
+    snapshot = await _snapshot(ledger, at)
+    if head.first_sequence <= 1 and await _state_in(ledger, snapshot) is None:
+        return Turn(author)  # the events before it say the same
+    return Turn(author, at, is_known=await _is_whole(ledger, head, snapshot))
+
+
+async def _state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState | None:
+    """Return what a snapshot says, None where that is removed: two newer ones are stored."""
+    try:
+        return await state_in(ledger, snapshot)
+    except PayloadMissingError:
+        return None
 
 
 async def _snapshot(ledger: Ledger, at: int) -> Snapshotted:
@@ -89,8 +101,8 @@ async def _is_whole(ledger: Ledger, head: Head, snapshot: Snapshotted) -> bool:
     carried = await ledger.log.last(ledger.names.all_of_type("carried"))
     if snapshot.low < head.first_sequence and (carried is None or snapshot.through < carried.stream_sequence):
         return False
-    named = (await state_in(ledger, snapshot)).waiting
-    return all(each.held >= head.first_sequence for each in named)
+    state = await _state_in(ledger, snapshot)
+    return state is not None and all(each.held >= head.first_sequence for each in state.waiting)
 
 
 async def _flow(ledger: Ledger, head: Head) -> AsyncGenerator[tuple[FlowEvent, int], None]:

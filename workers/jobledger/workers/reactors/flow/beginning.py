@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from typing import Final
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent, Unreadable
-from jobledger.ledger.model.errors import MalformedEventError
+from jobledger.ledger.model.errors import MalformedEventError, PayloadMissingError
 from jobledger.ledger.model.events import Held
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.definition import LIMIT
@@ -29,6 +31,9 @@ from jobledger.workers.reactors.flow.snapshots import (
     waiting_of,
 )
 
+#: Jobs that a snapshot names are read so many at a time.
+_NAMED_AT_ONCE: Final = 100
+
 
 async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
     """Fold what is stored, so that `folding` goes on behind it.
@@ -40,15 +45,22 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
     head = await ledger.log.head()  # after the snapshot was read, so that it is not before that
     snapshot = None if found is None else found[1]
     folding.began = head.last_sequence
-    await fold_up_to(ledger, folding, snapshot, head.first_sequence, head.last_sequence)
+    try:
+        state = await fold_up_to(ledger, folding, snapshot, head.first_sequence, head.last_sequence)
+    except PayloadMissingError:
+        if await chain.newest_snapshot() == found:
+            raise
+        await begin(ledger, chain, folding)  # it was removed meanwhile: there are two that are newer
+        return
+    chain.states.update(state.earlier)
 
 
 async def fold_up_to(
     ledger: Ledger, folding: Folding, snapshot: Snapshotted | None, first: int, last: int
-) -> None:
-    """Fold a snapshot and what follows on it up to `last`; None: what is stored from `first` on.
+) -> FlowState:
+    """Fold a snapshot and what follows on it up to `last`; None: what is stored from `first` on. Return what it said.
 
-    Raises: as `begin`.
+    Raises: as `begin`; nothing is folded then where the state of the snapshot is gone.
     """
     state, through = FlowState(), 0
     if snapshot is not None:
@@ -56,8 +68,8 @@ async def fold_up_to(
         first = max(first, snapshot.low)
         await _fold_definitions(ledger, folding, last)
         prepare(folding.granter, state)
-        for each in state.waiting:
-            await _fold_waiting(ledger, folding, each)
+        for begin_at in range(0, len(state.waiting), _NAMED_AT_ONCE):
+            await _fold_waiting(ledger, folding, state.waiting[begin_at : begin_at + _NAMED_AT_ONCE])
     is_restored = snapshot is None
     if first <= last:
         async with contextlib.aclosing(read(ledger, first, last)) as batches:
@@ -70,6 +82,7 @@ async def fold_up_to(
     if not is_restored:
         restore(folding.granter, state, through)
     folding.position = folding.granter.through = max(folding.position, last)
+    return state
 
 
 async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
@@ -83,15 +96,16 @@ async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
         raise MalformedEventError(f"the newest snapshot of the limits cannot be read: {error}") from error
 
 
-async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: WaitingState) -> None:
-    """Fold the `held` of a job that a snapshot names; where an archive run took it, what the job's chain still says."""
-    stored = await ledger.log.get(waiting.held)
-    if isinstance(stored, StoredEvent) and isinstance(stored.event, Held):
-        folding.fold(stored)
-        return
-    job = (await load(ledger.log, JobRef(queue=waiting.queue, job_id=waiting.job))).job
-    if job is not None and job.state is JobState.HELD and job.wait_sequence == waiting.held:
-        folding.wait(job)
+async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: tuple[WaitingState, ...]) -> None:
+    """Fold the `held` of jobs that a snapshot names; where an archive run took it, what the job's chain still says."""
+    found = await asyncio.gather(*(ledger.log.get(each.held) for each in waiting))
+    for each, stored in zip(waiting, found, strict=True):
+        if isinstance(stored, StoredEvent) and isinstance(stored.event, Held):
+            folding.fold(stored)
+            continue
+        job = (await load(ledger.log, JobRef(queue=each.queue, job_id=each.job))).job
+        if job is not None and job.state is JobState.HELD and job.wait_sequence == each.held:
+            folding.wait(job)
 
 
 async def _fold_definitions(ledger: Ledger, folding: Folding, last: int) -> None:
@@ -120,8 +134,10 @@ async def snapshot(ledger: Ledger, chain: Chain, folding: Folding, *, by: str) -
     granter, before = folding.granter, chain.view.state
     now = ledger.clock.now()
     waiting, low = waiting_of(granter)
-    state = msgspec.json.encode(state_of(granter, waiting))
-    value, reference = await ledger.inputs.put(state, what="snapshot")
+    state = msgspec.structs.replace(
+        state_of(granter, waiting), earlier=tuple(chain.states.items()), by=by, after=chain.view.last_sequence
+    )
+    value, reference = await ledger.inputs.put(msgspec.json.encode(state), what="snapshot")
     event = Snapshotted(
         shard=MAIN,
         at=now if before is None else max(now, before.at),
@@ -135,3 +151,13 @@ async def snapshot(ledger: Ledger, chain: Chain, folding: Folding, *, by: str) -
         state_ref=reference,
     )
     return await chain.append(event)
+
+
+async def tidy(ledger: Ledger, chain: Chain) -> None:
+    """Remove the states of snapshots with which nobody begins any more; what cannot be removed is tried again later.
+
+    Raises: UnreachableError, PermissionRefusedError.
+    """
+    for reference in chain.superseded():
+        await ledger.inputs.remove(reference)
+        chain.forget(reference)
