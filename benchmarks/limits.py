@@ -5,8 +5,8 @@
 Each figure is a median with the middle half of what was measured behind it. What is compared takes turns within one
 run, `--pairs` times; the rest is measured `--rounds` times on fresh servers. `--against` adds the drain of jobs without
 limits with the packages of that commit; `--big` adds a million jobs that wait and a ledger of ten million events (about
-half an hour). `--quick` measures next to nothing: it is a test of this program. Figures drift with the machine, so let
-nothing else run.
+20 minutes, 6 GB of disk, 8 GB of memory). `--quick` measures next to nothing: it is a test of this program. Figures drift
+with the machine, so let nothing else run.
 """
 
 from __future__ import annotations
