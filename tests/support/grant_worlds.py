@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.events import Completed, Held
+from jobledger.ledger.model.events import Completed, Held, Started
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Decision, Granter
@@ -28,6 +28,10 @@ def held(job: str, *limits: str, queue: str = "q", at: datetime = T0, **more: An
 
 def completed(job: str, queue: str = "q", at: datetime = T0) -> Completed:
     return Completed(at=at, by="t", job=job, queue=queue, task="t", attempt=1)
+
+
+def started(job: str, queue: str = "q", at: datetime = T0) -> Started:
+    return Started(at=at, by="t", job=job, queue=queue, task="t", attempt=1, worker="w", lease_s=1.0)
 
 
 def limit(name: str, slots: int | None = None, **more: Any) -> LimitSet:

@@ -54,7 +54,7 @@ async def authors(ledger: Ledger, head: Head) -> list[Turn]:
                 turn = turns[author] = await _begun(ledger, head, author, snapshots)
             if isinstance(event, Snapshotted):
                 snapshots.append(sequence)
-                if not turn.is_known and await _is_whole(ledger, head, event):
+                if not turn.is_known and await _is_whole(ledger, head, event, event.through):
                     turn.snapshot, turn.is_known = sequence, True
             elif turn.is_known:
                 turn.last = sequence
@@ -72,7 +72,7 @@ async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int
     snapshot = await _snapshot(ledger, at)
     if head.first_sequence <= 1 and await _state_in(ledger, snapshot) is None:
         return Turn(author)  # the events before it say the same
-    return Turn(author, at, is_known=await _is_whole(ledger, head, snapshot))
+    return Turn(author, at, is_known=await _is_whole(ledger, head, snapshot, author.began))
 
 
 async def _state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState | None:
@@ -94,12 +94,15 @@ async def _snapshot(ledger: Ledger, at: int) -> Snapshotted:
     return event
 
 
-async def _is_whole(ledger: Ledger, head: Head, snapshot: Snapshotted) -> bool:
-    """Return whether everybody who waited at a snapshot can still be read: nobody's `held` is gone, or all were carried over."""
+async def _is_whole(ledger: Ledger, head: Head, snapshot: Snapshotted, began: int) -> bool:
+    """Return whether everybody who waited at a snapshot can still be read, by one who began with it at `began`.
+
+    What an archive run takes away it carried over before, so whoever began behind that read nothing else.
+    """
     if head.first_sequence <= 1:
         return True
     carried = await ledger.log.last(ledger.names.all_of_type("carried"))
-    if snapshot.low < head.first_sequence and (carried is None or snapshot.through < carried.stream_sequence):
+    if snapshot.low < head.first_sequence and (carried is None or began < carried.stream_sequence):
         return False
     state = await _state_in(ledger, snapshot)
     return state is not None and all(each.held >= head.first_sequence for each in state.waiting)
