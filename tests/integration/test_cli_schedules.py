@@ -87,7 +87,9 @@ def test_a_schedule_is_declared_and_its_next_runs_follow_from_it(schedules: Sche
 
 
 def test_a_name_that_does_something_else_is_refused_unless_it_is_to_be_replaced(schedules: Schedules) -> None:
-    assert schedules("add", *NIGHTLY).code == 0
+    unknown = schedules("add", *NIGHTLY)
+    assert unknown.code == 0
+    assert "no worker has ever had a task report: its jobs go to queue default" in unknown.err
     before = schedules.schedule()
     assert schedules("add", *NIGHTLY).code == 0  # the same once more
     other = (*NIGHTLY[:4], "30 3 * * *", *NIGHTLY[5:])

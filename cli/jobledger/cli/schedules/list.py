@@ -25,7 +25,7 @@ _STYLES: Final = {"paused": "yellow", "ended": "dim", "removed": "dim", "late": 
 
 @command(SCHEDULES, "list", takes=ROWS)
 async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
-    """List the schedules: when they tick, when they are due next, how often they ran, and what keeps them from it."""
+    """List the schedules: their status, when they are due next, when they ran last, and when they tick."""
     async with cli.ledger() as ledger:
         found = await list_schedules(cli.rows(ledger), removed=removed)
         now = ledger.clock.now()
