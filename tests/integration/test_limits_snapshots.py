@@ -18,12 +18,14 @@ from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import FLOW, Snapshotted
 from jobledger.ledger.nats.payloads import Stores
 from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors.flow import reading
 from jobledger.workers.reactors.flow.beginning import begin, snapshot, tidy
 from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.looking import present
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.flow.reading import read
 
 pytestmark = pytest.mark.anyio
 
@@ -145,3 +147,36 @@ async def test_a_worker_removes_states_and_jobs_go_on(
         again = await compare_grants(ledger)  # from the first event on, where a snapshot's state is gone
         assert (again.archived, again.different) == (0, 0)
         assert again.grants == len(await grants(ledger))
+
+
+async def test_a_short_part_of_a_ledger_is_read_as_a_long_one(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await define(ledger, "all", slots=3)
+    async with connected() as other, working(other, work):
+        for job in (
+            await ledger.enqueue(work),
+            await enqueue(ledger, work, "all"),
+        ):
+            await ended(job)
+        await (await enqueue(ledger, work, "nobody-defined-it")).cancel(reason="no")
+    last = (await ledger.log.head()).last_sequence
+
+    async def found() -> list[tuple[int, str]]:
+        return [
+            (each.stream_sequence, each.subject) async for batch in read(ledger, 1, last) for each in batch
+        ]
+
+    short = await found()
+    monkeypatch.setattr(reading, "SHORT", 0)
+    assert short == await found()
+    assert 6 < len(short) < last
+    leaves = [subject.split(".", 4)[-1] for _, subject in short]
+    assert {"held", "cancelled", "completed.limited"} <= set(leaves)
+    prefix = short[0][1].partition(".")[0]
+    for leaf, does in {
+        "completed": False,
+        "completed.child.held": False,
+        "completed.child.p.limited": True,
+    }.items():
+        assert reading.matters(f"{prefix}.job.q.id.{leaf}") is does, leaf

@@ -35,6 +35,8 @@ logger = logging.getLogger("jobledger.feed")
 _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
+#: With several filters the server looks through all subjects that are in use: seconds, where these are ten million.
+_CREATED_WITHIN_S: Final = 30.0
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -214,7 +216,8 @@ class OrderedReader:
             config["filter_subject"] = self._subject
         elif self._subject is not None:
             config["filter_subjects"] = list(self._subject)
-        return await api.create_reader(self._inbox, self._stream, config)
+        timeout_s = _CREATED_WITHIN_S if isinstance(self._subject, tuple) else api.TIMEOUT_S
+        return await api.create_reader(self._inbox, self._stream, config, timeout_s=timeout_s)
 
     async def _delete(self, name: str) -> None:
         """Tidy up; the server forgets it by itself after a minute when this does not get through."""
