@@ -34,6 +34,7 @@ from jobledger.audit.verify.set_aside import SetAside
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.times import StoredTimes
+from jobledger.audit.verify.unique import UniqueRule
 from jobledger.ledger.model.aggregate import Rule
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, chain_named
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
@@ -46,6 +47,7 @@ from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import Archived, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
+from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
 
 _OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
@@ -115,6 +117,7 @@ class Checker:
             if aggregate is not JOB
         }
         self._grants = GrantRules(_part_of(memory), from_sequence)
+        self._unique = UniqueRule(self._others[UNIQUE.name], self._jobs, from_start=from_sequence == 1)
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
@@ -181,9 +184,13 @@ class Checker:
                 self._follow(name, reopened, stored, digest)
         else:
             self._follow(name, record, stored, digest)
+        if self._knows_past:
+            for broken in self._unique.job(event):
+                self._note(stored, *broken)
 
     def _feed_other(self, message: Message, digest: bytes) -> None:
         chains = self._others[aggregate_of(message.subject)]
+        before = self._unique.key(message.subject)
         event, found = chains.feed(message, digest, archived_through=self._archived_through)
         if isinstance(event, Archived):
             self._archived = event
@@ -195,6 +202,8 @@ class Checker:
             self._grants.limit(event, message.stream_sequence)
         elif isinstance(event, Granted) and self._knows_past:
             self._feed_granted(event, message.stream_sequence)
+        elif isinstance(event, Taken) and self._knows_past:
+            found += self._unique.taken(before, event)
         aggregate = AGGREGATES[aggregate_of(message.subject)]
         about = aggregate.label(aggregate.key_in(message.subject))
         for rule, sentence in found:

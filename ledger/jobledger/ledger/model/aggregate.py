@@ -42,6 +42,7 @@ Rule = Literal[
     "order",  # of the jobs that wait in one line, the one that was held first is granted first
     "rate",  # no more jobs are granted in any time than a rate and its burst allow
     "void",  # who was granted is queued, or has left
+    "unique",  # no job takes a key or comes alive while another one holds the key
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over
     "projection",  # the tables say what the events add up to
