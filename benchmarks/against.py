@@ -51,22 +51,23 @@ def roots(tree: Path) -> list[str]:
     return sorted(str(package.parent) for package in tree.glob("*/jobledger"))
 
 
-async def drain_with(tree: Path, url: str, environment: str, jobs: int) -> dict[str, float]:
+async def drain_with(tree: Path, jobs: int) -> dict[str, float]:
     """Measure once with the packages of a tree, the other packages of this environment, and the script of this tree."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        drain.__file__,
-        url,
-        environment,
-        str(jobs),
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(roots(tree))},
-    )
-    try:
-        said, _ = await asyncio.wait_for(process.communicate(), _LIMIT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
+    with tempfile.TemporaryDirectory(prefix="jobledger-bench-") as folder:
+        async with EmbeddedServer(Path(folder), port=0, durability="process") as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                drain.__file__,
+                server.url,
+                str(jobs),
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(roots(tree))},
+            )
+            try:
+                said, _ = await asyncio.wait_for(process.communicate(), _LIMIT_S)
+            finally:
+                if process.returncode is None:
+                    process.kill()
     assert process.returncode == 0, f"the drain with the packages of {tree} failed"
     figures: dict[str, Any] = json.loads(said)
     assert Path(figures["packages"]).is_relative_to(tree), f"{figures['packages']} was measured, not {tree}"
@@ -76,18 +77,14 @@ async def drain_with(tree: Path, url: str, environment: str, jobs: int) -> dict[
 async def compare(commit: str, pairs: int, jobs: int) -> dict[str, list[float]]:
     """Return of each pair by how many percent this tree's drain and worker's CPU a job are above those of the commit.
 
-    Both of a pair are measured on one fresh server, each in an environment of its own; who is first alternates.
+    Each is measured on a fresh server of this tree: one that has run jobs before is faster. Who is first alternates.
     """
     found: dict[str, list[float]] = {"against": [], "against cpu": []}
     with tree_of(commit) as tree:
         for number in range(pairs):
-            order = (tree, HERE) if number % 2 else (HERE, tree)
-            with tempfile.TemporaryDirectory(prefix="jobledger-bench-") as folder:
-                async with EmbeddedServer(Path(folder), port=0, durability="process") as server:
-                    by = {
-                        each: await drain_with(each, server.url, f"e{order.index(each)}", jobs)
-                        for each in order
-                    }
+            by = {
+                each: await drain_with(each, jobs) for each in ((tree, HERE) if number % 2 else (HERE, tree))
+            }
             found["against"].append((by[HERE]["jobs/s"] / by[tree]["jobs/s"] - 1) * 100)
             found["against cpu"].append((by[HERE]["us"] / by[tree]["us"] - 1) * 100)
     return found

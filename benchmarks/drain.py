@@ -1,6 +1,6 @@
 """How fast one worker runs jobs without limits.
 
-    python benchmarks/drain.py URL ENVIRONMENT JOBS
+    python benchmarks/drain.py URL JOBS
 
 Enqueues the jobs, runs them in a worker process and prints one JSON object. A script of its own, so that it can be run
 with the packages of another commit (`against.py`): it uses nothing that is younger than workers and `enqueue_many`.
@@ -50,17 +50,17 @@ async def drained(
     return {"jobs/s": jobs / took_s, "us": cpu / max(1, jobs - done) * 1e6}
 
 
-async def once(url: str, environment: str, jobs: int) -> None:
+async def once(url: str, jobs: int) -> None:
     """Measure once, and print it with the place of the packages that were measured."""
-    async with connect(url, environment=environment, ledger_bytes_max=LEDGER_BYTES) as ledger:
-        figures = await drained(ledger, jobs, worker_process(ledger, __file__, "--worker", url, environment))
+    async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
+        figures = await drained(ledger, jobs, worker_process(ledger, __file__, "--worker", url))
     print(json.dumps({**figures, "packages": jobledger.ledger.__file__}))
 
 
-async def work(url: str, environment: str) -> None:
+async def work(url: str) -> None:
     """Be the worker, with all that a worker hosts by itself."""
     tune_collector()
-    async with connect(url, environment=environment, ledger_bytes_max=LEDGER_BYTES) as ledger:
+    async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
         worker = Worker(ledger, TaskRegistry([noop]), WorkerConfig(concurrency=256))
         asyncio.get_running_loop().add_signal_handler(15, worker.stop)
         await worker.run()
@@ -68,6 +68,6 @@ async def work(url: str, environment: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--worker":
-        run(work(*sys.argv[2:4]))
+        run(work(sys.argv[2]))
     else:
-        run(once(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+        run(once(sys.argv[1], int(sys.argv[2])))
