@@ -35,7 +35,8 @@ logger = logging.getLogger("jobledger.feed")
 _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
-#: With several filters the server looks through all subjects that are in use: seconds, where these are ten million.
+#: With several filters the server looks through all subjects that are in use, also for the next message far behind
+#: the last one: seconds, where these are ten million.
 _CREATED_WITHIN_S: Final = 30.0
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -116,8 +117,14 @@ class OrderedReader:
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
         messages_max = int(made.config.get("max_batch", 0))
+        is_finite = until is not None
         window = PullWindow(
-            self._connection, self._stream, name, messages_max=messages_max, is_finite=until is not None
+            self._connection,
+            self._stream,
+            name,
+            messages_max=messages_max,
+            is_finite=is_finite,
+            is_slow=is_finite and isinstance(self._subject, tuple),
         )
         await window.open()
         try:
