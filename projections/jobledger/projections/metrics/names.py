@@ -173,7 +173,7 @@ TICKED_JOBS: Final = Measure(
 TICKS_MISSED: Final = Measure(
     "jobledger_schedule_missed_total",
     "counter",
-    "Ticks that were missed and that nobody made up for.",
+    "Ticks that were missed and not caught up.",
     _SCHEDULE,
 )
 TICKS_SKIPPED: Final = Measure(

@@ -31,7 +31,7 @@ class TickingRow(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str  #: its name, or `(other)`
     ticks: int
     runs: int  #: jobs that they made
-    missed: int  #: ticks that nobody made up for
+    missed: int  #: ticks that were missed and not caught up
     skipped: int  #: ticks that made no job because the last one had not ended
     due: str | None  #: when the next tick is due, ISO-8601 text in UTC; None where none is to come
     paused: int  #: 1 where it, or one of them, is

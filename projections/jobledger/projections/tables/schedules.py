@@ -61,7 +61,7 @@ _STATE: Final = {
 }
 #: Added up, as far as these rows go back.
 _SUMS: Final = {
-    "missed_count": integer("ticks that were missed and that nobody made up for, since these rows begin"),
+    "missed_count": integer("ticks that were missed and not caught up, since these rows begin"),
     "skipped_count": integer(
         "ticks that made no job because the last one had not ended, since these rows begin"
     ),
