@@ -53,6 +53,16 @@ from jobledger.ledger.model.unreadable import Acknowledged
 _OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
 
 
+def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int | None) -> dict[str, Chains]:
+    """Return what follows the chains of each aggregate but jobs, by the aggregate's name."""
+    part = _part_of(memory_bytes_max)
+    return {
+        aggregate.name: Chains(aggregate, names, from_start=from_start, memory_bytes_max=part)
+        for aggregate in AGGREGATES.values()
+        if aggregate is not JOB
+    }
+
+
 def _part_of(memory: int | None) -> int | None:
     return None if memory is None else max(1, memory // _OTHERS_PART)
 
@@ -109,13 +119,7 @@ class Checker:
         self._earlier_ends = 0 if self._earlier is None else self._earlier.ends
         memory = options.memory_bytes_max
         self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
-        self._others = {
-            aggregate.name: Chains(
-                aggregate, names, from_start=from_sequence == 1, memory_bytes_max=_part_of(memory)
-            )
-            for aggregate in AGGREGATES.values()
-            if aggregate is not JOB
-        }
+        self._others = _chains_of_others(names, from_start=from_sequence == 1, memory_bytes_max=memory)
         self._grants = GrantRules(_part_of(memory), from_sequence)
         self._unique = UniqueRule(self._others[UNIQUE.name], self._jobs, from_start=from_sequence == 1)
         self._archived: Archived | None = None  # the newest one
