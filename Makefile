@@ -83,8 +83,8 @@ bench-unique: install ## what unique and debounced enqueues cost beside plain on
 bench-queues: install ## how soon workers see that a queue is paused and resumed
 	@$(BIN)/python benchmarks/queues.py
 
-bench-limits: install ## what limits cost, beside jobs without limits, against what they may cost; BIG=1: a million wait
-	@$(BIN)/python benchmarks/limits.py $(if $(BIG),--big)
+bench-limits: install ## what limits, schedules and unique jobs cost against what they may; AGAINST=commit, BIG=1: a million wait
+	@$(BIN)/python benchmarks/limits.py $(if $(AGAINST),--against $(AGAINST)) $(if $(BIG),--big)
 
 faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=name repeat one, RECORD=1 keeps figures
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

@@ -15,16 +15,14 @@ import asyncio
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
-from shared import cpu_s, memory_mib, run
+from shared import cpu_s, memory_mib, reached, run, worker_process
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Completed, Queued, Started
@@ -41,7 +39,6 @@ Durability = Literal["power", "process"]
 PADDING = "x" * 60  # brings an input to about 100 bytes
 LATENCY_JOBS = 500
 WINDOW = 2_000
-LIMIT_S = 300.0
 
 
 @task(queue="bench")
@@ -91,29 +88,6 @@ async def baseline(url: str, count: int) -> float:
         await connection.close()
 
 
-@contextlib.asynccontextmanager
-async def worker_process(url: str, ledger: Ledger) -> AsyncGenerator[int, None]:
-    """Run one worker in a process of its own; give its pid once it holds a lease."""
-    known = {info.worker for info in await ledger.leases.all()}
-    process = subprocess.Popen([sys.executable, __file__, "--worker", url])  # noqa: ASYNC220, S603 - ourselves
-    try:
-        async with asyncio.timeout(30):
-            # Another process sets no event of ours: a bounded look at the leases is the wait.
-            while not any(info.worker not in known for info in await ledger.leases.all()):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-async def reached(ledger: Ledger, sequence: int) -> None:
-    """Wait until the ledger holds so many events, asking rarely: a reader beside the worker would share its core."""
-    async with asyncio.timeout(LIMIT_S):
-        while (await ledger.log.head()).last_sequence < sequence:  # noqa: ASYNC110 - nothing is sent to wait for
-            await asyncio.sleep(0.02)
-
-
 async def completed(ledger: Ledger, from_sequence: int, count: int) -> tuple[float, list[float]]:
     """Wait for `count` completions; return the jobs per second and each job's latency in milliseconds."""
     await reached(ledger, from_sequence - 1 + 3 * count)  # queued, started, completed
@@ -150,11 +124,14 @@ async def one_round(durability: Durability, jobs: int) -> dict[str, float]:
                 figures["bulk enqueue/s"] = jobs / (time.perf_counter() - started)
                 figures["bulk server CPU us/job"] = (cpu_s(server.pid) - server_cpu) / jobs * 1e6
                 server_cpu = cpu_s(server.pid)
-                async with worker_process(server.url, ledger) as pid:
-                    worker_cpu, already = cpu_s(pid), (await ledger.log.head()).last_sequence - before - jobs
+                async with worker_process(ledger, __file__, "--worker", server.url) as worker:
+                    worker_cpu, already = (
+                        cpu_s(worker.pid),
+                        (await ledger.log.head()).last_sequence - before - jobs,
+                    )
                     await reached(ledger, before + 3 * jobs)
                     share = (2 * jobs - already) / (2 * jobs) * jobs  # what was done since the CPU was read
-                    figures["worker CPU us/job"] = (cpu_s(pid) - worker_cpu) / share * 1e6
+                    figures["worker CPU us/job"] = (cpu_s(worker.pid) - worker_cpu) / share * 1e6
                     figures["server CPU us/job"] = (cpu_s(server.pid) - server_cpu) / jobs * 1e6
                     figures["drain jobs/s"], _ = await completed(ledger, before + 1, jobs)
                     await measure_latency(ledger, figures)

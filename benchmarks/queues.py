@@ -9,20 +9,22 @@ Run it alone: these figures drift with whatever else the machine does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from shared import run
+from shared import LEDGER_BYTES, run, work, worker_processes
 
 from jobledger.ledger import JobHandle, JobState, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import JobCancelledError
 from jobledger.ledger.model.events import Interrupted, Started
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers import WorkerConfig
 
 QUEUE = "post"
 WORKERS = 2
@@ -46,12 +48,6 @@ async def linger() -> None:
     await asyncio.sleep(3600.0)
 
 
-async def work(url: str) -> None:
-    """Be one of the worker processes."""
-    async with connect(url) as ledger:
-        await Worker(ledger, TaskRegistry([send, linger]), WorkerConfig(concurrency=8)).run()
-
-
 async def running(job: JobHandle[None]) -> None:
     """Wait until the job runs."""
     async with asyncio.timeout(PATIENCE_S):
@@ -72,7 +68,7 @@ def ms(later: datetime, earlier: datetime) -> float:
     return (later - earlier).total_seconds() * 1e3
 
 
-async def measure(ledger: Ledger, long: JobHandle[None]) -> tuple[float, float, float]:
+async def pause_and_resume(ledger: Ledger, long: JobHandle[None]) -> tuple[float, float, float]:
     """Pause and resume once; return the three spans in milliseconds."""
     await ledger.enqueue_many(send, ({"n": n} for n in range(JOBS)))
     await running(long)
@@ -92,26 +88,31 @@ async def measure(ledger: Ledger, long: JobHandle[None]) -> tuple[float, float, 
     return late, given_back, first
 
 
-def row(name: str, spans: list[float]) -> None:
+async def measure(rounds: int) -> list[tuple[float, float, float]]:
+    """Return the three spans of each round, in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedServer(Path(folder), port=0, durability="process")
+        async with (
+            server,
+            connect(server.url, ledger_bytes_max=LEDGER_BYTES) as ledger,
+            worker_processes(__file__, server.url, ledger, WORKERS),
+        ):
+            long = await ledger.enqueue(linger)
+            found = [await pause_and_resume(ledger, long) for _ in range(rounds)]
+            await long.cancel()
+            with contextlib.suppress(JobCancelledError):
+                await long.wait()  # a worker that ends while it runs waits for it
+    return found
+
+
+def row(name: str, spans: Sequence[float]) -> None:
     """Print what was measured of one thing."""
     print(f"{name:<42} p50 {statistics.median(spans):6.1f} ms   max {max(spans):6.1f} ms")
 
 
-async def main(rounds: int) -> None:
-    """Measure some rounds."""
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedServer(Path(folder), port=0, durability="process")
-        async with server, connect(server.url) as ledger:
-            command = [sys.executable, __file__, "--worker", server.url]
-            workers = [subprocess.Popen(command) for _ in range(WORKERS)]  # noqa: S603, ASYNC220
-            try:
-                long = await ledger.enqueue(linger)
-                spans = [await measure(ledger, long) for _ in range(rounds)]
-            finally:
-                for worker in workers:
-                    worker.kill()
-                    worker.wait()
-    late, given_back, first = (list(each) for each in zip(*spans, strict=True))
+def main(rounds: int) -> None:
+    """Measure some rounds, print."""
+    late, given_back, first = zip(*run(measure(rounds)), strict=True)
     print(
         f"{rounds} rounds, {WORKERS} worker processes of 8 slots, {JOBS} jobs of {SHORT_S * 1e3:g} ms a round"
     )
@@ -121,5 +122,7 @@ async def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    chosen = work(sys.argv[2]) if sys.argv[1:2] == ["--worker"] else main(int((*sys.argv[1:], "30")[0]))
-    run(chosen)
+    if sys.argv[1:2] == ["--worker"]:
+        run(work(sys.argv[2], TaskRegistry([send, linger]), WorkerConfig(concurrency=8)))
+    else:
+        main(int((*sys.argv[1:], "30")[0]))

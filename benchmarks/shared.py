@@ -18,6 +18,7 @@ from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import tune_collector
 
 LEDGER_BYTES = 2 << 30
+LIMIT_S = 600.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 R = TypeVar("R")
@@ -42,22 +43,36 @@ def memory_mib(pid: int | None, field: str = "VmRSS") -> float:
 
 
 @contextlib.asynccontextmanager
+async def worker_process(ledger: Ledger, *words: str) -> AsyncGenerator[subprocess.Popen[bytes], None]:
+    """Run a script that is a worker in a process of its own; give it once it holds a lease."""
+    known = {info.worker for info in await ledger.leases.all()}
+    process = subprocess.Popen([sys.executable, *words])  # noqa: ASYNC220, S603 - ourselves
+    try:
+        async with asyncio.timeout(60):
+            # Another process sets no event of ours: a bounded look at the leases is the wait.
+            while not any(info.worker not in known for info in await ledger.leases.all()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@contextlib.asynccontextmanager
 async def worker_processes(
     script: str, url: str, ledger: Ledger, count: int = 1
 ) -> AsyncGenerator[list[int], None]:
     """Run `script --worker URL` so many times; give the pids once all hold a lease."""
-    command = [sys.executable, script, "--worker", url]
-    processes = [subprocess.Popen(command) for _ in range(count)]  # noqa: ASYNC220, S603 - ourselves
-    try:
-        async with asyncio.timeout(60):
-            while len(await ledger.leases.all()) < count:  # noqa: ASYNC110 - another process sets no event of ours
-                await asyncio.sleep(0.02)
-        yield [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=30)
+    async with contextlib.AsyncExitStack() as stack:
+        command = (script, "--worker", url)
+        yield [(await stack.enter_async_context(worker_process(ledger, *command))).pid for _ in range(count)]
+
+
+async def reached(ledger: Ledger, sequence: int) -> None:
+    """Wait until the ledger holds so many events, asking rarely: a reader beside the worker would share its core."""
+    async with asyncio.timeout(LIMIT_S):
+        while (await ledger.log.head()).last_sequence < sequence:  # noqa: ASYNC110 - nothing is sent to wait for
+            await asyncio.sleep(0.02)
 
 
 async def work(url: str, tasks: TaskRegistry, config: WorkerConfig | None = None) -> None:

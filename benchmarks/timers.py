@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from shared import LEDGER_BYTES, arguments, memory_mib, run, show, work, worker_processes
+from shared import LEDGER_BYTES, arguments, memory_mib, reached, run, show, work, worker_processes
 
 from jobledger.ledger import Ledger, TaskRegistry, connect, task
 from jobledger.ledger.model.events import Completed, Queued, Scheduled
@@ -34,13 +34,6 @@ ENQUEUES_PER_S = 3_000  # a low guess: the crowd's moment must not come before i
 async def noop(number: int) -> int:
     """Do nothing."""
     return number
-
-
-async def reached(ledger: Ledger, sequence: int) -> None:
-    """Wait until the ledger holds so many events."""
-    async with asyncio.timeout(LIMIT_S):
-        while (await ledger.log.head()).last_sequence < sequence:  # noqa: ASYNC110 - nothing is sent to wait for
-            await asyncio.sleep(0.05)
 
 
 async def outcome(ledger: Ledger, from_sequence: int, count: int) -> tuple[list[float], datetime, datetime]:

@@ -15,11 +15,10 @@ import statistics
 import sys
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anyio
+from shared import run
 
 from jobledger.ledger import Ledger, Unique, connect, task
 from jobledger.ledger.server import EmbeddedServer
@@ -47,7 +46,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-async def measure(ledger: Ledger, kind: str, base: int, each: int) -> float:
+async def mean_ms(ledger: Ledger, kind: str, base: int, each: int) -> float:
     """Return the mean time of one enqueue, in milliseconds."""
     chosen = KINDS[kind]
     began = time.perf_counter()
@@ -56,8 +55,8 @@ async def measure(ledger: Ledger, kind: str, base: int, each: int) -> float:
     return 1e3 * (time.perf_counter() - began) / each
 
 
-async def run(rounds: int, each: int, durability: Any) -> dict[str, float]:
-    """Return the median of the rounds' means by kind."""
+async def measure(rounds: int, each: int, durability: Any = "process") -> dict[str, list[float]]:
+    """Return the mean time of one enqueue in each round by kind, in milliseconds."""
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         async with (
@@ -65,11 +64,11 @@ async def run(rounds: int, each: int, durability: Any) -> dict[str, float]:
             connect(server.url, ledger_bytes_max=1 << 30) as ledger,
         ):
             for kind in KINDS:
-                await measure(ledger, kind, -each, each)  # warm
+                await mean_ms(ledger, kind, -each, each)  # warm
             for number in range(rounds):
                 for kind, found in times.items():
-                    found.append(await measure(ledger, kind, number * each, each))
-    return {kind: round(statistics.median(found), 3) for kind, found in times.items()}
+                    found.append(await mean_ms(ledger, kind, number * each, each))
+    return times
 
 
 def main() -> None:
@@ -83,13 +82,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     tune_collector()
-    found = anyio.run(
-        run,
-        given.rounds,
-        given.each,
-        given.durability,
-        backend_options={"use_uvloop": find_spec("uvloop") is not None},
-    )
+    times = run(measure(given.rounds, given.each, given.durability))
+    found = {kind: round(statistics.median(each), 3) for kind, each in times.items()}
     if given.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:

@@ -127,7 +127,7 @@ async def test_limits_hold_while_workers_and_reactors_are_killed(  # noqa: PLR09
     assert len(await times_granted(ledger)) == len(ids)
     assert done["crashed"], "no worker ended between the two appends"
     record(
-        "18",
+        "36",
         "workers that host the reactor of the limits, killed at random and between its two appends, and frozen",
         faults=f"{done['killed']} kills, {done['crashed']} between granted and queued, {done['frozen']} freezes, "
         f"{lines(refused)} refused grants; held at most {held}",
@@ -222,7 +222,7 @@ async def test_the_other_reactor_goes_on_within_two_seconds_of_a_freeze(  # noqa
     assert held == SLOTS
     assert found.taken_over_s <= 2.0
     record(
-        "18b",
+        "36b",
         "SIGSTOP for 10 s of the worker whose reactor grants",
         faults=f"1 freeze, {lines(refused)} refused grants",
         jobs=found.jobs,
@@ -256,7 +256,7 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
     assert lines(refused) == 0
     assert found.taken_over_s <= fleet.lease_s + 2.0
     record(
-        "18d",
+        "36d",
         "SIGKILL of both workers that host the reactor of the limits",
         faults="2 kills at once",
         jobs=found.jobs,
@@ -303,7 +303,7 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
     assert proof.hold().report.proven == RULES
     assert held == SLOTS
     record(
-        "18c",
+        "36c",
         "SIGKILL of the leader of three replicas while limited jobs run",
         faults="1 kill",
         jobs=len(ids),

@@ -18,6 +18,7 @@ from tests.support.figures import Recorder
 from tests.support.fleet import ROOT, Fleet
 
 from jobledger.audit.verify import verify
+from jobledger.audit.verify.grants import RULES
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import Job, evolve
@@ -175,9 +176,10 @@ async def test_unique_jobs_whose_enqueuers_die_are_never_two_and_always_healed(
     assert after.healed > 10
     report = await verify(ledger.log)
     assert report.sound, report.violations
+    assert report.proven == RULES
     assert set(await fleet.stop()) == {0}
     record(
-        "U1",
+        "38",
         "eight clients enqueue on 20 keys, SIGKILL of clients and workers, clients that end between the two appends",
         faults=f"{kills} kills of clients, {crashes} ends between, {after.healed} jobs made by the next one who came",
         jobs=len(after.jobs),

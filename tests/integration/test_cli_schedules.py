@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 from tests.support.command_line import Answer, CommandLine
+from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import JobRef, Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.commands import Enqueue, Stamp
-from jobledger.ledger.model.schedules.decisions import Declare, decide
+from jobledger.ledger.model.schedules.decisions import Declare, Tick, decide
 from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.schedules.verbs import definition_of
@@ -86,7 +87,9 @@ def test_a_schedule_is_declared_and_its_next_runs_follow_from_it(schedules: Sche
 
 
 def test_a_name_that_does_something_else_is_refused_unless_it_is_to_be_replaced(schedules: Schedules) -> None:
-    assert schedules("add", *NIGHTLY).code == 0
+    unknown = schedules("add", *NIGHTLY)
+    assert unknown.code == 0
+    assert "no worker has ever had a task report: its jobs go to queue default" in unknown.err
     before = schedules.schedule()
     assert schedules("add", *NIGHTLY).code == 0  # the same once more
     other = (*NIGHTLY[:4], "30 3 * * *", *NIGHTLY[5:])
@@ -134,7 +137,11 @@ def test_with_the_tasks_code_its_options_hold_and_the_input_is_checked(
         (("--every", "1h", "--ends-at", "2020-01-01"), "would never tick"),
         (("--every", "10", "--timezone", "Europe/Berlin"), "belongs to a cron expression"),
         (("--every", "10", "--input", "[1]"), "JSON object"),
-        (("--every", "10", "--max-attempts", "0"), "max_attempts"),
+        (("--every", "10", "--max-attempts", "0"), "'--max-attempts'"),
+        (("--every", "10", "--timeout", "900000000"), "'--timeout': '900000000' is more than 7 days"),
+        (("--every", "10", "--timeout", "0"), "'--timeout': '0' is less than"),
+        (("--every", "999d"), "'--every': '999d' is more than 366 days"),
+        (("--every", "10", "--jitter", "999d"), "'--jitter': '999d' is more than 366 days"),
         (("--every", "10", "--overlap", "queue"), "'skip', 'allow'"),
     ],
 )
@@ -255,6 +262,33 @@ def test_a_schedule_is_shown_whole(schedules: Schedules) -> None:
     assert (shown["name"], shown["last_failure"], shown["in_code"]) == ("nightly", None, "unknown")
     assert shown["definition"]["spec"] == {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
     assert schedules("show", "other").code == 3
+
+
+def test_ticks_that_made_no_job_are_counted_and_shown_and_the_list_fits_a_terminal(
+    schedules: Schedules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "report-of-the-night"
+    zone = "America/Los_Angeles"
+    schedules("add", name, "--task", "report", "--cron", "*/10 9-17 * * mon-fri", "--timezone", zone)
+
+    async def tick(ledger: Ledger) -> None:
+        await ledger.schedules.act(name, Tick())
+        for _ in range(2):
+            await ledger.schedules.act(name, Tick(ended=False))
+
+    schedules.does(tick)
+    (told,) = schedules.told("show", name)
+    counts = [told[f"{what}_count"] for what in ("tick", "run", "skipped", "missed")]
+    assert counts == [3, 1, 2, 0]
+    assert told["last_skipped_at"] == told["last_tick_at"] > told["last_run_at"]
+    shown = " ".join(schedules("show", name).out.split())
+    assert f"no job 2 skipped, the last job had not ended; newest {told['last_skipped_at'][:10]}" in shown
+    on_a_terminal(monkeypatch)
+    lines = unstyled(schedules("list").out)
+    assert any(zone in line for line in lines), lines
+    assert any("active" in line for line in lines), lines
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_doctor_names_schedules_that_are_late(schedules: Schedules, tmp_path: Path) -> None:

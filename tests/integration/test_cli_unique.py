@@ -68,11 +68,21 @@ def test_the_table_of_keys_is_read_on_eighty_columns(cli: Cli) -> None:
         assert words in table, table
 
 
+def test_the_owner_is_named_whole(cli: Cli) -> None:
+    owner = "o" * 64
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.enqueue(report.options(id=owner), 1)
+
+    cli.with_ledger(fill)
+    assert owner in cli("unique", "show", "report").out
+
+
 def test_keys_that_are_not_there_are_told(cli: Cli) -> None:
     cli.with_ledger(_fill)
-    assert (
-        cli("unique", "show", "report", "user=3").out == "no job of task report has taken a key with user=3\n"
-    )
+    none = cli("unique", "show", "report", "user=3")
+    assert none.out == "no job of task report has taken a key with user=3\n"
+    assert "it is in the id: `jobledger jobs list --task report`" in none.err
     bad = cli("unique", "show", "a.b")
     assert (bad.code, "task name 'a.b' is not valid" in bad.err) == (2, True)
     assert "'user' is not an argument of the form key=value" in cli("unique", "show", "report", "user").err

@@ -99,7 +99,7 @@ async def test_schedules_tell_their_ticks_and_which_are_late(ledger: Ledger, tmp
         await declare(ledger, name, every_s=3_600)
     await ledger.schedules.act("stopped", Pause())
     long_ago = ledger.clock.now() - timedelta(hours=2)
-    for number, skipped in ((1, ""), (2, "late")):
+    for number, skipped in ((1, ""), (2, "late"), (3, "running")):
         view = SCHEDULE.view(*await end_of_chain(ledger.log, SCHEDULE.chain(ledger.names, "stuck")))
         assert view.state is not None
         state = state_fields(view.state) | {
@@ -109,14 +109,15 @@ async def test_schedules_tell_their_ticks_and_which_are_late(ledger: Ledger, tmp
             "next_at": long_ago,
         }
         stamp: dict[str, Any] = {"at": ledger.clock.now(), "by": "tester", "schedule": "stuck"}
-        missed: dict[str, Any] = {"skipped": skipped, "missed": 3 * (number - 1) + 1}
+        missed: dict[str, Any] = {"skipped": skipped, "missed": {1: 1, 2: 4, 3: 0}[number]}
         await commit_all(ledger.log, [(view, [Ticked(**stamp, **state, **missed)])])
     async with exporting(ledger, tmp_path / "p.db") as exporter:
         found = await scraped_at_head(exporter, ledger)
     for metric, expected in (
-        ("ticks_total", {"stuck": 2}),
+        ("ticks_total", {"stuck": 3}),
         ("jobs_total", {"stuck": 1}),
         ("missed_total", {"stuck": 5}),
+        ("skipped_total", {"stuck": 1}),
         ("paused", {"stopped": 1}),
     ):
         assert found.by(f"jobledger_schedule_{metric}", "schedule") == expected
@@ -124,7 +125,7 @@ async def test_schedules_tell_their_ticks_and_which_are_late(ledger: Ledger, tmp
     assert found.sum("jobledger_schedule_late_seconds") < 7_300
     with Store.open(tmp_path / "p.db") as store:
         rows, others = read_ticking(store, 1)
-        assert (others, [(row.schedule, row.ticks, row.missed, row.paused) for row in rows]) == (
+        assert (others, [(row.schedule, row.ticks, row.missed, row.skipped, row.paused) for row in rows]) == (
             2,
-            [("hourly", 0, 0, 0), ("(other)", 2, 5, 1)],
+            [("hourly", 0, 0, 0, 0), ("(other)", 3, 5, 1, 1)],
         )

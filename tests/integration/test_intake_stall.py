@@ -15,6 +15,8 @@ from tests.support.limited import define
 from tests.support.watch import Watch
 from tests.support.working import Connect, working
 
+from jobledger.audit.verify import verify
+from jobledger.audit.verify.grants import RULES
 from jobledger.ledger import Ledger, task
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +47,8 @@ async def longest_still_s(ledger: Ledger, connected: Connect, jobs: int) -> floa
         working(other, work),
     ):
         await watch.until_ended(jobs, limit_s=180.0)
+    report = await verify(ledger.log)
+    assert report.proven == RULES, report.text()
     return max(later - earlier for earlier, later in itertools.pairwise(watch.progress_at))
 
 

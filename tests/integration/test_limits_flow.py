@@ -240,7 +240,7 @@ async def test_a_reactor_begins_with_the_newest_snapshot(
             await ended(job)
         held = await enqueue(ledger, work, "all", "later")
         async with asyncio.timeout(LIMIT_S):
-            while (newest := await Chain(ledger).newest_snapshot()) is None or newest.through <= 60:
+            while (newest := await Chain(ledger).newest_snapshot()) is None or newest[1].through <= 60:
                 await asyncio.sleep(0.02)
     async with connected() as other, working(other, work):
         await define(ledger, "later", slots=1)

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.schedules import declare
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import (
     ConfigurationError,
     InvalidInputError,
@@ -97,6 +99,25 @@ async def test_triggered_and_backfilled_jobs_are_the_schedules(ledger: Ledger) -
     assert [(await (await ledger.job(each)).snapshot()).order.tick for each in refs] == [
         each.job_id for each in refs
     ]
+
+
+@pytest.mark.anyio
+async def test_a_backfill_finds_the_jobs_that_the_schedule_made_in_another_queue(ledger: Ledger) -> None:
+    """Also the job of a tick from before the schedule had hooks, and when somebody else makes what is missing."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    await declare(ledger, "hourly", every_s=3600)
+    before = await ledger.schedules.backfill("hourly", begin, begin + HOUR)
+    assert {ref.queue for ref in before} == {"cron"}
+    await ledger.schedules.add("hourly", report, input={"kind": "h"}, every_s=3600, replace=True)
+    after = await ledger.schedules.backfill("hourly", begin, begin + 2 * HOUR)
+    third = JobRef(queue="reports", job_id="hourly-20260101T020000Z")
+    assert after == [*before, third]
+    await declare(ledger, "hourly", every_s=3600, hooks=True)
+    with_hooks = await ledger.schedules.backfill("hourly", begin + HOUR, begin + 3 * HOUR)
+    hooks = JobRef(queue="cron", job_id="hourly-20260101T030000Z-hooks")
+    assert with_hooks == [before[1], third, hooks]
+    await ledger.schedules.healed(await ledger.schedules.read("hourly"))
+    assert (await verify(ledger.log)).jobs == 4
 
 
 def test_blocking_code_has_the_same_verbs(nats_server: EmbeddedServer) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import zoneinfo
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -37,8 +37,11 @@ from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import manual_job_id, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.schedules.ticks import Spec, zone_of
+from jobledger.ledger.nats.durables import find_consumer
+from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
-from jobledger.ledger.timers import schedule_timer
+from jobledger.ledger.timers import Timers, schedule_timer
+from jobledger.workers.reactors.schedules.looking import Looks
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +86,45 @@ async def test_a_moment_to_come_waits_in_the_stream_of_timers(ledger: Ledger) ->
             return await in_stream(ledger) == 0
 
         await until(settled)
+
+
+async def test_schedules_that_tick_together_are_looked_at_by_one_request(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    present = ledger.log.present
+
+    async def counted(subjects: Sequence[str]) -> set[str]:
+        asked.append(len(subjects))
+        return await present(subjects)
+
+    monkeypatch.setattr(ledger.log, "present", counted)
+    there = [f"s{number}" for number in range(5)]
+    for name in there:
+        await declare(ledger, name, every_s=3600)
+        await ledger.schedules.act(name, Tick())
+    await declare(ledger, "cut", every_s=3600)
+    lost = await _cut_off(ledger, "cut")
+    looks = Looks(ledger.log)
+    known = [await ledger.schedules.read(name) for name in (*there, "cut")]
+    healed = await asyncio.gather(*(ledger.schedules.healed(each, looks.present) for each in known))
+    assert all(each.whole for each in healed)
+    assert asked == [6]
+    assert await begun_jobs(ledger) == dict.fromkeys(await ticked_jobs(ledger), 1)
+    assert lost.job in await begun_jobs(ledger)
+
+
+async def test_what_a_dead_worker_held_comes_to_another_one_after_three_seconds(ledger: Ledger) -> None:
+    async with reacting(ledger):
+        await declare(ledger)
+        await until(lambda: _has_ticked(ledger, 1))
+    names = ledger.names
+    timers_id = await Timers(ledger.connection, ledger.inbox, names, ledger.config).ensure()
+    consumers = (names.ledger_stream, names.timers_consumer(timers_id)), (names.timers_stream, DUE_CONSUMER)
+    for stream, name in consumers:
+        info = await find_consumer(ledger.inbox, stream, name)
+        assert info is not None
+        assert info.config["ack_wait"] == 3_000_000_000
 
 
 async def _cut_off(ledger: Ledger, name: str = "nightly") -> Ticked:
@@ -246,6 +288,8 @@ def _no_zones(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Be a machine without a time zone database."""
     try:
         with monkeypatch.context() as patch:
+            for module in [each for each in sys.modules if each.partition(".")[0] == "tzdata"]:
+                patch.delitem(sys.modules, module)  # of zones that were looked for before
             patch.setitem(sys.modules, "tzdata", None)
             zoneinfo.reset_tzpath(to=())
             _forget_zones()

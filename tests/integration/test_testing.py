@@ -15,7 +15,19 @@ from pydantic import BaseModel
 from tests.support.limits import LIMIT_S
 
 from jobledger.audit.verify import verify
-from jobledger.ledger import Backoff, Cancel, Context, JobFailedError, JobState, Ledger, Retry, Snooze, task
+from jobledger.ledger import (
+    Backoff,
+    Cancel,
+    Context,
+    JobFailedError,
+    JobState,
+    Ledger,
+    Limit,
+    Queue,
+    Retry,
+    Snooze,
+    task,
+)
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     ConfigurationError,
@@ -23,7 +35,7 @@ from jobledger.ledger.model.errors import (
     LockTimeoutError,
     ServerUnreachableError,
 )
-from jobledger.testing import MemoryLedger, MovableClock
+from jobledger.testing import MemoryLedger, MovableClock, memory
 from jobledger.testing import assert_enqueued as assert_in
 from jobledger.testing.plugin import ServerWorker
 
@@ -356,3 +368,60 @@ async def test_a_server_that_does_not_answer_is_told_by_run_pending(monkeypatch:
     monkeypatch.setattr("jobledger.workers.idle.until_idle", away)
     with pytest.raises(ServerUnreachableError):
         await ServerWorker(MemoryLedger()).run_pending(greet)
+
+
+async def test_rates_modes_and_fair_queues_are_kept_in_memory_and_proven() -> None:
+    api = Limit("api", rate=1, per_s=60, burst=2)
+
+    @task(queue="api", limits=(api,))
+    async def call(n: int) -> int:
+        return n
+
+    @task(queue="new", limits=(Limit("only", rate=1, per_s=60, mode="newest"), "undefined"))
+    async def newest(n: int) -> int:
+        return n
+
+    @task(queue=Queue("fair", fair="who"))
+    async def turn(who: str) -> None: ...
+
+    ledger = MemoryLedger()
+    calls = [await ledger.enqueue(call, n) for n in range(5)]
+    assert [job.id for job in await ledger.run_pending()] == [job.id for job in calls[:2]]
+    assert await ledger.advance(59) == []
+    assert [job.id for job in await ledger.advance(1)] == [calls[2].id]
+    await ledger.pause_queue("api")
+    assert await ledger.advance(60) == []
+    await ledger.resume_queue("api")
+    assert [job.id for job in await ledger.run_pending()] == [calls[3].id]
+    assert [job.id for job in await ledger.advance(600)] == [calls[4].id]
+
+    news = [await ledger.enqueue(newest, n) for n in range(3)]
+    assert [job.id for job in await ledger.run_pending()] == [news[2].id]
+    assert (await news[0].snapshot()).state is JobState.CANCELLED
+
+    turns = [await ledger.enqueue(turn, who) for who in "aaab"]
+    order = [job.id for job in await ledger.run_pending()]
+    assert order[:2] == [turns[0].id, turns[3].id]
+    report = await verify(ledger.log)
+    assert report.sound, report.text()
+    assert "rate" in report.proven
+
+
+async def test_schedules_tick_in_memory_as_the_test_moves_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    @task(queue="cron")
+    async def night(n: int) -> int:
+        return n
+
+    ledger = MemoryLedger(clock=MovableClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    await ledger.schedules.add("nightly", night, input={"n": 5}, cron="30 2 * * *")
+    assert await ledger.run_pending() == []
+    ran = await ledger.advance(timedelta(days=2))
+    assert [job.id for job in ran] == ["nightly-20260101T023000Z", "nightly-20260102T023000Z"]
+    ledger.clock.advance(timedelta(days=3))  # no worker ran
+    assert [job.id for job in await ledger.run_pending()] == ["nightly-20260105T023000Z"]
+    await ledger.schedules.pause("nightly")
+    assert await ledger.advance(timedelta(days=3)) == []
+    await ledger.schedules.add("often", night, input={"n": 1}, every_s=1)
+    monkeypatch.setattr(memory, "MOMENTS_MAX", 5)
+    with pytest.raises(ConfigurationError, match="advance by less"):
+        await ledger.advance(timedelta(hours=1))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 from tests.support.grant_worlds import T0, Ledger, Reactor, completed, fold, held, limit
 
 from jobledger.ledger.model.envelope import Envelope
@@ -221,7 +222,7 @@ class World:
             return
         if chance < 0.9:
             self.add(Snoozed(**stamp, attempt=1, until=self.now))
-        self.hold(again)
+        self.hold(msgspec.structs.replace(again, cause="due" if chance < 0.9 else "ungranted"))
 
     def give_back(self, job: JobKey, *, for_good: bool) -> None:
         self.queued.pop(job, None)

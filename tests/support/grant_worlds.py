@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.events import Completed, Held
+from jobledger.ledger.model.events import Completed, Held, Started
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Decision, Granter
@@ -27,6 +28,10 @@ def held(job: str, *limits: str, queue: str = "q", at: datetime = T0, **more: An
 
 def completed(job: str, queue: str = "q", at: datetime = T0) -> Completed:
     return Completed(at=at, by="t", job=job, queue=queue, task="t", attempt=1)
+
+
+def started(job: str, queue: str = "q", at: datetime = T0) -> Started:
+    return Started(at=at, by="t", job=job, queue=queue, task="t", attempt=1, worker="w", lease_s=1.0)
 
 
 def limit(name: str, slots: int | None = None, **more: Any) -> LimitSet:
@@ -75,6 +80,7 @@ class Ledger:
     def __init__(self) -> None:
         self.events: list[Envelope] = []
         self.granted = 0
+        self.names = itertools.count()
 
     @property
     def head(self) -> int:
@@ -93,6 +99,7 @@ class Reactor:
 
     def __init__(self, ledger: Ledger, *, conditional: bool = True, **bounds: int) -> None:
         self.ledger, self.conditional, self.bounds = ledger, conditional, bounds
+        self.name = f"r{next(ledger.names)}"
         self.granter = Granter(MemorySpill(), **bounds)
         self.known = 0  # stream sequence of the newest `granted` that it knows
         self.mine: set[int] = set()
@@ -123,7 +130,7 @@ class Reactor:
         sequence = self.ledger.add(
             Granted(
                 at=decision.at,
-                by="t",
+                by=self.name,
                 shard="main",
                 through=decision.through,
                 limits_sequence=decision.limits_sequence,

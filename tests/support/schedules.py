@@ -26,7 +26,8 @@ async def declare(
     """Declare a schedule as an operator; every second unless told otherwise."""
     spec = fields.pop("spec", None) or Spec(every_s=0 if at else every_s, at=at)
     order = fields.pop("order", Order(input=msgspec.Raw(b"{}")))
-    definition = Definition(spec=spec, task="add", queue="cron", order=order, **fields)
+    queue = fields.pop("queue", "cron")
+    definition = Definition(spec=spec, task="add", queue=queue, order=order, **fields)
     return await ledger.schedules.act(name, Declare(definition=definition, replace=True))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +21,8 @@ from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent
 from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
+from jobledger.ledger.model.limits.holders import JobKey
+from jobledger.ledger.model.limits.lines import SpilledJob
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.workers.reactors.flow.admitting import Admitting
 from jobledger.workers.reactors.flow.folding import Folding
@@ -58,6 +62,8 @@ def test_jobs_put_aside_come_back_in_the_order_of_their_line() -> None:
     spill = DiskSpill()
     for held in range(1, 10_001):
         spill.put(held % 3, (held, "q", f"j{held}", ("all", f"tenant:{held % 3}")))
+    assert spill.find(("q", "j10000")) == (1, (10_000, "q", "j10000", ("all", "tenant:1")))  # in memory yet
+    assert spill.find(("q", "j2")) == (2, (2, "q", "j2", ("all", "tenant:2")))
     page = spill.page(1, 3, 3)
     assert [job[0] for job in page] == [4, 7, 10]
     assert page[0] == (4, "q", "j4", ("all", "tenant:1"))
@@ -80,9 +86,61 @@ def test_a_full_disk_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         ScratchSpaceError, match=r"^jobs that wait .* disk is full; make room there, or set TMPDIR"
     ):
         spill.put(1, (4_096, "q", "j4096", ("all",)))
-    with pytest.raises(ScratchSpaceError):
+    for _ in range(2):  # not of the transaction that is still open, nor that there is nothing
+        with pytest.raises(ScratchSpaceError, match="disk is full"):
+            spill.page(1, 0, 2)
+    with pytest.raises(ScratchSpaceError, match="disk is full"):
         spill.find(("q", "j1"))
     spill.close()
+
+
+def test_a_disk_that_is_full_gets_its_room_back_and_another_spill_works() -> None:
+    before = _temporary_files()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    spill = DiskSpill()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # of a file; then EFBIG
+    try:
+        with pytest.raises(ScratchSpaceError, match=r"^jobs that wait .* make room there, or set TMPDIR"):
+            _put(spill, 200_000)
+        assert _temporary_files() == before
+        with pytest.raises(ScratchSpaceError, match=r"^jobs that wait .* make room there, or set TMPDIR"):
+            spill.drop(1, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    again = DiskSpill()
+    _put(again, 100_000)
+    assert [job[0] for job in again.page(1, 0, 2)] == [1, 2]
+    assert _temporary_files() == before + 1
+    again.close()
+    assert _temporary_files() == before
+
+
+def _put(spill: DiskSpill, count: int) -> None:
+    for number in range(1, count + 1):
+        spill.put(1, (number, "q", f"{number:064}", ("all",)))
+
+
+def _temporary_files() -> int:
+    """Return how many temporary files of SQLite this process has open; they have no name any more."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum("etilqs_" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+class NotLookedInto(DiskSpill):
+    """A spill in which nobody may look for a job."""
+
+    def find(self, job: JobKey) -> tuple[int, SpilledJob] | None:
+        """Fail."""
+        raise AssertionError(f"{job} was looked for")
+
+
+def test_a_job_that_is_new_is_not_looked_for_among_those_that_wait() -> None:
+    granter = Granter(NotLookedInto(), heads_max=1)
+    for number in range(1, 4):
+        granter.job(held(number, "all"), number)
+    assert (len(granter.lines), granter.lines.spilled) == (3, 2)
+    with pytest.raises(AssertionError, match="j3"):
+        granter.job(held(3, "all", cause="ungranted"), 4)
 
 
 class Clock:

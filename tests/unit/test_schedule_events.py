@@ -300,6 +300,22 @@ def test_the_jobs_of_an_event_have_the_schedules_order_and_ids_of_their_own() ->
     assert long != tick_job_id("n" * 60, after(1))
 
 
+def test_two_moments_within_one_second_are_two_ticks() -> None:
+    moments = [after(seconds=each) for each in (5, 5.25, 5.75)]
+    assert [tick_job_id(NAME, each) for each in moments] == [
+        "nightly-20260301T120005Z",
+        "nightly-20260301T120005250000Z",
+        "nightly-20260301T120005750000Z",
+    ]
+    events = run(
+        declared(spec=Spec(at=moments[1])),
+        (6 / 3600, Tick()),
+        (7 / 3600, Declare(definition=replace(HOURLY, spec=Spec(at=after(1, 0.75))), replace=True)),
+        (2, Tick()),
+    )[1]
+    assert broken(*events) == []
+
+
 @each_row(
     ("changes", "error"),
     [

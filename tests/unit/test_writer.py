@@ -284,3 +284,83 @@ async def test_after_a_reconnect_it_looks_at_once() -> None:
     bench.serve(3_000, per_second=15_000)
     bench.writer.forget_observations()
     assert bench.serve(3_000, per_second=3_000) < 600
+
+
+class Bursts(Paced):
+    """Bursts with nothing in flight between them, as where slots come free together: each is answered at a rate."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.batches = 0
+
+    def _cost_s(self, messages: int, per_second: float, batch_s: float) -> float:
+        return 1 / per_second if messages == 1 else batch_s
+
+    async def burst(self, appends: int, *, per_second: float, batch_s: float) -> None:
+        for _ in range(appends):
+            self._append()
+        await turn()
+        while self.publisher.sent:
+            messages = len(self.publisher.take())
+            self.batches += messages > 1
+            self.time_s += self._cost_s(messages, per_second, batch_s)
+            self.publisher.answer(100)
+            await turn()
+        self.time_s += 0.01
+
+
+async def test_bursts_are_grouped_where_a_disk_is_in_the_way() -> None:
+    bench = Bursts()
+    for _ in range(20):
+        await bench.burst(40, per_second=2_000, batch_s=0.004)
+    assert bench.writer.grouping
+    assert len(bench.answers) == 800
+
+
+async def test_bursts_are_not_grouped_without_a_disk_in_the_way() -> None:
+    bench = Bursts()
+    for _ in range(200):
+        await bench.burst(40, per_second=15_000, batch_s=0.003)
+    assert not bench.batches
+
+
+async def test_groups_that_won_outlast_a_disk_that_hiccups_and_end_where_they_do_not_win() -> None:
+    bench = Bursts()
+    for _ in range(20):
+        await bench.burst(40, per_second=2_000, batch_s=0.004)
+    for _ in range(200):  # two seconds, of which the first half is bad
+        await bench.burst(40, per_second=500, batch_s=0.016)
+    assert bench.writer.grouping
+    bench.time_s += 60  # plain appends are looked at again
+    for _ in range(100):
+        await bench.burst(40, per_second=4_000, batch_s=0.02)
+    assert not bench.writer.grouping
+
+
+async def test_groups_at_half_the_rate_end_after_one_look() -> None:
+    bench = Bursts()
+    for _ in range(100):
+        await bench.burst(40, per_second=6_000, batch_s=0.02)
+    assert 1 <= bench.batches <= 8
+    assert not bench.writer.grouping
+
+
+async def test_too_few_for_a_batch_go_one_by_one_while_others_are_grouped() -> None:
+    bench = Bursts()
+    bench.writer._grouping = True
+    for name in "abc":
+        bench.append(name)
+    bench.append("d", events=3)
+    await turn()
+    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b"], ["c"], ["d", "d+1", "d+2"]]
+    bench.append("e")
+    await turn()
+    bench.append("f")
+    bench.append("g")
+    await turn()
+    assert len(bench.publisher.sent) == 5, "the third group waits for one of the two before it"
+    for answer in (1, 2, REFUSED, 6):
+        bench.publisher.answer(answer)
+    assert [data for data, _ in bench.publisher.sent] == [["e"], ["f"], ["g"]]
+    assert bench.answers == {"a": [1], "b": [2], "c": [REFUSED], "d": [4]}
+    assert bench.writer._groups_in_flight == 2

@@ -15,10 +15,10 @@ from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.inputs import checked_limits
-from jobledger.ledger.model.limits.definition import LIMIT, Definition, Override, Terms
+from jobledger.ledger.model.limits.definition import LIMIT, Definition, Override, Terms, problem_of
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.limits.names import split
-from jobledger.ledger.model.limits.recompute import Recomputation, Recomputed
+from jobledger.ledger.model.limits.recompute import Recomputed
 from jobledger.ledger.model.limits.simulation import (
     KeyWaits,
     Recording,
@@ -31,6 +31,7 @@ from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.times import shown_time
 
 _OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
+_UNBOUNDED: Final = ("slots", "rate")
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,32 +45,33 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def compare_grants(ledger: Ledger) -> Recomputed:
-    """Decide every grant of the ledger again over what its author knew.
+    """Decide every grant of the ledger again over what its author knew; each author is followed by itself.
 
-    Raises: UnreachableError, CorruptLedgerError, sqlite3.Error where there is no room for temporary files.
+    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError, ScratchSpaceError.
     """
-    from jobledger.workers.reactors.flow.spill import DiskSpill  # noqa: PLC0415
+    from jobledger.admin.grant_authors import authors, decided_again  # noqa: PLC0415
 
-    with contextlib.closing(DiskSpill()) as spill:
-        again = Recomputation(spill)
-        async with contextlib.aclosing(_events(ledger)) as events:
-            async for event, message in events:
-                again.feed(event, message.stream_sequence)
-        return again.found
+    head = await ledger.log.head()
+    found = Recomputed()
+    for each in await authors(ledger, head):
+        found += Recomputed(archived=each.archived)
+        if each.last:
+            found += await decided_again(ledger, head, each)
+    return found
 
 
 async def simulate_limits(
-    ledger: Ledger, begin: datetime, end: datetime, slots: Mapping[str, int | None]
+    ledger: Ledger, begin: datetime, end: datetime, changes: Mapping[str, Any]
 ) -> Simulated:
-    """Return how long the jobs of a span of time would have waited with other slots.
+    """Return how long the jobs of a span of time would have waited with other limits.
 
-    `slots`: by limit, or by `name:key` for one key of it; None: any number.
+    `changes`: by limit, or by `name:key` for one key of it, its slots; by `limit.field` another field of `Terms`, such
+    as `tenant:acme.rate`. None: any number, and for a key as the limit says.
 
     Raises: InvalidTokenError, InvalidInputError for a limit that cannot be, a span that ends before it begins or holds too
         many waits; UnreachableError, CorruptLedgerError.
     """
-    for limit in slots:
-        checked_limits((limit,))
+    wished = _by_limit(changes)
     if end <= begin:
         raise InvalidInputError(
             f"the span ends at {shown_time(end)} and begins at {shown_time(begin)}: give the earlier time first"
@@ -86,7 +88,7 @@ async def simulate_limits(
         raise InvalidInputError(
             "too many jobs waited in that span to simulate it: choose a shorter one"
         ) from error
-    changed = _changed(recording.limits, slots, begin)
+    changed = _changed(recording.limits, wished, begin)
     return Simulated(
         begin=begin,
         end=end,
@@ -113,22 +115,41 @@ async def _events(ledger: Ledger) -> AsyncGenerator[tuple[Envelope, Message], No
                 return
 
 
+def _by_limit(changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what changes by limit. Raises: InvalidTokenError, InvalidInputError."""
+    found: dict[str, dict[str, Any]] = {}
+    for word, value in changes.items():
+        limit, _, field = word.rpartition(".")
+        if not limit or field not in Terms.__struct_fields__:
+            limit, field = word, "slots"
+        checked_limits((limit,))
+        if value is None and field not in _UNBOUNDED and not split(limit)[1]:
+            raise InvalidInputError(f"{word} needs a value: only slots and rate may be none")
+        found.setdefault(limit, {})[field] = value
+    return found
+
+
 def _changed(
-    limits: Mapping[str, Definition], slots: Mapping[str, int | None], at: datetime
+    limits: Mapping[str, Definition], changes: Mapping[str, dict[str, Any]], at: datetime
 ) -> dict[str, Definition]:
+    """Return the definitions that change. Raises: InvalidInputError for numbers that cannot work."""
     found: dict[str, Definition] = {}
-    for limit, number in slots.items():
+    for limit, terms in changes.items():
         name, key = split(limit)
         before = found.get(name) or limits.get(name)
         if before is None:
             before = Definition(limit=name, sequence=0, at=at, by="")
         common = before.common or Terms()
         if key:
-            override = msgspec.structs.replace(before.overrides.get(key, Override()), slots=number)
+            override = msgspec.structs.replace(before.overrides.get(key, Override()), **terms)
             before = msgspec.structs.replace(
                 before, common=common, overrides={**before.overrides, key: override}
             )
         else:
-            before = msgspec.structs.replace(before, common=msgspec.structs.replace(common, slots=number))
+            before = msgspec.structs.replace(before, common=msgspec.structs.replace(common, **terms))
+        assert before.common is not None, "it has terms now"
+        problem = problem_of(before.common, before.overrides)
+        if problem:
+            raise InvalidInputError(f"limit {limit}: {problem}")
         found[name] = before
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +50,7 @@ async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
         )
         advice = "is a worker running that hosts reactors? its log says why the limits stand still"
         found.append(Check(check="limits", status="warn", found=said, advice=advice))
-    unstarted = _unstarted(ledger, path)
+    unstarted = await asyncio.to_thread(_unstarted, ledger.clock.now(), path)
     if unstarted:
         said = f"{unstarted:,} jobs hold their limits for more than {START_WITHIN_S:g} s, and no worker started them"
         advice = "`jobledger workers list` shows who serves their queues, and how busy they are"
@@ -70,8 +70,8 @@ async def _is_granted(ledger: Ledger) -> bool:
     return False
 
 
-def _unstarted(ledger: Ledger, path: Path) -> int:
-    since = ledger.clock.now() - timedelta(seconds=START_WITHIN_S)
+def _unstarted(now: datetime, path: Path) -> int:
+    since = now - timedelta(seconds=START_WITHIN_S)
     with Store.open(path) as store:
         ((count,),) = store.select(_UNSTARTED, (microseconds(since),))
     return int(count)

@@ -138,10 +138,11 @@ def _candidates(path: Path, now: datetime) -> tuple[list[str], int]:
 
 async def like_unloaded(
     ledger: Ledger, task: str, given: Mapping[str, Any], values: Mapping[str, Any]
-) -> Enqueue:
-    """Return what would enqueue a job of a task whose code is not here: its input is not checked.
+) -> tuple[Enqueue, bool]:
+    """Return what would enqueue a job of a task whose code is not here, and whether a worker has ever had that task.
 
-    `given`: the options that somebody chose. The queue is else the one that the last worker with this task named.
+    Its input is not checked. `given`: the options that somebody chose. The queue is else the one that the last worker
+    with this task named.
 
     Raises: InvalidInputError, InvalidTokenError, ConfigurationError, PayloadTooLargeError, UnreachableError.
     """
@@ -154,7 +155,8 @@ async def like_unloaded(
     what = f"input of task {task}"
     value, reference = await ledger.inputs.put(encode_value(dict(values), what=what), what=what)
     order = Order(input=value, input_ref=reference, **{name: getattr(options, name) for name in _ORDERED})
-    return Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
+    like = Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
+    return like, known is not None
 
 
 def told_listed(listed: Listed) -> dict[str, Any]:

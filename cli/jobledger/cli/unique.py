@@ -45,11 +45,14 @@ async def show(cli: Cli, *, task: _Task, words: _Words = None, limit: _Limit = _
     elif not found:
         named = " ".join(words or [])
         output.say(f"no job of task {task} has taken a key{f' with {named}' if named else ''}")
+        output.note(
+            f"a fixed period (for_s alone) takes none, it is in the id: `jobledger jobs list --task {task}`"
+        )
     else:
         rows: list[tuple[Cell, ...]] = [
             (
                 shortened(_arguments(each), 60),
-                shortened(each.taken.job, 36),
+                shortened(each.taken.job, 64),
                 _state(each),
                 _held(each, now),
             )

@@ -20,8 +20,8 @@ from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.unique.rule import Unique, check_debounce
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
-_MAX_ATTEMPTS_LIMIT: Final = 1_000
-_TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
+MAX_ATTEMPTS_LIMIT: Final = 1_000
+TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
 
 RunIn = Literal["auto", "process"]
 ExceptionTypes = tuple[type[BaseException], ...]
@@ -60,8 +60,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if self.priority not in PRIORITIES:
             message = f"priority must be high, normal or low, got {self.priority!r}"
             raise ConfigurationError(message)
-        if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= _MAX_ATTEMPTS_LIMIT:
-            message = f"max_attempts must be a whole number from 1 to {_MAX_ATTEMPTS_LIMIT}, got {self.max_attempts!r}"
+        if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= MAX_ATTEMPTS_LIMIT:
+            message = f"max_attempts must be a whole number from 1 to {MAX_ATTEMPTS_LIMIT}, got {self.max_attempts!r}"
             raise ConfigurationError(message)
         if self.timeout_s is not None:
             _check_limit("timeout_s", self.timeout_s)
@@ -151,7 +151,7 @@ def _is_exception_type(value: object) -> bool:
 
 
 def _check_limit(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _TIMEOUT_S_LIMIT:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= TIMEOUT_S_LIMIT:
         message = f"{name} must be above 0 and at most a week (604800), got {value!r}"
         raise ConfigurationError(message)
 

@@ -15,6 +15,7 @@ from jobledger.ledger.event_stream import EventOptions, EventStream
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.locks import Locks
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import only_jobs
@@ -29,6 +30,8 @@ from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.patience import Patience
+from jobledger.ledger.schedules.in_code import AnyTask
+from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.testing.clock import MovableClock
@@ -39,6 +42,8 @@ P = ParamSpec("P")
 
 #: Jobs that one `run_pending` runs at most: tasks that enqueue each other for ever are told, not waited for.
 JOBS_MAX: Final = 1_000
+#: Moments at which one `advance` stops at most.
+MOMENTS_MAX: Final = 1_000
 
 
 class MemoryLedger(Ledger):
@@ -72,6 +77,7 @@ class MemoryLedger(Ledger):
         self.patience = Patience(None, config.request_timeout_s)
         self.tasks: dict[str, Task[..., Any]] = {task.name: task for task in tasks}
         self._enqueuer = _Remembering(self, self.tasks, config=config, clock=clock, tracing=self.tracing)
+        self.schedules = ScheduleVerbs(self, self._enqueuer)
         self.locks = Locks(log, leases, NatsLockHints(connection, log.names), clock, self.stamp)
 
     def _work_for(self, children: Children) -> None:
@@ -97,9 +103,25 @@ class MemoryLedger(Ledger):
         return await Pending(self, self.tasks).run(jobs_max)
 
     async def advance(self, by: timedelta | float) -> list[Job]:
-        """Move the time forward by a span or by seconds, then `run_pending`."""
-        self.clock.advance(by)
-        return await self.run_pending()
+        """Move the time forward by a span or by seconds, then `run_pending`; ticks and rates come at their moments.
+
+        On the way the clock stops wherever a schedule ticks, or a rate allows the next start of a job that waits for it.
+
+        Raises: as `run_pending`; ConfigurationError after 1,000 such moments.
+        """
+        end = self.clock.now() + (by if isinstance(by, timedelta) else timedelta(seconds=by))
+        ran: list[Job] = []
+        pending = Pending(self, self.tasks)
+        for _ in range(MOMENTS_MAX):
+            wake_at = await pending.look()
+            if wake_at is None or wake_at >= end:
+                self.clock.move_to(end)
+                return ran + await pending.run(JOBS_MAX)
+            self.clock.move_to(max(wake_at, self.clock.now()))
+            ran += await pending.run(JOBS_MAX)
+        raise ConfigurationError(
+            f"schedules and rates have more than {MOMENTS_MAX:,} moments until {end.isoformat()}: advance by less"
+        )
 
     def events(self, **options: Unpack[EventOptions]) -> EventStream:
         """Return stored events to iterate; see `Ledger.events`. Raises: ConfigurationError for a durable one."""
@@ -164,6 +186,10 @@ class _Remembering(Enqueuer):
     ) -> BulkResult:
         self._remember(task)
         return await super().many(task, inputs, ids=ids, on_progress=on_progress)
+
+    async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
+        self._remember(cast("Task[..., Any]", task))
+        return await super().like(task, values)
 
     def _remember(self, task: Task[..., Any] | TaskWithOptions[..., Any]) -> None:
         plain = task.task if isinstance(task, TaskWithOptions) else task

@@ -115,3 +115,7 @@ class MemoryValues(Payloads):
             return self._values[reference.sha256]
         except KeyError:
             raise self._gone(reference) from None
+
+    async def remove(self, reference: PayloadRef) -> None:
+        """Let go of a value; see `Payloads.remove`."""
+        self._values.pop(reference.sha256, None)

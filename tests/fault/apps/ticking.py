@@ -13,25 +13,26 @@ from collections.abc import Sequence
 
 from jobledger.ledger import TaskRegistry, connect, task
 from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.schedules.events import ScheduleEvent
 from jobledger.ledger.schedules.acting import Schedules
 from jobledger.workers import Worker, WorkerConfig
 
 DIED_IN_BETWEEN = 9
 
 
-@task(queue="idle")
-async def idle() -> None:
-    """Never runs: the jobs of the ticks are for other workers."""
+@task(queue="ticks")
+async def add() -> None:
+    """Run the jobs of schedules of this queue; those of others are for other workers."""
 
 
 def die_in_between(chance: float, seed: str) -> None:
     """Make this process die between the two appends, now and then."""
     choices, make = random.Random(seed), Schedules._make
 
-    async def make_or_die(self: Schedules, jobs: Sequence[Enqueue]) -> None:
+    async def make_or_die(self: Schedules, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> None:
         if jobs and choices.random() < chance:
             os._exit(DIED_IN_BETWEEN)
-        await make(self, jobs)
+        await make(self, event, jobs)
 
     Schedules._make = make_or_die  # type: ignore[method-assign]
 
@@ -39,7 +40,7 @@ def die_in_between(chance: float, seed: str) -> None:
 async def main(url: str, environment: str) -> None:
     """Work until killed."""
     async with connect(url, environment=environment, create=False) as ledger:
-        await Worker(ledger, TaskRegistry([idle]), WorkerConfig()).run()
+        await Worker(ledger, TaskRegistry([add]), WorkerConfig()).run()
 
 
 if __name__ == "__main__":

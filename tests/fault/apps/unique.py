@@ -15,13 +15,13 @@ import random
 import sys
 from typing import Any
 
-from jobledger.ledger import Unique, connect, task
+from jobledger.ledger import Limit, Unique, connect, task
 from jobledger.ledger.model import unique as model
 from jobledger.ledger.unique.enqueueing import Begun, UniqueJobs
 from jobledger.ledger.unique.keys import Wish
 
 
-@task(queue="work", unique=Unique(args=("key",)), max_attempts=100)
+@task(queue="work", unique=Unique(args=("key",)), max_attempts=100, limits=(Limit("task", slots=15),))
 async def only(key: int, seconds: float) -> int:
     """Sleep on the loop."""
     await asyncio.sleep(seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,6 +45,11 @@ class Chains:
     def __len__(self) -> int:
         """Return the number of chains seen."""
         return len(self._known)
+
+    def state_of(self, key: Sequence[str]) -> Any:
+        """Return the state of a chain by the fields that name it, None for one that was not seen."""
+        known = self._known.get("/".join(key))
+        return None if known is None else known.state
 
     def feed(
         self, message: Message, digest: bytes, *, archived_through: int = 0

@@ -27,6 +27,7 @@ from jobledger.audit.verify.set_aside import SetAside
 from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.times import StoredTimes
+from jobledger.audit.verify.unique import UniqueRule
 from jobledger.ledger.model.aggregate import Rule
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, chain_named
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
@@ -39,9 +40,20 @@ from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.reactor import Archived, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
+from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
 
 _OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
+
+
+def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int | None) -> dict[str, Chains]:
+    """Return what follows the chains of each aggregate but jobs, by the aggregate's name."""
+    part = _part_of(memory_bytes_max)
+    return {
+        aggregate.name: Chains(aggregate, names, from_start=from_start, memory_bytes_max=part)
+        for aggregate in AGGREGATES.values()
+        if aggregate is not JOB
+    }
 
 
 def _part_of(memory: int | None) -> int | None:
@@ -99,13 +111,7 @@ class Checker:
         self._earlier_ends = 0 if self._earlier is None else self._earlier.ends
         memory = options.memory_bytes_max
         self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
-        self._others = {
-            aggregate.name: Chains(
-                aggregate, names, from_start=from_sequence == 1, memory_bytes_max=_part_of(memory)
-            )
-            for aggregate in AGGREGATES.values()
-            if aggregate is not JOB
-        }
+        self._others = _chains_of_others(names, from_start=from_sequence == 1, memory_bytes_max=memory)
         self._grants = GrantRules(_part_of(memory), from_sequence)
         self._runs = RunRules(
             self._jobs,
@@ -113,6 +119,7 @@ class Checker:
             is_selection=is_selection,
             memory_bytes_max=_part_of(memory),
         )
+        self._unique = UniqueRule(self._others[UNIQUE.name], self._jobs, from_start=from_sequence == 1)
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
@@ -179,9 +186,13 @@ class Checker:
                 self._follow(name, reopened, stored, digest)
         else:
             self._follow(name, record, stored, digest)
+        if self._knows_past:
+            for broken in self._unique.job(event):
+                self._note(stored, *broken)
 
     def _feed_other(self, message: Message, digest: bytes) -> None:
         chains = self._others[aggregate_of(message.subject)]
+        before = self._unique.key(message.subject)
         event, found = chains.feed(message, digest, archived_through=self._archived_through)
         if isinstance(event, Archived):
             self._archived = event
@@ -193,6 +204,8 @@ class Checker:
             self._grants.limit(event, message.stream_sequence)
         elif isinstance(event, Granted) and self._knows_past:
             self._feed_granted(event, message.stream_sequence)
+        elif isinstance(event, Taken) and self._knows_past:
+            found += self._unique.taken(before, event)
         aggregate = AGGREGATES[aggregate_of(message.subject)]
         about = aggregate.label(aggregate.key_in(message.subject))
         for rule, sentence in found:

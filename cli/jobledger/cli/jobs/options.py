@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from jobledger.cli.times import seconds
+from jobledger.ledger.options import MAX_ATTEMPTS_LIMIT, TIMEOUT_S_LIMIT
 
 Queue = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to put a job in. (default: the task's)")
@@ -17,12 +18,21 @@ Priority = Annotated[
 ]
 MaxAttempts = Annotated[
     int | None,
-    typer.Option("--max-attempts", metavar="N", help="Attempts a job may have. (default: the task's)"),
+    typer.Option(
+        "--max-attempts",
+        metavar="N",
+        min=1,
+        max=MAX_ATTEMPTS_LIMIT,
+        help="Attempts a job may have. (default: the task's)",
+    ),
 ]
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout", metavar="SPAN", parser=seconds(), help="Limit of one attempt. (default: the task's)"
+        "--timeout",
+        metavar="SPAN",
+        parser=seconds(0.001, TIMEOUT_S_LIMIT),
+        help="Limit of one attempt. (default: the task's)",
     ),
 ]
 Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whom a job belongs to.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from datetime import UTC
 from typing import Annotated, Final
@@ -20,14 +21,18 @@ from jobledger.ledger.model.limits.simulation import KeyWaits
 from jobledger.ledger.model.times import shown_time, time_text
 
 _ROWS_MAX: Final = 20
-_WISH: Final = re.compile(r"(.+)=(none|\d{1,9})", flags=re.ASCII)
+_WISH: Final = re.compile(r"([^=]+)=([\w.+-]{1,30})", flags=re.ASCII)
 _Range = Annotated[
     str,
     typer.Option("--at", metavar="FROM/TO", help="Which span of time, such as `last friday 09:00/10:00`."),
 ]
-_Slots = Annotated[
+_Wishes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="LIMIT=N|none", help="Slots of a limit, or of one key; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="LIMIT[.FIELD]=VALUE",
+        help="Slots of a limit or of one key, or another field, such as api.rate=5; may be repeated.",
+    ),
 ]
 
 
@@ -40,13 +45,20 @@ async def verify(cli: Cli) -> None:
     if output.as_json:
         output.object(found)
         return
-    if not found.grants and not found.other_policy:
+    more = {
+        "of which the ledger does not tell when their author heard of starts": found.unknown_starts,
+        "of which it does not tell who was on the way out for a limit's mode": found.unknown_cancels,
+        "whose authors knew what is in the archive now": found.archived,
+        "by the rules of another version": found.other_policy,
+    }
+    if not found.grants and not any(more.values()):
         output.say("nobody was granted anything yet")
         return
     same = found.grants - found.different
     output.say(f"{same:,} of {found.grants:,} grants ({found.jobs:,} jobs) come out the same")
-    if found.other_policy:
-        output.say(f"{found.other_policy:,} more follow the rules of another version: not compared")
+    for why, count in more.items():
+        if count:
+            output.say(f"not compared: {count:,} {why}")
     if found.differences:
         rows = [
             (
@@ -60,10 +72,10 @@ async def verify(cli: Cli) -> None:
 
 
 @command(LIMITS, "simulate")
-async def simulate(cli: Cli, *, at: _Range, slots: _Slots = None) -> None:
-    """Tell how long the jobs of a span of time would have waited with other slots; changes nothing."""
+async def simulate(cli: Cli, *, at: _Range, wishes: _Wishes = None) -> None:
+    """Tell how long the jobs of a span of time would have waited with other limits; changes nothing."""
     begin, end = parse_range("--at", at)
-    wished = dict(_wish(each) for each in slots or ())
+    wished = dict(_wish(each) for each in wishes or ())
     async with cli.ledger() as ledger:
         found = await simulate_limits(ledger, begin, min(end, ledger.clock.now()), wished)
     if cli.output.as_json:
@@ -74,12 +86,20 @@ async def simulate(cli: Cli, *, at: _Range, slots: _Slots = None) -> None:
         _tell(cli, found)
 
 
-def _wish(text: str) -> tuple[str, int | None]:
-    """Read `LIMIT=N`. Raises: UsageError."""
+def _wish(text: str) -> tuple[str, int | float | str | None]:
+    """Read `LIMIT=N` or `LIMIT.FIELD=VALUE`. Raises: UsageError."""
     found = _WISH.fullmatch(text)
-    if found is not None:
-        return found[1], None if found[2] == "none" else int(found[2])
-    raise UsageError(f"--set {text[:60]!r} is not LIMIT=N, such as tenant=5, tenant:acme=20 or api=none")
+    if found is None:
+        raise UsageError(
+            f"--set {text[:60]!r} is not LIMIT=N or LIMIT.FIELD=VALUE, such as tenant=5, tenant:acme.rate=20 or api=none"
+        )
+    name, value = found.groups()
+    if value == "none":
+        return name, None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return name, kind(value)
+    return name, value  # a word, such as the mode
 
 
 def _tell(cli: Cli, found: Simulated) -> None:

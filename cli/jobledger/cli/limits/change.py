@@ -13,8 +13,8 @@ from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import LIMITS
 from jobledger.cli.session import operator
-from jobledger.cli.times import parse_span
-from jobledger.ledger.model.limits.definition import KEEPS, MODES, Terms, terms_words
+from jobledger.cli.times import seconds
+from jobledger.ledger.model.limits.definition import KEEPS, MODES, PERIOD_S_MAX, Terms, terms_words
 
 Name = Annotated[
     str, typer.Argument(metavar="LIMIT", help="The limit's name, or NAME:KEY for one key of it.")
@@ -26,7 +26,13 @@ _Rate = Annotated[
     str | None, typer.Option("--rate", metavar="N|none", help="How many jobs may start in the time of --per.")
 ]
 _Per = Annotated[
-    str | None, typer.Option("--per", metavar="SPAN", help="The period of --rate, such as 1m. (default: 1s)")
+    float | None,
+    typer.Option(
+        "--per",
+        metavar="SPAN",
+        parser=seconds(0.001, PERIOD_S_MAX),
+        help="The period of --rate, such as 1m. (default: 1s)",
+    ),
 ]
 _Burst = Annotated[
     int | None, typer.Option("--burst", min=1, metavar="N", help="How many may start at once after a pause.")
@@ -67,7 +73,7 @@ async def set_(
     given = {
         "slots": _number("--slots", slots, int),
         "rate": _number("--rate", rate, float),
-        "per_s": None if per is None else parse_span("--per", per).total_seconds(),
+        "per_s": per,
         "burst": burst,
         "mode": mode,
         "keep": keep,

@@ -98,8 +98,12 @@ async def _add(  # noqa: PLR0917 - all that was asked
 ) -> None:
     async with cli.ledger() as ledger:
         if isinstance(task, str):
-            like = await like_unloaded(ledger, task, chosen, values)
+            like, is_known = await like_unloaded(ledger, task, chosen, values)
             schedule = await ledger.schedules.declare(name, like, replace=replace, by=operator(), **when)
+            if not is_known:
+                cli.output.note(
+                    f"no worker has ever had a task {task}: its jobs go to queue {like.ref.queue} and wait there for one"
+                )
         else:
             schedule = await ledger.schedules.add(
                 name, task.options(**chosen), input=values, replace=replace, by=operator(), **when

@@ -25,7 +25,7 @@ _STYLES: Final = {"paused": "yellow", "ended": "dim", "removed": "dim", "late": 
 
 @command(SCHEDULES, "list", takes=ROWS)
 async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
-    """List the schedules: when they tick, when they are due next, how often they ran, and what keeps them from it."""
+    """List the schedules: their status, when they are due next, when they ran last, and when they tick."""
     async with cli.ledger() as ledger:
         found = await list_schedules(cli.rows(ledger), removed=removed)
         now = ledger.clock.now()
@@ -37,7 +37,8 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
             'no schedules; add one with `jobledger schedules add NAME --task TASK --cron "30 2 * * *"`'
         )
     else:
-        columns = ("schedule", "when", "next run!", "last run!", "runs>", "status")
+        # At 80 columns no more than these have room: `show` and --json tell the rest. What may be long stands last.
+        columns = ("schedule", "status~", "next run!", "last run!", "when~")
         cli.output.table(columns, [_cells(each, now) for each in found])
 
 
@@ -45,11 +46,10 @@ def _cells(each: Listed, now: datetime) -> tuple[Cell, ...]:
     row = each.row
     return (
         shortened(row.name, 64),
-        shortened(_when(row), 60),
+        _status(each),
         _age(row.next_run_at, now),
         _age(row.last_run_at, now),
-        row.run_count,
-        _status(each),
+        shortened(_when(row), 60),
     )
 
 
@@ -96,6 +96,7 @@ def _show(output: Output, shown: Shown) -> None:
             ("last run", _moment(row.last_run_at, now)),
             ("last job", row.last_job),
             ("runs", f"{row.run_count:,} of {row.tick_count:,} ticks"),
+            ("no job", _without_job(row, now)),
             (
                 "last failure",
                 None if failure is None else f"{failure.error_type}: {failure.error} ({failure.job})",
@@ -113,6 +114,13 @@ def _show(output: Output, shown: Shown) -> None:
             ("declared", _said(row.declared_at, row.declared_by, row.source, now)),
         ]
     )
+
+
+def _without_job(row: ScheduleRow, now: datetime) -> str | None:
+    counts = ((row.skipped_count, "skipped, the last job had not ended"), (row.missed_count, "missed"))
+    said = [f"{count:,} {what}" for count, what in counts if count]
+    newest = _moment(row.last_skipped_at, now)
+    return "; ".join([*said, f"newest {newest}"] if newest else said) or None
 
 
 def _moment(text: str | None, now: datetime) -> str | None:

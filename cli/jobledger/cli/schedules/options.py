@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from jobledger.cli.times import seconds
-from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT
+from jobledger.ledger.model.schedules.definition import SPAN_S_MAX, WINDOW_S_DEFAULT
+from jobledger.ledger.model.schedules.ticks import INTERVAL_S_MAX
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")]
@@ -30,7 +31,7 @@ Every = Annotated[
     typer.Option(
         "--every",
         metavar="SPAN",
-        parser=seconds(1.0),
+        parser=seconds(1.0, INTERVAL_S_MAX),
         help="Instead of --cron: tick at each whole multiple of this time, counted from 1970.",
     ),
 ]
@@ -68,7 +69,7 @@ Window = Annotated[
     typer.Option(
         "--window",
         metavar="SPAN",
-        parser=seconds(),
+        parser=seconds(maximum=SPAN_S_MAX),
         help=f"With --catchup all: how far back. (default: {WINDOW_S_DEFAULT} s, which is a day)",
         show_default=False,
     ),
@@ -78,7 +79,7 @@ Jitter = Annotated[
     typer.Option(
         "--jitter",
         metavar="SPAN",
-        parser=seconds(),
+        parser=seconds(maximum=SPAN_S_MAX),
         help="Let each tick be due up to this much later, by name and time, so that not all come at once.",
     ),
 ]

@@ -224,10 +224,12 @@ async def create_consumer(
     return await _call(inbox, call, request, ConsumerInfo, f"consumer {consumer}")
 
 
-async def create_reader(inbox: Inbox, stream: str, config: dict[str, Any]) -> ConsumerInfo:
+async def create_reader(
+    inbox: Inbox, stream: str, config: dict[str, Any], *, timeout_s: float = TIMEOUT_S
+) -> ConsumerInfo:
     """Make a consumer that the server names, and forgets when nobody asks it any more."""
-    request = {"stream_name": stream, "config": config}
-    return await _call(inbox, f"CONSUMER.CREATE.{stream}", request, ConsumerInfo, f"a reader of {stream}")
+    request, what = {"stream_name": stream, "config": config}, f"a reader of {stream}"
+    return await _call(inbox, f"CONSUMER.CREATE.{stream}", request, ConsumerInfo, what, timeout_s=timeout_s)
 
 
 async def delete_consumer(inbox: Inbox, stream: str, consumer: str) -> None:

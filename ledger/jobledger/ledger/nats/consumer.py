@@ -142,16 +142,23 @@ class HeldDeliveries(Generic[K]):
             self.settle(key, NAK)
 
     async def keep_alive(
-        self, *, held_s_max: float = math.inf, on_overdue: Callable[[K], None] | None = None
+        self,
+        *,
+        held_s_max: float = math.inf,
+        on_overdue: Callable[[K], None] | None = None,
+        quiet_s: float = 0.0,
     ) -> None:
-        """Tell the server, until cancelled, that what is on hand still is; `on_overdue` gets what is for too long."""
+        """Tell the server, until cancelled, that what is on hand still is; `on_overdue` gets what is for too long.
+
+        Of what it heard of within the last `quiet_s` seconds it is told the next time, a third of the ack wait later.
+        """
         while True:
             await asyncio.sleep(self.ack_wait_s / 3)
             now = self._loop.time()
             for key, held in list(self._held.items()):
                 if on_overdue is not None and held.since < now - held_s_max:
                     on_overdue(key)
-                elif tell(self._connection, held.delivery, IN_PROGRESS):
+                elif held.alive_at <= now - quiet_s and tell(self._connection, held.delivery, IN_PROGRESS):
                     held.alive_at = now
 
 

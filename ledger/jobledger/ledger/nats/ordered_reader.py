@@ -35,6 +35,9 @@ logger = logging.getLogger("jobledger.feed")
 _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
+#: With several filters the server looks through all subjects that are in use, also for the next message far behind
+#: the last one: seconds, where these are ten million.
+_CREATED_WITHIN_S: Final = 30.0
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -114,8 +117,14 @@ class OrderedReader:
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
         messages_max = int(made.config.get("max_batch", 0))
+        is_finite = until is not None
         window = PullWindow(
-            self._connection, self._stream, name, messages_max=messages_max, is_finite=until is not None
+            self._connection,
+            self._stream,
+            name,
+            messages_max=messages_max,
+            is_finite=is_finite,
+            is_slow=is_finite and isinstance(self._subject, tuple),
         )
         await window.open()
         try:
@@ -214,7 +223,8 @@ class OrderedReader:
             config["filter_subject"] = self._subject
         elif self._subject is not None:
             config["filter_subjects"] = list(self._subject)
-        return await api.create_reader(self._inbox, self._stream, config)
+        timeout_s = _CREATED_WITHIN_S if isinstance(self._subject, tuple) else api.TIMEOUT_S
+        return await api.create_reader(self._inbox, self._stream, config, timeout_s=timeout_s)
 
     async def _delete(self, name: str) -> None:
         """Tidy up; the server forgets it by itself after a minute when this does not get through."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 import msgspec
 import nats.errors
 import nats.js.errors
+from nats.js.api import Header
 from nats.js.object_store import ObjectStore
 
 from jobledger.ledger.model.codec import digest
@@ -182,6 +184,33 @@ class Payloads:
         """
         assert digest(text) == reference.sha256, "a value is kept by the digest of its text"
         await self._keep(reference.sha256, text, what="payload")
+
+    async def remove(self, reference: PayloadRef) -> None:
+        """Let go of a value to which nothing refers any more; one that is gone already is no error.
+
+        Two short messages stay in its place, so this takes no right but that to write values.
+
+        Raises: ServerUnreachableError, PermissionRefusedError.
+        """
+        try:
+            async with self._transfer():
+                # Who was stopped between the two finds the chunks of what is gone as well.
+                info = await (await self._open()).get_info(reference.sha256, show_deleted=True)
+                info.deleted, info.size, info.chunks = True, 0, 0
+                name = base64.urlsafe_b64encode(reference.sha256.encode()).decode()
+                await self._replace(f"M.{name}", msgspec.json.encode(info.as_dict()))
+                await self._replace(f"C.{info.nuid}", b"")
+        except nats.js.errors.NotFoundError:
+            return
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            said = str(error) or type(error).__name__
+            message = f"payload {reference.sha256[:12]}... could not be removed: {said}"
+            raise ServerUnreachableError(message) from error
+
+    async def _replace(self, subject: str, data: bytes) -> None:
+        """Store a message in the place of all others of its subject."""
+        rollup: dict[str, str] = {Header.ROLLUP.value: "sub"}
+        await self._connection.jetstream().publish(f"$O.{self._bucket}.{subject}", data, headers=rollup)
 
     def _gone(self, reference: PayloadRef) -> PayloadMissingError:
         why = "somebody deleted it" if self._life_s is None else "results expire after a week"

@@ -26,6 +26,7 @@ _TAKEN_MAX: Final = 512
 _EXPIRES_S: Final = 30.0
 _HEARTBEAT_S: Final = 2.0
 _QUIET_WAITS_MAX: Final = 3  # of a heartbeat each; a server that is there sends one in each
+_SLOW_WAITS_MAX: Final = 15
 _NANOSECONDS: Final = 1_000_000_000
 _TOO_LARGE: Final = "message size exceeds maxbytes"
 _COMPLETE: Final = "batch completed"
@@ -45,8 +46,12 @@ class PullWindow(Collector):
         *,
         messages_max: int = 0,
         is_finite: bool = False,
+        is_slow: bool = False,
     ) -> None:
-        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some."""
+        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some.
+
+        With `is_slow` the server may be silent for half a minute while it looks for the next message.
+        """
         super().__init__()
         self._is_finite = is_finite
         self._connection = connection
@@ -62,6 +67,7 @@ class PullWindow(Collector):
         self._owed_bytes = 0
         self._is_too_small = False  # the next message is larger than a whole window
         self._quiet_waits = 0
+        self._quiet_waits_max = _SLOW_WAITS_MAX if is_slow else _QUIET_WAITS_MAX
         self._refused: PermissionRefusedError | None = None
         self.is_lost = False  #: the consumer is gone, or unreachable
 
@@ -98,7 +104,7 @@ class PullWindow(Collector):
                     await self._woken.wait()
             except TimeoutError:
                 self._quiet_waits += 1
-                if self._quiet_waits >= _QUIET_WAITS_MAX:
+                if self._quiet_waits >= self._quiet_waits_max:
                     return []
         taken, self._held = self._held[:_TAKEN_MAX], self._held[_TAKEN_MAX:]
         if not self._held and not self.is_lost:

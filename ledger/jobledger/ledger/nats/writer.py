@@ -1,6 +1,6 @@
 """Group commit: appends that arrive while two batches are in flight go out together as the next one.
 
-Where the server fsyncs each write, a batch costs one fsync, so grouping multiplies the rate; where it does not,
+Where the server fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not,
 a batch costs more than its parts, so the writer pipelines. It does what it was told, or what it observes. No
 timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
 """
@@ -8,6 +8,7 @@ timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ _GROUP_MESSAGES_MAX: Final = min(500, BATCH_MESSAGES_MAX)
 _GROUP_BYTES_MAX: Final = 4 << 20
 #: Two batches in flight keep the server busy while an answer travels; it allows 50 for a whole stream.
 _GROUPS_IN_FLIGHT_MAX: Final = 2
+#: A batch costs as much as about ten appends with an fsync each: fewer than that are sent one by one, all at once.
+_FEW: Final = 8
 #: Observing: a window counts only while so many are in flight, and needs so many answers and so much time.
 _OBSERVED_DEPTH_MIN: Final = 8
 _OBSERVED_COUNT: Final = 256
@@ -34,6 +37,9 @@ _OBSERVED_S: Final = 0.05
 #: machine does without, 15,000/s and more; where groups are tried in vain a client loses a tenth of its rate for a moment.
 _FAST_RATE: Final = 12_000.0
 _GROUPS_WIN_BY: Final = 1.5
+#: So many windows in a row: a disk hiccups, and what several processes append in turns is fast only once all of them
+#: group. One window is enough where groups are at half the rate.
+_LOSSES_MAX: Final = 4.0
 _LOOK_AGAIN_S: Final = 20.0
 #: After a look that changed nothing so many appends go by unobserved: looking at each is a twentieth of a worker's time.
 _UNOBSERVED: Final = 2_048
@@ -57,7 +63,7 @@ class _Alone:
         self.answered = answered
 
     def __call__(self, result: int | Exception) -> None:
-        self.writer.observe(self.count, result)
+        self.writer.answered_alone(self.count, result)
         self.answered(result if isinstance(result, Exception) else result - self.count + 1)
 
 
@@ -72,6 +78,10 @@ class Writer:
         self._waiting: deque[_Unit] = deque()
         self._groups_in_flight = 0
         self._grouped_in_flight = 0  # messages in groups
+        self._few = (
+            _FEW if commit == "auto" else 1
+        )  # messages that go one by one also where others are grouped
+        self._alone_in_flight = 0  # units sent by themselves, of those that are looked at
         self._draining: asyncio.Handle | None = None
         self._observed = _Observation()
         self._unobserved = 0 if commit == "auto" else sys.maxsize  # how many appends nobody looks at
@@ -105,12 +115,34 @@ class Writer:
 
     def _send_alone(self, entries: Sequence[Entry], answered: Answered) -> None:
         self._publisher.send(entries, _Alone(self, len(entries), answered))
+        self._alone_in_flight += 1
+        if self._observed.since is None and self._publisher.in_flight == self._alone_in_flight:
+            self._observe_sent()  # else those that nobody looks at are answered first
 
-    def observe(self, messages: int, result: int | Exception) -> None:
-        """Learn from an answer which way of sending is faster here."""
+    def _observe_sent(self) -> None:
+        """Let the time count in which enough are in flight: from here on, not from the first answer."""
+        if self._told == "auto" and not self._unobserved:
+            self._observed.sent(self._in_flight, self._loop.time())
+
+    def answered_alone(self, messages: int, result: int | Exception) -> None:
+        """Take note of the answer of a unit that was sent by itself."""
+        self._alone_in_flight -= 1
+        self._observe(messages, result, grouped=False)
+
+    @property
+    def _in_flight(self) -> int:
+        return self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
+
+    def _observe(self, messages: int, result: int | Exception, *, grouped: bool) -> None:
+        """Learn from an answer which way of sending is faster here; `grouped`: how the messages were sent."""
         if self._told != "auto" or self._unobserved or isinstance(result, Exception):
             return
-        in_flight = self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
+        if (
+            grouped is not self._grouping
+        ):  # sent before the last change, so it tells nothing of the present way
+            self._observed.pause()
+            return
+        in_flight = self._in_flight
         grouping = self._observed.answered(messages, in_flight, self._loop.time(), grouping=self._grouping)
         if grouping is None:
             return
@@ -157,15 +189,19 @@ class Writer:
 
     def _send_group(self, group: list[_Unit]) -> None:
         entries = [entry for unit in group for entry in unit.entries]
+        if len(entries) <= self._few:
+            self._send_few(group)
+            return
         self._groups_in_flight += 1
         self._grouped_in_flight += len(entries)
+        self._observe_sent()
         if self.meter is not None:
             self.meter.group_messages.observe(len(entries))
 
         def answered(result: int | Exception) -> None:
             self._groups_in_flight -= 1
             self._grouped_in_flight -= len(entries)
-            self.observe(len(entries), result)
+            self._observe(len(entries), result, grouped=True)
             if isinstance(result, int):
                 first = result - len(entries) + 1
                 for unit in group:
@@ -181,6 +217,26 @@ class Writer:
 
         self._publisher.send(entries, answered)
 
+    def _send_few(self, group: list[_Unit]) -> None:
+        """Send units one by one that are too few for a batch; the next group waits for them as for any other."""
+        left = len(group)
+        self._groups_in_flight += 1
+
+        def answered(unit: _Unit, result: int | Exception) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._groups_in_flight -= 1
+            count = len(unit.entries)
+            self._observe(count, result, grouped=True)
+            unit.answered(result if isinstance(result, Exception) else result - count + 1)
+            if not left:
+                self._drain()
+
+        for unit in group:
+            self._publisher.send(unit.entries, functools.partial(answered, unit))
+        self._observe_sent()
+
 
 class _Observation:
     """Counts answers per second while enough appends are in flight, alone and in groups, and says which way to go.
@@ -190,9 +246,14 @@ class _Observation:
     """
 
     def __init__(self) -> None:
-        self._since: float | None = None
-        self._answers = 0
+        self.since: float | None = None  # when the time began to count; None: too few are in flight
+        self._answers = 0  # of the present window
+        self._busy_s = 0.0
         self._alone_rate = 0.0
+        self._lost = (
+            0.0  # windows in a row in which groups did not win; more where they were slower than alone
+        )
+        self._won = False  # whether they did since the last look at plain appends
         self._look_again_at = 0.0
 
     def answered(self, messages: int, in_flight: int, now: float, *, grouping: bool) -> bool | None:
@@ -201,25 +262,41 @@ class _Observation:
         if rate is None:
             return None
         if grouping:
-            wins = rate > _GROUPS_WIN_BY * self._alone_rate
-            if wins and now < self._look_again_at:
-                return True
-            self._look_again_at = now if wins else now + _LOOK_AGAIN_S
+            if rate > _GROUPS_WIN_BY * self._alone_rate:
+                self._lost, self._won = 0.0, True
+                if now < self._look_again_at:
+                    return True
+            else:
+                self._lost += max(1.0, self._alone_rate / rate) ** 2
+                if self._lost < _LOSSES_MAX:
+                    return True
+            # Where groups won before, it may be the disk that is slower now: plain appends are looked at before they go.
+            self._look_again_at = now if self._won else now + _LOOK_AGAIN_S
             return False
         if rate > _FAST_RATE or now < self._look_again_at:
             return False
-        self._alone_rate = rate
+        self._alone_rate, self._lost, self._won = rate, 0.0, False
         self._look_again_at = now + _LOOK_AGAIN_S
         return True
 
+    def sent(self, in_flight: int, now: float) -> None:
+        """Let the time count from here on if enough are in flight, where it did not count before."""
+        if self.since is None and in_flight >= _OBSERVED_DEPTH_MIN:
+            self.since = now
+
+    def pause(self) -> None:
+        """Let the time not count until the next answer or group."""
+        self.since = None
+
     def _rate(self, messages: int, in_flight: int, now: float) -> float | None:
-        """Return answers per second when a window is full; a window that ran dry says nothing and begins anew."""
-        if in_flight < _OBSERVED_DEPTH_MIN or self._since is None:
-            self._since, self._answers = now, 0
+        """Return answers per second of the time in which enough were in flight, when there is a window of it."""
+        if self.since is not None:
+            self._answers += messages
+            self._busy_s += now - self.since
+        self.since = now if in_flight >= _OBSERVED_DEPTH_MIN else None
+        if self._answers < _OBSERVED_COUNT or self._busy_s < _OBSERVED_S:
             return None
-        self._answers += messages
-        took = now - self._since
-        if self._answers < _OBSERVED_COUNT or took < _OBSERVED_S:
-            return None
-        self._since = None  # the first answer of the next window may still belong to this way of sending
-        return self._answers / took
+        rate = self._answers / self._busy_s
+        self.since = None  # the first answer of the next window may still belong to this way of sending
+        self._answers, self._busy_s = 0, 0.0
+        return rate

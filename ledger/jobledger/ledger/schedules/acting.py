@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,15 +25,18 @@ from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.schedules.decisions import ScheduleCommand, Tick, decide
 from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, overlap_limit
-from jobledger.ledger.model.schedules.events import Declared, Schedule, ScheduleEvent
-from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, tick_job_id
+from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent
+from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, own_ids, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
 #: Appends a job's first event; returns its stream sequence, and whether it is new: one that exists stays as it is.
 Begin = Callable[[Enqueue], Awaitable[tuple[int, bool]]]
+#: Returns which subjects are in use; see `Log.present`.
+Present = Callable[[Sequence[str]], Awaitable[set[str]]]
 
+R = TypeVar("R")
 _AT_ONCE: Final = 128
 _ENDS: Final = (Completed, Cancelled, DeadLettered, Discarded)
 
@@ -131,29 +134,49 @@ class Schedules:
         """
         (entry,) = SCHEDULE.link(self._client.log.names, [event], known.view)
         sequence = await self._client.log.append((entry,))
-        await self._make(jobs_of(event, sequence))
+        await self._make(event, jobs_of(event, sequence))
         return Known(SCHEDULE.advance(entry, event, sequence, known.schedule), event, sequence, whole=True)
 
-    async def healed(self, known: Known) -> Known:
+    async def healed(self, known: Known, present: Present | None = None) -> Known:
         """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
+
+        `present`: asked instead of the log's own.
 
         Raises: LedgerFullError, UnreachableError.
         """
         jobs = [] if known.whole else known.jobs()
-        if jobs:
+        if known.event is not None and jobs:
             first = {self._first_subject(job): job for job in jobs}
-            present = await self._client.log.present(list(first))
-            await self._make([job for subject, job in first.items() if subject not in present])
+            found = await (present or self._client.log.present)(list(first))
+            await self._make(known.event, [job for subject, job in first.items() if subject not in found])
         return replace(known, whole=True)
 
     def _first_subject(self, job: Enqueue) -> str:
         order = job.order
         return self._client.log.names.of_type(job.ref, "held" if order.limits else f"queued.{order.priority}")
 
-    async def _make(self, jobs: Sequence[Enqueue]) -> None:
-        """Begin the jobs; one that exists stays as it is. Raises: LedgerFullError, UnreachableError."""
-        for start in range(0, len(jobs), _AT_ONCE):
-            await asyncio.gather(*map(self._begin, jobs[start : start + _AT_ONCE]))
+    async def _make(self, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> None:
+        """Begin the jobs of an event; one that exists stays as it is. Raises: LedgerFullError, UnreachableError."""
+        if isinstance(event, Backfilled):  # the schedule may have had another queue when these ticks came
+            found = await self.places(event, jobs)
+            jobs = [job for job, place in zip(jobs, found, strict=True) if place is None]
+        await _few_at_once(self._begin, jobs)
+
+    async def places(self, event: Backfilled, jobs: Sequence[Enqueue]) -> list[JobRef | None]:
+        """Return where the jobs of past ticks are, whatever queue the schedule had then; None for those not made.
+
+        Of a schedule with hooks the tick's own job counts too. Raises: UnreachableError.
+        """
+        own = own_ids(event)
+
+        async def place(job: Enqueue) -> JobRef | None:
+            for job_id in dict.fromkeys((job.ref.job_id, own[job.ref.job_id])):
+                newest = await self._client.log.last(self._client.log.names.chains_of_id(job_id))
+                if newest is not None:
+                    return JobRef(queue=newest.subject.split(".")[2], job_id=job_id)
+            return None
+
+        return await _few_at_once(place, jobs)
 
     async def _has_ended(self, ref: JobRef, *, hooks: bool) -> bool:
         """Return whether a job, or where it is yet to be made the one that calls its hooks, has ended or is not there.
@@ -173,3 +196,10 @@ class Schedules:
             job = (await load(log, ref)).job  # the receipt of a late worker says nothing about the job
             return job is None or job.is_final
         return event is None or isinstance(event, _ENDS)
+
+
+async def _few_at_once(do: Callable[[Enqueue], Awaitable[R]], jobs: Sequence[Enqueue]) -> list[R]:
+    found: list[R] = []
+    for start in range(0, len(jobs), _AT_ONCE):
+        found += await asyncio.gather(*map(do, jobs[start : start + _AT_ONCE]))
+    return found

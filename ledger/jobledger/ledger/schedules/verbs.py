@@ -22,7 +22,7 @@ from jobledger.ledger.model.schedules.decisions import (
     tick_after,
 )
 from jobledger.ledger.model.schedules.definition import Catchup, Definition, Overlap
-from jobledger.ledger.model.schedules.events import Schedule
+from jobledger.ledger.model.schedules.events import Backfilled, Schedule
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.parts import Client
@@ -153,10 +153,15 @@ class ScheduleVerbs(Schedules):
     ) -> list[JobRef]:
         """Make the jobs of the past ticks of a range, both ends included; return them, also those that were there.
 
+        One that is in another queue, which the schedule had before, is there already.
+
         Raises: InvalidInputError for a range without ticks, with more than 1,000, or that is not past.
         """
         known = await self._act(name, Backfill(from_at=from_at, to_at=to_at, reason=reason), by)
-        return [job.ref for job in known.jobs()]
+        assert isinstance(known.event, Backfilled), "the command is never as it was"
+        jobs, event = known.jobs(), known.event
+        places = await self._patiently(lambda: self.places(event, jobs))
+        return [place or job.ref for place, job in zip(places, jobs, strict=True)]
 
     async def _done(self, name: str, command: ScheduleCommand, by: str) -> Schedule:
         schedule = (await self._act(name, command, by)).schedule

@@ -173,7 +173,13 @@ TICKED_JOBS: Final = Measure(
 TICKS_MISSED: Final = Measure(
     "jobledger_schedule_missed_total",
     "counter",
-    "Ticks that were missed and that nobody made up for.",
+    "Ticks that were missed and not caught up.",
+    _SCHEDULE,
+)
+TICKS_SKIPPED: Final = Measure(
+    "jobledger_schedule_skipped_total",
+    "counter",
+    "Ticks that made no job because the last one had not ended.",
     _SCHEDULE,
 )
 TICK_LATE: Final = Measure(
@@ -303,6 +309,7 @@ EXPORTER_METRICS: Final = (
     TICKS,
     TICKED_JOBS,
     TICKS_MISSED,
+    TICKS_SKIPPED,
     TICK_LATE,
     SCHEDULE_PAUSED,
     *COUNTERS.values(),

@@ -14,11 +14,12 @@ from jobledger.projections.metrics import names
 from jobledger.projections.queries import Store
 
 _SHOWN: Final = (
-    "SELECT name, tick_count, run_count, missed_count, CASE WHEN status = 'active' THEN next_run_at END, "
+    "SELECT name, tick_count, run_count, missed_count, skipped_count, CASE WHEN status = 'active' THEN next_run_at END, "
     "status = 'paused' FROM schedules ORDER BY rowid LIMIT ?"
 )
 _OTHERS: Final = (
     "SELECT count(*), coalesce(sum(tick_count), 0), coalesce(sum(run_count), 0), coalesce(sum(missed_count), 0), "
+    "coalesce(sum(skipped_count), 0), "
     "min(CASE WHEN status = 'active' THEN next_run_at END), coalesce(max(status = 'paused'), 0) "
     "FROM (SELECT * FROM schedules ORDER BY rowid LIMIT -1 OFFSET ?)"
 )
@@ -30,7 +31,8 @@ class TickingRow(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str  #: its name, or `(other)`
     ticks: int
     runs: int  #: jobs that they made
-    missed: int  #: ticks that nobody made up for
+    missed: int  #: ticks that were missed and not caught up
+    skipped: int  #: ticks that made no job because the last one had not ended
     due: str | None  #: when the next tick is due, ISO-8601 text in UTC; None where none is to come
     paused: int  #: 1 where it, or one of them, is
 
@@ -49,6 +51,7 @@ def ticking_metrics(rows: Sequence[TickingRow], now: datetime) -> Iterator[Metri
     yield values(names.TICKS, [((row.schedule,), row.ticks) for row in rows])
     yield values(names.TICKED_JOBS, [((row.schedule,), row.runs) for row in rows])
     yield values(names.TICKS_MISSED, [((row.schedule,), row.missed) for row in rows])
+    yield values(names.TICKS_SKIPPED, [((row.schedule,), row.skipped) for row in rows])
     yield values(names.TICK_LATE, [((row.schedule,), seconds_since(row.due, now)) for row in rows])
     yield values(names.SCHEDULE_PAUSED, [((row.schedule,), row.paused) for row in rows])
 

@@ -61,10 +61,16 @@ _STATE: Final = {
 }
 #: Added up, as far as these rows go back.
 _SUMS: Final = {
-    "missed_count": integer("ticks that were missed and that nobody made up for, since these rows begin"),
+    "missed_count": integer("ticks that were missed and not caught up, since these rows begin"),
+    "skipped_count": integer(
+        "ticks that made no job because the last one had not ended, since these rows begin"
+    ),
 }
 #: Written by the events that say so.
 _SAID: Final = {
+    "last_skipped_at": timestamp(
+        "the planned moment of the newest tick that made no job, for either reason; NULL without one in these rows"
+    ),
     "declared_at": timestamp("the server's time of its newest declaration; NULL where that is archived"),
     "declared_by": text("who declared it so; NULL where that is archived"),
     "paused_at": timestamp("the server's time at which it was paused; NULL where it is not"),
@@ -85,13 +91,15 @@ _PUT: Final = (
         f"{name} = excluded.{name}{f' + schedules.{name}' if name in _SUMS else ''}" for name in _INSERTED
     )
 )
+_SKIPPED: Final = "UPDATE schedules SET last_skipped_at = ? WHERE name = ?"
 _DECLARED: Final = "UPDATE schedules SET declared_at = ?, declared_by = ? WHERE name = ?"
 _PAUSED: Final = "UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?"
 #: Ticks of one schedule and of no other, whose name may begin with this one's.
-_TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6 + "Z"
+_TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6
+_MICROSECONDS: Final = "[0-9]" * 6
 _FAILURE: Final = (
     "SELECT id, error_type, error, updated_at FROM jobs WHERE tick <> '' AND error IS NOT NULL "
-    "AND tick > ? AND tick < ? AND tick GLOB ? ORDER BY tick DESC LIMIT 1"
+    "AND tick > ? AND tick < ? AND (tick GLOB ? OR tick GLOB ?) ORDER BY tick DESC LIMIT 1"
 )
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
@@ -118,6 +126,9 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     last_job: str | None
     run_count: int
     tick_count: int
+    skipped_count: int
+    missed_count: int
+    last_skipped_at: str | None
     definition: msgspec.Raw
     updated_at: str
     declared_at: str | None
@@ -155,7 +166,8 @@ def late_schedules(select: Select, before: datetime) -> list[tuple[str, str]]:
 
 def last_failure(select: Select, name: str) -> LastFailure | None:
     """Return the newest failure among the jobs of a schedule's ticks, None without one."""
-    found = select(_FAILURE, (f"{name}-0", f"{name}-:", f"{name}-{_TICK}"))
+    globs = (f"{name}-{_TICK}Z", f"{name}-{_TICK}{_MICROSECONDS}Z")
+    found = select(_FAILURE, (f"{name}-0", f"{name}-:", *globs))
     return (
         LastFailure(job=found[0][0], error_type=found[0][1], error=found[0][2], updated_at=found[0][3])
         if found
@@ -182,6 +194,8 @@ class ScheduleRows(Rows):
             self._connection.execute(_PUT, _values(event, message))
             at = time_text(message.stored_at)
             match event:
+                case Ticked(skipped="running" | "late", tick=tick):
+                    self._connection.execute(_SKIPPED, (_time(tick), event.schedule))
                 case Declared():
                     self._connection.execute(_DECLARED, (at, event.by, event.schedule))
                 case Paused(reason=reason):
@@ -217,6 +231,7 @@ def _values(event: ScheduleEvent, message: Message) -> tuple[object, ...]:
         time_text(message.stored_at),
         message.stream_sequence,
         event.missed if isinstance(event, Ticked) else 0,
+        int(isinstance(event, Ticked) and event.skipped == "running"),
     )
 
 
@@ -233,5 +248,5 @@ def _time(moment: datetime | None) -> str | None:
 
 
 SCHEDULE_TABLES: Final = AggregateTables(
-    aggregate=SCHEDULE.name, version=2, tables=(SCHEDULES,), rows=ScheduleRows
+    aggregate=SCHEDULE.name, version=3, tables=(SCHEDULES,), rows=ScheduleRows
 )

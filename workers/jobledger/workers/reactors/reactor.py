@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import logging
 from typing import Final, Protocol
 
@@ -115,9 +116,9 @@ class ConsumerReactor(abc.ABC):
         Raises: ConnectionLostError when the connection is closed for good, StreamMismatchError.
         """
         name = f"keep-alive of reactor {self.name}"
-        keeping = self._loop.create_task(
-            outlive(self.ledger.connection, name, self._held.keep_alive), name=name
-        )
+        # Most is settled soon: a word of it in between would cost as much as its acknowledgement.
+        keep_alive = functools.partial(self._held.keep_alive, quiet_s=self._ack_wait_s / 3)
+        keeping = self._loop.create_task(outlive(self.ledger.connection, name, keep_alive), name=name)
         try:
             await self._taking.run(self.find, ready=self._ensure, look_every_s=_LOOK_EVERY_S)
         finally:

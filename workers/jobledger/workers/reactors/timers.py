@@ -39,6 +39,9 @@ logger = logging.getLogger("jobledger.workers.reactors.timers")
 
 #: Deliveries on hand: most of them only wait for the last half second, in memory.
 _HELD_MAX: Final = 4_096
+#: How late a moment may be whose worker died: then another one gets what that one held. Three times what is waited for
+#: in memory, so that hardly anything has to be kept alive.
+_ACK_WAIT_S: Final = 3.0
 _DISPATCHES_MAX: Final = 256
 #: What is due within this time is not worth a timer: whoever has the delivery waits.
 _NEAR_S: Final = 1.0
@@ -168,7 +171,7 @@ class TimerSetter(ConsumerReactor):
     """Sets a timer for each wait that the ledger tells of; what is due soon or past it acts on itself."""
 
     def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, acting: Acting) -> None:
-        super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX)
+        super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX, ack_wait_s=_ACK_WAIT_S)
         self._timers = timers
         self._clocks = clocks
         self._acting = acting
@@ -229,7 +232,7 @@ class DueTimers(ConsumerReactor):
         *,
         setter: TimerSetter,
     ) -> None:
-        super().__init__(ledger, "due-timers", in_flight_max=_HELD_MAX)
+        super().__init__(ledger, "due-timers", in_flight_max=_HELD_MAX, ack_wait_s=_ACK_WAIT_S)
         self._timers = timers
         self._clocks = clocks
         self._acting = acting

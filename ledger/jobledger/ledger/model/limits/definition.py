@@ -28,7 +28,7 @@ Source = Literal["code", "operator"]
 MODES: Final[tuple[Mode, ...]] = ("queue", "newest", "replace", "drop")
 KEEPS: Final[tuple[Keep, ...]] = ("attempt", "job")
 OVERRIDES_MAX: Final = 1_000  #: keys with numbers of their own, of one limit
-_PERIOD_S_MAX: Final = 366 * 24 * 3600.0
+PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -198,7 +198,7 @@ def _problem_of(terms: Terms | Override) -> str:
         value = getattr(terms, name)
         if value is not None and (type(value) is not int or not least <= value <= WHOLE_MAX):
             return f"{name} must be a whole number from {least} to {WHOLE_MAX:,}, got {value!r}"
-    for name, most in (("rate", 1e6), ("per_s", _PERIOD_S_MAX), ("weight", 1e6)):
+    for name, most in (("rate", 1e6), ("per_s", PERIOD_S_MAX), ("weight", 1e6)):
         value = getattr(terms, name)
         if value is not None and not (_is_number(value) and 0 < value <= most):  # NaN is not, either
             return f"{name} must be a number above 0 and at most {most:,.0f}, got {value!r}"

@@ -38,6 +38,7 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     shard: str  #: which limits it is about; `main` for all there are
     through: Whole  #: the last stream sequence that was taken into account
     limits_sequence: Whole = 0  #: stream sequence of the newest event about a limit that was obeyed
+    began: Whole = 0  #: the ledger's last stream sequence when its author read the newest snapshot and began
 
 
 class Granted(_Fact, frozen=True, kw_only=True, tag="granted", gc=False):

@@ -140,15 +140,18 @@ class Granter:
         self.through = sequence
         job = (event.queue, event.job)
         match event:
+            case Held():
+                if event.cause != "new":  # a job that is new has nothing to leave
+                    self._left(job, event, sequence)
+                if event.limits:
+                    line = (_RANK[event.priority], event.queue, event.fair, event.limits)
+                    self.wait(job, line, sequence)
             case Started():
                 self.started(job)
             case Carried():
                 self._carried(event)
             case _:
                 self._left(job, event, sequence)
-                if isinstance(event, Held) and event.limits:
-                    line = (_RANK[event.priority], event.queue, event.fair, event.limits)
-                    self.wait(job, line, sequence)
 
     def _left(self, job: JobKey, event: JobEvent, sequence: int) -> None:
         freed = self.holders.feed(event)
@@ -198,6 +201,9 @@ class Granter:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
                 self.fresh[share] = None
+                # Not those of whoever made it: it is forgotten and made again at moments that no event tells.
+                share.limits = limits
+                share.weight = self._weight(share)
             share.lines += 1
             self.guard.add(line)
             self.modes.add(line)

@@ -70,14 +70,12 @@ class Guard:
         """Count a job that was granted."""
         for key in keys:
             later = self.later.get(key, ())
-            if len(later) < LATER:
-                self.later[key] = tuple(sorted((*later, held)))
-            elif held > later[0]:
-                self.later[key] = (
-                    (*later[1:], held) if held > later[-1] else tuple(sorted((*later[1:], held)))
-                )
-            else:
-                continue
+            if len(later) == LATER:
+                if held <= later[0]:
+                    continue
+                later = later[1:]
+            is_youngest = not later or held > later[-1]
+            self.later[key] = (*later, held) if is_youngest else tuple(sorted((*later, held)))
             if key in self._unripe:
                 self._ripen(key)
 

@@ -27,7 +27,11 @@ SpilledJob = tuple[int, str, str, tuple[str, ...]]
 
 def fairness_of(fair: str, limits: tuple[str, ...]) -> str:
     """Return the fairness key of a job: its own, or else its first limit with a key, so that tenants take turns."""
-    return fair or next((limit for limit in limits if ":" in limit), "")
+    if not fair:
+        for limit in limits:
+            if ":" in limit:
+                return limit
+    return fair
 
 
 class Spill(Protocol):
@@ -194,13 +198,15 @@ class Spot:
                 return line
             group.shown = order
             heapq.heapreplace(heap, (order, group))
+            if heap[0][0] is order:  # it still comes first
+                return line
         return None
 
     def _first_of(self, group: _Group) -> Line | None:
-        heap = group.heap
+        heap, places = group.heap, self.places
         while heap:
             head, stamp, line = heap[0]
-            if self.places.get(line) != stamp:
+            if places.get(line) != stamp:
                 heapq.heappop(heap)
             elif line.head != head:  # its first job left meanwhile
                 heapq.heapreplace(heap, (line.head, stamp, line))

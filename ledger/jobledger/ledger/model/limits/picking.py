@@ -126,13 +126,13 @@ class Picker:
 
     def freed(self, keys: Iterable[str]) -> None:
         """Look again at who waits for these keys."""
+        known = self.keys
         for name in keys:
-            key = self.keys.get(name)
+            key = known.get(name)
             if key is not None:
                 for spot in key.spots:
-                    if (
-                        spot.shown is None and spot.places
-                    ):  # what is shown already is put right when it is looked at
+                    # What is shown already is put right when it is looked at.
+                    if spot.places and spot.shown is None:
                         self._show(spot)
 
     def rated(self, keys: Iterable[str]) -> dict[str, Terms]:
@@ -168,6 +168,13 @@ class Picker:
         self._look_for_rates()
         self.freed(self.keys)
         self._guard.reconsider()
+        self._drop_first()
+
+    def _drop_first(self) -> None:
+        """Take the right of way from a line that is stuck: at once, so that it does not depend on when somebody decides."""
+        first = self._guard.first
+        if first is not None and self.is_stuck(first):
+            self._guard.first = None
 
     def _look_for_rates(self) -> None:
         terms = (key.terms for key in self.keys.values())
@@ -176,6 +183,7 @@ class Picker:
     def close(self, queue: str) -> None:
         """Pass over the jobs of a queue from now on."""
         self.closed.add(queue)
+        self._drop_first()
 
     def open(self, queue: str) -> None:
         """Grant jobs of a queue again."""
@@ -218,9 +226,8 @@ class Picker:
 
     def pick(self, turn: Iterable[int]) -> Line | None:
         """Return the line whose first job is granted next, by priorities in the order of `turn`; None: nobody can be."""
+        self._drop_first()
         first = self._guard.first
-        if first is not None and self.is_stuck(first):
-            first = self._guard.first = None
         self._reserve(first)
         if first is not None and self._obstacle(first) is None:
             return first
@@ -245,13 +252,14 @@ class Picker:
             spot.shown = order = (line.share.v, line.head)
             if order != shown:
                 heapq.heapreplace(ready, (order, spot))
-                continue
+                shown = ready[0][0]
+                if shown is not order:  # another spot comes first now
+                    continue
             self.looks += 1
             obstacle = self._obstacle(line)
-            if obstacle is None:
-                spot.shown = shown
-                return line
             spot.shown = shown
+            if obstacle is None:
+                return line
             self._move(line, obstacle)
         return None
 
@@ -279,9 +287,12 @@ class Picker:
         terms = key.terms
         if terms is None:
             return True
-        reserved = bool(self._reserved) and key.name in self._reserved and line is not self._reserved_for
-        if terms.slots is not None and len(self._by_key.get(key.name, ())) + reserved >= terms.slots:
-            return True
+        name, slots = key.name, terms.slots
+        reserved = name in self._reserved and line is not self._reserved_for
+        if slots is not None:
+            held = self._by_key.get(name)
+            if (0 if held is None else len(held)) + reserved >= slots:
+                return True
         return terms.rate is not None and (reserved or self._rate_is_full(key, terms))
 
     def _rate_is_full(self, key: Key, terms: Terms) -> bool:

@@ -1,24 +1,27 @@
 """Grants decided again over what their authors knew: a diagnosis of the order in which jobs were chosen. Pure.
 
-A difference is no violation: a check of the ledger proves that limits were kept. It says that by the rules of this version
-it was another job's turn. Something that the ledger does not tell can be the cause: which jobs the author did not know to
-have started, where a rate waits for that, or a definition that was set while two reactors raced.
+Two reactors that race read each other's grants later than their own, so each author is followed by itself: a `Recomputation`
+folds what this one folded, in the same order. A difference is no violation: a check of the ledger proves that limits were
+kept. It says that by the rules of this version it was another job's turn.
+
+The ledger does not tell everything that an author knew: when it heard that a job had started, where a rate waits for that, and
+whom it was about to cancel for a limit's mode. A grant that comes out otherwise where that can be the cause is counted apart.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.events import Cancelled, Carried, JobEvent
+from jobledger.ledger.model.events import Cancelled, Carried
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet, Terms
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.limits.grants import POLICY, Granter
 from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
-from jobledger.ledger.model.limits.lines import Spill
+from jobledger.ledger.model.limits.lines import Line
 from jobledger.ledger.model.limits.names import split
 
 #: How many differences are told with the jobs they are about.
@@ -26,6 +29,13 @@ TOLD_MAX: Final = 100
 #: How far behind the ledger's end a reactor may be when it decides, in events that matter to limits.
 _UNREAD_MAX: Final = 200_000
 _TELLING: Final = FINAL | OF_AN_ATTEMPT | {Carried}
+
+
+class Author(NamedTuple):
+    """One turn of a worker at the reactor of the limits."""
+
+    by: str  #: the worker
+    began: int  #: the ledger's last stream sequence when that turn began
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -38,31 +48,41 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Recomputed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What came of deciding every grant again."""
+    """What came of deciding every grant again. Each `granted` is counted in one of the first four."""
 
-    grants: int = 0  #: `granted` events that were decided again
-    jobs: int = 0  #: jobs that they name
-    different: int = 0  #: `granted` events that came out otherwise
-    other_policy: int = (
-        0  #: more `granted` events, by the rules of another version, which were not decided again
-    )
-    differences: tuple[Difference, ...] = ()  #: the first of them
+    grants: int = 0  #: `granted` events that were decided again, and came out the same or otherwise
+    unknown: int = 0  #: more of them, of which the ledger does not tell enough; see `unknown_starts` and `unknown_cancels`
+    archived: int = 0  #: more, not decided again: an archive run took away what their authors knew
+    other_policy: int = 0  #: more, not decided again: they follow the rules of another version
+    jobs: int = 0  #: jobs that `grants` name
+    different: int = 0  #: of `grants`, those that came out otherwise
+    unknown_starts: int = 0  #: came out otherwise; a rate may have waited for jobs that had started
+    unknown_cancels: int = 0  #: came out otherwise; somebody may have been on the way out for a limit's mode
+    differences: tuple[Difference, ...] = ()  #: the first that are `different`
+
+    def __add__(self, other: Recomputed) -> Recomputed:
+        """Return both together."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        return Recomputed(**{**counts, "differences": counts["differences"][:TOLD_MAX]})
 
 
 class Recomputation:
-    """Decides again, told all events of a ledger in stream order."""
+    """Decides again what one author granted, told in stream order what that one read."""
 
-    def __init__(self, spill: Spill | None = None) -> None:
-        """Begin with an empty ledger."""
+    def __init__(self, author: Author, granter: Granter, *, after: int = 0) -> None:
+        """Go on with what the author had folded; grants up to `after` are in that already and are not decided again."""
         self.found = Recomputed()
-        self._granter = Granter(spill)
+        self._author = author
+        self._after = after
+        self._granter = granter
         self._unread: deque[tuple[int, Envelope]] = deque()
+        self._all_started()
 
     def feed(self, event: Envelope, sequence: int) -> None:
         """Take in the next event; those that say nothing about limits are passed over."""
-        if isinstance(event, Granted):
+        if isinstance(event, Granted) and sequence > self._after and self._author == (event.by, event.began):
             self._compare(event, sequence)
-        elif type(event) in _TELLING or isinstance(event, LimitSet | LimitRemoved):
+        elif type(event) in _TELLING or isinstance(event, LimitSet | LimitRemoved | Granted):
             self._unread.append((sequence, event))
             if len(self._unread) > _UNREAD_MAX:
                 self._fold(*self._unread.popleft())
@@ -70,16 +90,32 @@ class Recomputation:
     def _fold(self, sequence: int, event: Envelope) -> None:
         if isinstance(event, LimitSet | LimitRemoved):
             self._granter.limit(event, sequence)
+        elif isinstance(event, Granted):
+            self._granter.granted(event, sequence)
+            self._started(event)
         else:
             self._granter.job(event, sequence)  # type: ignore[arg-type]
+
+    def _all_started(self) -> None:
+        """Let no rate wait for jobs that have not started: when the author heard of that is not told."""
+        for job in {job for key in self._granter.picker.keys.values() for job in key.unstarted}:
+            self._granter.started(job)
+
+    def _started(self, event: Granted) -> None:
+        for each in event.jobs:
+            self._granter.started((each.queue, each.job))
 
     def _compare(self, event: Granted, sequence: int) -> None:
         while self._unread and self._unread[0][0] <= event.through:
             self._fold(*self._unread.popleft())
         if event.policy != POLICY:
-            self.found = _more(self.found, other_policy=1)
+            self.found += Recomputed(other_policy=1)
             self._granter.granted(event, sequence)
-            return
+        else:
+            self._decide_again(event, sequence)
+        self._started(event)
+
+    def _decide_again(self, event: Granted, sequence: int) -> None:
         self._see(event.slots)
         self._cancel_early(event)
         granter = self._granter
@@ -87,24 +123,46 @@ class Recomputation:
         decided = [(each.queue, each.job) for each in granter.decide(event.at, len(recorded)).grants]
         if decided == recorded:
             granter.confirm(sequence)
-            self.found = _more(self.found, grants=1, jobs=len(recorded))
+            self.found += Recomputed(grants=1, jobs=len(recorded))
         else:
+            first = granter.guard.first
             granter.take_back()
+            self.found += self._told(sequence, recorded, decided, {first, granter.guard.first})
             granter.granted(event, sequence)
-            self._tell(sequence, recorded, decided)
-        for job in recorded:
-            granter.started(job)
 
-    def _tell(self, sequence: int, recorded: list[tuple[str, str]], decided: list[tuple[str, str]]) -> None:
+    def _told(
+        self, sequence: int, recorded: list[JobKey], decided: list[JobKey], first: set[Line | None]
+    ) -> Recomputed:
+        """Say what a difference is; `first`: the lines that had the right of way."""
         at = next(
             (n for n, (a, b) in enumerate(zip(recorded, decided, strict=False)) if a != b), len(decided)
         )
+        keys = {key for line in first if line is not None for key in line.keys}
+        keys.update(*map(self._limits, (recorded[at], *decided[at : at + 1])))
+        if any(self._may_wait_for_starts(key, recorded[:at]) for key in keys):
+            return Recomputed(unknown=1, unknown_starts=1)
+        if any(self._mode_of(key) != "queue" for key in self._granter.picker.keys):
+            return Recomputed(unknown=1, unknown_cancels=1)
         turn = "/".join(decided[at]) if at < len(decided) else ""
         found = Difference(stream_sequence=sequence, at=at, recorded="/".join(recorded[at]), recomputed=turn)
-        self.found = _more(self.found, grants=1, jobs=len(recorded), different=1)
-        if len(self.found.differences) < TOLD_MAX:
-            differences = (*self.found.differences, found)
-            self.found = msgspec.structs.replace(self.found, differences=differences)
+        return Recomputed(grants=1, jobs=len(recorded), different=1, differences=(found,))
+
+    def _may_wait_for_starts(self, key: str, before: list[JobKey]) -> bool:
+        """Whether a key has a rate, and as many holders as it allows that have not started; any of them may not have."""
+        terms = self._granter.definitions.of(key)
+        if terms is None or terms.rate is None:
+            return False
+        used = self._granter.holders.used(key) + sum(key in self._limits(each) for each in before)
+        return used >= terms.burst
+
+    def _mode_of(self, key: str) -> str:
+        terms = self._granter.definitions.of(key)
+        return "queue" if terms is None else terms.mode
+
+    def _limits(self, job: JobKey) -> tuple[str, ...]:
+        """Return the limits of a job that waits, or is on the way out."""
+        entry = self._granter.lines.find(job) or self._granter.modes.doomed.get(job)
+        return () if entry is None else entry.limits
 
     def _see(self, slots: dict[str, int]) -> None:
         """Take what its author knew of queues and workers: what was offered, and which queues were passed over."""
@@ -127,24 +185,9 @@ class Recomputation:
         for sequence, cancelled in list(self._unread):
             if (
                 isinstance(cancelled, Cancelled)
-                and self._has_mode(_job(cancelled))
-                and _job(cancelled) not in named
+                and (job := (cancelled.queue, cancelled.job)) not in named
+                and any(self._mode_of(key) != "queue" for key in self._limits(job))
             ):
                 self._unread.remove((sequence, cancelled))
                 self._fold(sequence, cancelled)
                 self._granter.through = event.through
-
-    def _has_mode(self, job: JobKey) -> bool:
-        entry = self._granter.lines.find(job)
-        terms = () if entry is None else map(self._granter.definitions.of, entry.limits)
-        return any(each is not None and each.mode != "queue" for each in terms)
-
-
-def _job(event: JobEvent) -> JobKey:
-    return event.queue, event.job
-
-
-def _more(found: Recomputed, **by: int) -> Recomputed:
-    return msgspec.structs.replace(
-        found, **{name: getattr(found, name) + count for name, count in by.items()}
-    )

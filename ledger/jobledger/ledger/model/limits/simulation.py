@@ -22,6 +22,8 @@ from jobledger.ledger.model.limits.definition import Definition, LimitRemoved, L
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
+from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.limits.rates import Rates, nanoseconds
 
 #: How many waits one recording may have: about 400 MB.
 WAITS_MAX: Final = 500_000
@@ -56,6 +58,7 @@ class Recording:
         self.limits: dict[str, Definition] = {}
         self.slots: dict[str, int] = {}  #: of keys without a definition, as the newest grant saw them
         self.waits: list[Wait] = []
+        self.rates = Rates()  #: what was used of the rates before the beginning
         self._open: dict[JobKey, Wait] = {}
         self._left: dict[JobKey, datetime] = {}  # of jobs that may come back
 
@@ -70,12 +73,22 @@ class Recording:
                 wait = self._open.get((each.queue, each.job))
                 if wait is not None and wait.granted_at is None:
                     wait.granted_at = stored_at
+                    if stored_at < self.begin:
+                        self._use_rates(wait.event.limits, nanoseconds(event.at))
         elif isinstance(event, Started):
             wait = self._open.get((event.queue, event.job))
             if wait is not None and wait.started_at is None:
                 wait.started_at = stored_at
         elif type(event) in FINAL or type(event) in OF_AN_ATTEMPT:
             self._leave_or_wait(event, stored_at)  # type: ignore[arg-type]
+
+    def _use_rates(self, limits: tuple[str, ...], at: int) -> None:
+        for limit in limits:
+            name, key = split(limit)
+            definition = self.limits.get(name)
+            terms = None if definition is None else definition.of(key)
+            if terms is not None and terms.rate is not None:
+                self.rates.take(limit, terms, at)
 
     def _leave_or_wait(self, event: JobEvent, stored_at: datetime) -> None:
         job, is_final = (event.queue, event.job), type(event) in FINAL
@@ -193,6 +206,12 @@ class _Run:
         for key, slots in self._recording.slots.items():
             if slots and definitions.of(key) is None:
                 self._granter.offer(key, Terms(slots=slots))
+        rates = self._granter.rates
+        rates.whole_at = dict(self._recording.rates.whole_at)
+        for key in rates.whole_at:
+            terms = definitions.of(key)
+            if terms is not None and terms.rate is not None:
+                rates.redefine(key, terms, nanoseconds(self._recording.begin))
 
     def _begin(self, wait: Wait) -> None:
         """Let a wait begin: at its moment, or at the beginning for who waits or holds slots then."""

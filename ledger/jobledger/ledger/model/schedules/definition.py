@@ -36,7 +36,7 @@ Source = Literal["code", "operator"]
 #: A tick that is later than this was missed.
 LATE: Final = timedelta(seconds=60)
 WINDOW_S_DEFAULT: Final = 86_400
-_SPAN_S_MAX: Final = 366 * 86_400
+SPAN_S_MAX: Final = 366 * 86_400
 _CODE_VERSION_MAX: Final = 64
 
 
@@ -85,8 +85,8 @@ def check_definition(definition: Definition) -> None:
     for field in ("window_s", "jitter_s"):
         value = getattr(definition, field)
         check_whole(field, value)
-        if value > _SPAN_S_MAX:
-            raise InvalidInputError(f"{field} is {value:,} seconds: give at most a year, {_SPAN_S_MAX:,}")
+        if value > SPAN_S_MAX:
+            raise InvalidInputError(f"{field} is {value:,} seconds: give at most a year, {SPAN_S_MAX:,}")
     if definition.source == "code" and not definition.code_version:
         raise InvalidInputError("a schedule that code declares says the code's version: give code_version")
     if len(definition.code_version) > _CODE_VERSION_MAX:

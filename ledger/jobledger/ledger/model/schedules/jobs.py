@@ -24,8 +24,12 @@ _DIGEST_CHARACTERS: Final = 40
 
 
 def tick_name(schedule: str, tick: datetime) -> str:
-    """Return `<schedule>-<YYYYMMDDThhmmssZ>`, which the field `tick` of the tick's job says."""
-    return f"{schedule}-{tick.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+    """Return `<schedule>-<YYYYMMDDThhmmssZ>`, which the field `tick` of the tick's job says.
+
+    Six digits of microseconds stand before the `Z` where there are some: the moment of `at` may have them.
+    """
+    utc = tick.astimezone(UTC)
+    return f"{schedule}-{utc:%Y%m%dT%H%M%S}{f'{utc:%f}' if utc.microsecond else ''}Z"
 
 
 def tick_job_id(schedule: str, tick: datetime) -> str:
@@ -63,6 +67,12 @@ def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
             return [_job(event, event.at, f"{event.schedule}-manual-{stream_sequence}")]
         case _:
             return []
+
+
+def own_ids(event: Backfilled) -> dict[str, str]:
+    """Return the ids of the ticks' own jobs, by those of the jobs that `jobs_of` names: others only with hooks."""
+    own = [tick_job_id(event.schedule, tick) for tick in event.ticks]
+    return {hooks_job_id(each) if event.definition.hooks else each: each for each in own}
 
 
 def order_of(definition: Definition, tick: str, limit: str = "") -> Order:

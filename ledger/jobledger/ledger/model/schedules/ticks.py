@@ -19,7 +19,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.inputs import check_whole
 from jobledger.ledger.model.schedules.cron import check_cron, counts_hours, next_wall_time
 
-_INTERVAL_S_MAX: Final = 366 * 86_400
+INTERVAL_S_MAX: Final = 366 * 86_400
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", flags=re.ASCII)
 _ZONE_CHARACTERS_MAX: Final = 64
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -47,8 +47,8 @@ def check_spec(spec: Spec) -> None:
         raise InvalidInputError("give exactly one of a cron expression, an interval and a moment")
     if spec.every_s:
         check_whole("every_s", spec.every_s, 1)
-        if spec.every_s > _INTERVAL_S_MAX:
-            raise InvalidInputError(f"every_s is {spec.every_s:,}: give at most a year, {_INTERVAL_S_MAX:,}")
+        if spec.every_s > INTERVAL_S_MAX:
+            raise InvalidInputError(f"every_s is {spec.every_s:,}: give at most a year, {INTERVAL_S_MAX:,}")
     if spec.timezone != "UTC" and not spec.cron:
         raise InvalidInputError(
             "a time zone belongs to a cron expression: an interval and a moment need none"

@@ -54,7 +54,7 @@ class Cancelling:
                 if cancel.held:
                     await retry_raced(functools.partial(self._end_wait, ref, cancel))
                 else:
-                    await transact(self._ledger.log, ref, _command(cancel), self._ledger.stamp)
+                    await transact(self._ledger.log, ref, cancel_command(cancel), self._ledger.stamp)
                     self._ledger.hints.tell_cancel(ref)
         except (NotFoundError, RefusedError):
             return  # it went on, or was cancelled before
@@ -70,7 +70,7 @@ class Cancelling:
         job = view.job
         if job is None or job.state is not JobState.HELD or job.wait_sequence != cancel.held:
             return
-        await commit(self._ledger.log, view, decide(job, _command(cancel), self._ledger.stamp()))
+        await commit(self._ledger.log, view, decide(job, cancel_command(cancel), self._ledger.stamp()))
 
     def try_again(self) -> None:
         """Begin again with what could not be stored before."""
@@ -82,6 +82,7 @@ class Cancelling:
         await end(*self._tasks.values())
 
 
-def _command(cancel: Cancel) -> CancelJob:
+def cancel_command(cancel: Cancel) -> CancelJob:
+    """Return what carries out a cancellation that a limit's mode asks for."""
     by = f" by {cancel.by}" if cancel.by else ""
     return CancelJob(reason=f"{cancel.why}{by}, limit {cancel.limit}")

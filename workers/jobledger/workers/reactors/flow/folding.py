@@ -44,6 +44,7 @@ class Folding:
         self.granter = Granter(self._spill)
         self.position = 0  #: stream sequence of the last event that was read
         self.folded = 0  #: how many were
+        self.began = 0  #: the ledger's last stream sequence when this began
         self._ran: set[tuple[str, str]] = set()  # jobs that wait, and may have run before
         self._queues: dict[str, bool] = {}  # those that jobs waited in; whether they may be given jobs
         self._fair: set[str] = set()  # those of them whose jobs wait for a fair order
@@ -101,12 +102,13 @@ class Folding:
 
     def _fold_job(self, stored: StoredEvent) -> None:
         event = stored.event
-        if not isinstance(event, Carried):
+        is_new = isinstance(event, Held) and event.cause == "new"
+        if not is_new and not isinstance(event, Carried):
             self._ran.discard((event.queue, event.job))
             self._on_left(event.queue, event.job)
         self.granter.job(event, stored.stream_sequence)
         if isinstance(event, Held) and event.limits:
-            self._note(event.queue, event.job, event.limits, is_new=event.cause == "new")
+            self._note(event.queue, event.job, event.limits, is_new=is_new)
             self._on_held(stored)
         elif isinstance(event, Carried) and event.job_state.state == "held":
             self._note(event.queue, event.job, event.job_state.order.limits, is_new=False)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.codec import Message, digest
 from jobledger.ledger.model.errors import LedgerFullError, WrongSequenceError
+from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import FLOW, MAIN, Flow, FlowEvent, Snapshotted
 from jobledger.ledger.model.log import end_of_chain
+
+#: States that are kept: that of the newest snapshot, and the one before it, which somebody may just be about to read.
+_STATES_KEPT: Final = 2
+_STATES_MAX: Final = 16
 
 
 class Chain:
@@ -19,6 +26,9 @@ class Chain:
         self._ledger = ledger
         self.view: View[Flow] = View()
         self.author = ""  #: who appended its newest event
+        #: Where large states of snapshots lie that are not known to be removed, by the snapshots' stream sequences.
+        self.states: dict[int, PayloadRef] = {}
+        self.unused: list[PayloadRef] = []  #: states of ours whose snapshots were refused
         self._own: set[str] = set()  # hashes of what was appended here and not read back yet
 
     async def append(self, event: FlowEvent) -> int:
@@ -33,7 +43,10 @@ class Chain:
             sequence = await self._ledger.log.append((entry,))
         except (WrongSequenceError, LedgerFullError):  # it is not stored, so it is never read back
             self._own.discard(own)
+            if isinstance(event, Snapshotted) and event.state_ref is not None:
+                self.unused.append(event.state_ref)
             raise
+        self._note(event, sequence)
         if sequence > self.view.last_sequence:
             self.view = FLOW.advance(entry, event, sequence, before)
             self.author = event.by
@@ -46,6 +59,7 @@ class Chain:
             self._own.discard(message.hash)
             return None
         event = FLOW.decode(message)
+        self._note(event, sequence)
         if sequence > self.view.last_sequence:
             state = FLOW.evolve(self.view.state, event, sequence)
             self.view = View(state, sequence, message.data)
@@ -55,17 +69,35 @@ class Chain:
             return None
         return event
 
+    def _note(self, event: FlowEvent, stream_sequence: int) -> None:
+        """Take note of where the state of a snapshot lies; of very many the oldest were removed long ago."""
+        if isinstance(event, Snapshotted) and event.state_ref is not None:
+            self.states[stream_sequence] = event.state_ref
+            if len(self.states) > _STATES_MAX:
+                del self.states[min(self.states)]
+
+    def superseded(self) -> list[PayloadRef]:
+        """Return the states with which nobody begins any more: two newer snapshots have one, or theirs was refused."""
+        stored = [self.states[sequence] for sequence in sorted(self.states)]
+        old, kept = stored[:-_STATES_KEPT], stored[-_STATES_KEPT:]
+        return [each for each in (*self.unused, *old) if each not in kept]
+
+    def forget(self, state: PayloadRef) -> None:
+        """Take note that a state is removed."""
+        self.unused = [each for each in self.unused if each != state]
+        self.states = {sequence: each for sequence, each in self.states.items() if each != state}
+
     def passed(self, stream_sequence: int) -> None:
         """Take note of a message of the chain that is no event: the next append has to name its sequence."""
         if stream_sequence > self.view.last_sequence:
             self.view = msgspec.structs.replace(self.view, last_sequence=stream_sequence)
 
-    async def newest_snapshot(self) -> Snapshotted | None:
-        """Return the newest snapshot that is stored, None without one."""
+    async def newest_snapshot(self) -> tuple[int, Snapshotted] | None:
+        """Return the newest snapshot that is stored, and its stream sequence; None without one."""
         subject = FLOW.of_type(self._ledger.names, "snapshotted", MAIN)
         found = await end_of_chain(self._ledger.log, subject)
         if found.event is None:
             return None
         event = FLOW.decode(found.event)
         assert isinstance(event, Snapshotted), "it is stored as a snapshot"
-        return event
+        return found.event.stream_sequence, event

@@ -11,7 +11,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
 from jobledger.ledger.model.queues.pause import QUEUE
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.subjects import Names, aggregate_of
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 
 #: The last words of the subjects of jobs' events that matter: who waits, and whoever gives slots back. The ends of jobs
@@ -28,6 +28,10 @@ _LEAVES: Final = (
     "completed.limited",
     "completed.child.*.limited",
 )
+#: The aggregates of which everything matters.
+_OTHERS: Final = frozenset({LIMIT.name, FLOW.name, QUEUE.name})
+#: So few events are read without filters, with which a server is slow to begin in a ledger of very many jobs.
+SHORT: Final = 20_000
 
 
 def filters(names: Names) -> tuple[str, ...]:
@@ -36,20 +40,32 @@ def filters(names: Names) -> tuple[str, ...]:
     return (*jobs, LIMIT.everything(names), FLOW.chain(names, MAIN), QUEUE.everything(names))
 
 
+def matters(subject: str) -> bool:
+    """Return whether a subject of the ledger is one of `filters`."""
+    kind = aggregate_of(subject)
+    if kind != "job":
+        return kind in _OTHERS
+    leaf = subject.split(".", 4)[-1]
+    return leaf in _LEAVES or (leaf.startswith("completed.child.") and leaf.endswith(".limited"))
+
+
 async def read(ledger: Ledger, from_sequence: int, until: int | None) -> AsyncGenerator[list[Message], None]:
-    """Yield what matters in stream order: up to `until`, or for ever.
+    """Yield what matters in stream order: up to `until`, or for ever; no batch is empty.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
+    is_short = until is not None and until - from_sequence < SHORT
     reader = OrderedReader(
         ledger.connection,
         ledger.inbox,
         ledger.names.ledger_stream,
         from_sequence=from_sequence,
         from_time=None,
-        subject=filters(ledger.names),
+        subject=None if is_short else filters(ledger.names),
         dense=False,
     )
     async with contextlib.aclosing(reader.batches(until=until)) as batches:
         async for batch in batches:
-            yield batch
+            found = [each for each in batch if matters(each.subject)] if is_short else batch
+            if found:
+                yield found

@@ -14,6 +14,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerFullError,
+    PermissionRefusedError,
     ServerUnreachableError,
     UnreachableError,
     WrongSequenceError,
@@ -22,7 +23,7 @@ from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Decision
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.workers.reactors.flow.admitting import Admitting
-from jobledger.workers.reactors.flow.beginning import begin, snapshot
+from jobledger.workers.reactors.flow.beginning import begin, snapshot, tidy
 from jobledger.workers.reactors.flow.cancelling import Cancelling
 from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.options import FlowOptions
@@ -83,6 +84,7 @@ class Session:
         self._started: list[JobKey] = []  # holders that were found to have started
         self._folded_at_snapshot = 0
         self._snapshot_at = 0.0
+        self._is_tidy = True  # nothing is stored of snapshots that is not needed, or not before the next one
         self.is_quiet = False  #: nothing that was read can be granted, and all that was granted is queued
         self.refused = 0  #: grants of ours that came second
         self.granted = 0  #: jobs that were granted here
@@ -240,6 +242,7 @@ class Session:
                 at=decision.at,
                 through=decision.through,
                 limits_sequence=decision.limits_sequence,
+                began=self._folding.began,
                 jobs=jobs,
                 slots=decision.slots,
                 policy=POLICY,
@@ -358,6 +361,7 @@ class Session:
         return True
 
     def _note_snapshot(self) -> None:
+        self._is_tidy = False
         self._folded_at_snapshot = self._folding.folded
         self._snapshot_at = self._ledger.clock.monotonic()
 
@@ -367,5 +371,10 @@ class Session:
             self._admitting.try_again()
             self._cancelling.try_again()
             await self._unclaimed.look()
+            if not self._is_tidy:
+                self._is_tidy = True
+                await tidy(self._ledger, self._chain)
         except UnreachableError as error:
             logger.debug("holders of slots could not be looked at: %s", error)
+        except PermissionRefusedError as error:
+            logger.warning("states of old snapshots of the limits stay stored: %s", error)

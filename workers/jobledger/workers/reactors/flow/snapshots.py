@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Gone, Granter
 from jobledger.ledger.model.limits.holders import Holding, JobKey
@@ -71,6 +72,12 @@ class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     first: tuple[JobKey, int] | None = (
         None  #: the job that has the right of way, and stream sequence of its `held`
     )
+    #: States of earlier snapshots that are still stored, and the snapshots' stream sequences.
+    earlier: tuple[tuple[int, PayloadRef], ...] = ()
+    #: By whom, and behind which event of the chain of grants. So no two stored snapshots have the same state, and one can
+    #: be removed without the other.
+    by: str = ""
+    after: int = 0
 
 
 _decoder: Final = msgspec.json.Decoder(FlowState)

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
+from jobledger.audit.errors import ScratchSpaceError
 from jobledger.audit.verify.store import scratch, translated
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.limits.lines import SpilledJob
@@ -23,10 +24,11 @@ _ADVICE: Final = "make room there, or set TMPDIR to a folder that has it"
 _CREATE: Final = """
 CREATE TEMP TABLE waiting (
   line INTEGER, held INTEGER, queue TEXT, job TEXT, limits TEXT, PRIMARY KEY (line, held)
-) WITHOUT ROWID;
-CREATE INDEX temp.by_job ON waiting (job, queue);
+) WITHOUT ROWID
 """
-_PUT: Final = "INSERT INTO waiting VALUES (?, ?, ?, ?, ?)"
+#: Made when a job is looked for by its name: most are only ever read in the order of their lines.
+_INDEX: Final = "CREATE INDEX IF NOT EXISTS temp.by_job ON waiting (job, queue)"
+_PUT: Final = "INSERT INTO waiting (line, held, limits, queue, job) VALUES (?, ?, ?, ?, ?)"
 _PAGE: Final = (
     "SELECT held, queue, job, limits FROM waiting WHERE line = ? AND held > ? ORDER BY held LIMIT ?"
 )
@@ -38,17 +40,21 @@ _REMOVE: Final = "DELETE FROM waiting WHERE line = ? AND held = ?"
 class DiskSpill:
     """A spill for `lines.Lines`. The file has no name, and is gone with the process, however that ends.
 
-    Every method raises ScratchSpaceError where there is no room for temporary files.
+    Every method raises ScratchSpaceError where there is no room for temporary files. What was put aside is then gone, and
+    the room it took is free: every later call raises the same sentence, and whoever wants to go on begins with another spill.
     """
 
     def __init__(self) -> None:
-        """Begin empty; there is no file before the first job is put."""
+        """Begin empty; there is no file before the first jobs are put."""
         self._disk: sqlite3.Connection | None = None
-        self._put: list[tuple[int, int, str, str, str]] = []
+        self._put: dict[JobKey, tuple[int, int, str]] = {}  # line, `held`, limits
+        self._has_index = False
+        self._failed: ScratchSpaceError | None = None
 
     def close(self) -> None:
         """Let go of all jobs."""
         self._put.clear()
+        self._has_index = False
         if self._disk is not None:
             self._disk.close()
             self._disk = None
@@ -56,10 +62,9 @@ class DiskSpill:
     def put(self, line: int, job: SpilledJob) -> None:
         """Add a job behind all others of a line."""
         held, queue, name, limits = job
-        self._put.append((line, held, queue, name, _BETWEEN.join(limits)))
+        self._put[queue, name] = (line, held, _BETWEEN.join(limits))
         if len(self._put) >= _AT_ONCE:
-            with translated(_WHAT, _ADVICE):
-                self._flush()
+            self._execute("")
 
     def page(self, line: int, after: int, most: int) -> Sequence[SpilledJob]:
         """Return up to `most` jobs of a line whose `held` comes after a stream sequence, the oldest first."""
@@ -73,10 +78,13 @@ class DiskSpill:
     def find(self, job: JobKey) -> tuple[int, SpilledJob] | None:
         """Return a job's line and what was put, None if it is not there."""
         queue, name = job
-        rows = self._execute(_FIND, name, queue)
-        if not rows:
-            return None
-        line, held, limits = rows[0]
+        found = self._put.get(job)
+        if found is None:
+            rows = self._execute(_FIND, name, queue)
+            if not rows:
+                return None
+            found = rows[0]
+        line, held, limits = found
         return line, (held, queue, name, tuple(limits.split(_BETWEEN)))
 
     def remove(self, line: int, held: int) -> None:
@@ -84,18 +92,34 @@ class DiskSpill:
         self._execute(_REMOVE, line, held)
 
     def _execute(self, statement: str, *values: int | str) -> list[Any]:
-        with translated(_WHAT, _ADVICE):
-            return self._flush().execute(statement, values).fetchall()
+        if self._failed is not None:
+            raise self._failed
+        try:
+            with translated(_WHAT, _ADVICE):
+                disk = self._open()
+                if statement is _FIND and not self._has_index:
+                    disk.execute(_INDEX)
+                    self._has_index = True
+                elif statement is not _FIND:
+                    self._flush(disk)
+                return disk.execute(statement, values).fetchall()
+        except ScratchSpaceError as error:
+            # Without a journal a transaction that failed cannot be taken back: what is in the table now is not known.
+            self._failed = error
+            self.close()
+            raise
 
-    def _flush(self) -> sqlite3.Connection:
-        """Put what waits for it, and return the database."""
-        disk = self._disk
-        if disk is None:
-            disk = self._disk = scratch(_CACHE_BYTES)
-            disk.executescript(_CREATE)
+    def _open(self) -> sqlite3.Connection:
+        if self._disk is None:
+            self._disk = scratch(_CACHE_BYTES)
+            self._disk.execute(_CREATE)
+        return self._disk
+
+    def _flush(self, disk: sqlite3.Connection) -> None:
+        """Put what waits for it."""
         if self._put:
+            rows = sorted((*placed, *job) for job, placed in self._put.items())  # visits its pages once
             disk.execute("BEGIN")
-            disk.executemany(_PUT, self._put)
+            disk.executemany(_PUT, rows)
             disk.execute("COMMIT")
             self._put.clear()
-        return disk

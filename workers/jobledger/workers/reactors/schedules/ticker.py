@@ -16,6 +16,7 @@ from jobledger.ledger.schedules.acting import Known, known_from
 from jobledger.ledger.timers import ScheduleTimer, Timers
 from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import Later
+from jobledger.workers.reactors.schedules.looking import Looks
 
 logger = logging.getLogger("jobledger.workers.reactors.schedules")
 
@@ -37,6 +38,7 @@ class Ticker:
         self._timers = timers
         self._schedules = ledger.schedules
         self._known: dict[str, Known] = {}
+        self._looks = Looks(ledger.log)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._told: set[str] = set()
 
@@ -56,7 +58,7 @@ class Ticker:
         if known is None or known.sequence < timer.asked_by:
             known = await self._schedules.read(timer.schedule)
         if not known.whole:
-            known = await self._schedules.healed(known)
+            known = await self._schedules.healed(known, self._looks.present)
         self._keep(timer.schedule, known)
 
     async def tick(self, timer: ScheduleTimer, delivery: Delivery) -> Later | None:

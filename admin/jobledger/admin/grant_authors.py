@@ -1,0 +1,145 @@
+"""Who granted, and what each of them knew: the reactor's way of reading, once more for each turn of a worker at it."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.aggregate import Aggregate
+from jobledger.ledger.model.codec import StoredEvent, Unreadable
+from jobledger.ledger.model.errors import MalformedEventError, PayloadMissingError
+from jobledger.ledger.model.limits.definition import LIMIT
+from jobledger.ledger.model.limits.flow import FLOW, MAIN, FlowEvent, Snapshotted
+from jobledger.ledger.model.limits.recompute import Author, Recomputation, Recomputed
+from jobledger.ledger.model.log import Head, events_among
+from jobledger.ledger.model.subjects import aggregate_of
+from jobledger.workers.reactors.flow.beginning import fold_up_to, state_in
+from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.reading import read
+from jobledger.workers.reactors.flow.snapshots import FlowState
+
+_OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
+
+
+class Turn(msgspec.Struct):
+    """One turn of a worker at the reactor of the limits, as the chain of grants tells it."""
+
+    author: Author
+    snapshot: int = (
+        0  #: stream sequence of the snapshot from which it can be followed; 0: from the first event
+    )
+    is_known: bool = True  #: whether all that it knew is in the ledger still, or in a snapshot that was read
+    last: int = 0  #: stream sequence of its last grant that can be decided again; 0: none can
+    archived: int = 0  #: grants over events that an archive run took away
+
+
+async def authors(ledger: Ledger, head: Head) -> list[Turn]:
+    """Return who granted, in the order in which they first appended something.
+
+    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError.
+    """
+    turns: dict[Author, Turn] = {}
+    snapshots: list[int] = []
+    async with contextlib.aclosing(_flow(ledger, head)) as events:
+        async for event, sequence in events:
+            author = Author(event.by, event.began)
+            turn = turns.get(author)
+            if turn is None:
+                turn = turns[author] = await _begun(ledger, head, author, snapshots)
+            if isinstance(event, Snapshotted):
+                snapshots.append(sequence)
+                if not turn.is_known and await _is_whole(ledger, head, event, event.through):
+                    turn.snapshot, turn.is_known = sequence, True
+            elif turn.is_known:
+                turn.last = sequence
+            else:
+                turn.archived += 1
+    return list(turns.values())
+
+
+async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int]) -> Turn:
+    """Return how a turn began: with the newest snapshot that there was, or with the first event."""
+    before = bisect.bisect_right(snapshots, author.began)
+    if not before:
+        return Turn(author, is_known=head.first_sequence <= 1)
+    at = snapshots[before - 1]
+    snapshot = await _snapshot(ledger, at)
+    if head.first_sequence <= 1 and await _state_in(ledger, snapshot) is None:
+        return Turn(author)  # the events before it say the same
+    return Turn(author, at, is_known=await _is_whole(ledger, head, snapshot, author.began))
+
+
+async def _state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState | None:
+    """Return what a snapshot says, None where that is removed: two newer ones are stored."""
+    try:
+        return await state_in(ledger, snapshot)
+    except PayloadMissingError:
+        return None
+
+
+async def _snapshot(ledger: Ledger, at: int) -> Snapshotted:
+    stored = await ledger.log.get(at)
+    if stored is None or isinstance(stored, Unreadable):
+        raise MalformedEventError(
+            f"the snapshot of the limits at stream sequence {at} cannot be read any more"
+        )
+    event = FLOW.decode(stored)
+    assert isinstance(event, Snapshotted), "it was read as one before"
+    return event
+
+
+async def _is_whole(ledger: Ledger, head: Head, snapshot: Snapshotted, began: int) -> bool:
+    """Return whether everybody who waited at a snapshot can still be read, by one who began with it at `began`.
+
+    What an archive run takes away it carried over before, so whoever began behind that read nothing else.
+    """
+    if head.first_sequence <= 1:
+        return True
+    carried = await ledger.log.last(ledger.names.all_of_type("carried"))
+    if snapshot.low < head.first_sequence and (carried is None or began < carried.stream_sequence):
+        return False
+    state = await _state_in(ledger, snapshot)
+    return state is not None and all(each.held >= head.first_sequence for each in state.waiting)
+
+
+async def _flow(ledger: Ledger, head: Head) -> AsyncGenerator[tuple[FlowEvent, int], None]:
+    subject = FLOW.chain(ledger.names, MAIN)
+    async with contextlib.aclosing(ledger.log.read_messages(subject=subject)) as batches:
+        async for batch in batches:
+            for message in events_among(batch):
+                if message.stream_sequence <= head.last_sequence:
+                    yield FLOW.decode(message), message.stream_sequence
+
+
+async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
+    """Decide again what was granted in one turn, up to its last grant.
+
+    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError, ScratchSpaceError.
+    """
+    folding = Folding(
+        Chain(ledger),
+        on_held=lambda _held: None,
+        on_left=lambda _queue, _job: None,
+        on_granted=lambda _event, _at: None,
+    )
+    with contextlib.closing(folding):
+        snapshot = await _snapshot(ledger, turn.snapshot) if turn.snapshot else None
+        begun = turn.author.began
+        if snapshot is not None:
+            begun = max(begun, snapshot.through)  # it is a later one of the turn itself
+        await fold_up_to(ledger, folding, snapshot, head.first_sequence, begun)
+        again = Recomputation(turn.author, folding.granter, after=turn.snapshot)
+        async with contextlib.aclosing(read(ledger, begun + 1, turn.last)) as batches:
+            async for batch in batches:
+                for message in events_among(batch):
+                    if isinstance(message, StoredEvent):
+                        again.feed(message.event, message.stream_sequence)
+                    elif (of := _OTHERS.get(aggregate_of(message.subject))) is not None:
+                        again.feed(of.decode(message), message.stream_sequence)
+        return again.found

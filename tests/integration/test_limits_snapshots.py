@@ -1,0 +1,182 @@
+"""States of snapshots of the limits: stored as long as somebody may begin with them, and no longer, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+
+import pytest
+from tests.support.limited import define, enqueue, grants
+from tests.support.working import LIMIT_S, Connect, ended, working
+
+from jobledger.admin.grants_again import compare_grants
+from jobledger.audit.verify import verify
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.model.errors import PayloadMissingError, ServerUnreachableError, WrongSequenceError
+from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.model.limits.flow import FLOW, Snapshotted
+from jobledger.ledger.nats.payloads import Stores
+from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors.flow import reading
+from jobledger.workers.reactors.flow.beginning import begin, snapshot, tidy
+from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.looking import present
+from jobledger.workers.reactors.flow.options import FlowOptions
+from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.flow.reading import read
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="work")
+async def work() -> None: ...
+
+
+async def begun(ledger: Ledger) -> tuple[Chain, Folding]:
+    """Return what a reactor knows that begins now."""
+    chain = Chain(ledger)
+    folding = Folding(
+        chain, on_held=lambda _held: None, on_left=lambda _q, _j: None, on_granted=lambda _e, _s: None
+    )
+    await begin(ledger, chain, folding)
+    return chain, folding
+
+
+async def references(ledger: Ledger) -> list[PayloadRef]:
+    """Return where the states of all snapshots were put, the oldest first."""
+    found: list[PayloadRef] = []
+    async for batch in ledger.log.read_messages(subject=FLOW.of_type(ledger.names, "snapshotted")):
+        events = [event for each in batch if isinstance(event := FLOW.decode(each), Snapshotted)]
+        found += [event.state_ref for event in events if event.state_ref is not None]
+    return found
+
+
+async def states(ledger: Ledger) -> list[str]:
+    """Return what became of the states of all snapshots, the oldest first."""
+    return [await ledger.inputs.state_of(each) for each in await references(ledger)]
+
+
+async def test_a_state_is_removed_once_two_newer_snapshots_are_accepted(
+    ledger: Ledger, connected: Connect
+) -> None:
+    await enqueue(ledger, work, "nobody-defined-it")
+    async with connected(inline_bytes_max=1) as one, connected(inline_bytes_max=1) as two:
+        chain, folding = await begun(one)
+        found: list[list[str]] = []
+        for _ in range(4):
+            await snapshot(one, chain, folding, by="one")
+            await tidy(one, chain)
+            found.append(await states(ledger))
+        assert found[1:] == [
+            ["stored", "stored"],
+            ["gone", "stored", "stored"],
+            ["gone", "gone", "stored", "stored"],
+        ]
+        assert len(set(await references(ledger))) == 4  # though they say the same
+        await snapshot(one, chain, folding, by="one")  # and it dies before it removes what it may
+        chain, folding = await begun(two)
+        await tidy(two, chain)
+        assert await states(ledger) == ["gone", "gone", "gone", "stored", "stored"]
+    report = await verify(ledger.log, payloads=(Stores(ledger.inputs, ledger.results),))
+    assert report.sound, report.text()
+
+
+async def test_the_state_of_a_snapshot_that_came_second_is_removed(
+    ledger: Ledger, connected: Connect
+) -> None:
+    await enqueue(ledger, work, "nobody-defined-it")
+    async with connected(inline_bytes_max=1) as one:
+        (chain, folding), (late, same) = await begun(one), await begun(one)
+        await snapshot(one, chain, folding, by="one")
+        with pytest.raises(WrongSequenceError):
+            await snapshot(one, late, same, by="late")
+        (refused,) = late.superseded()
+        assert await one.inputs.state_of(refused) == "stored"
+        await tidy(one, late)
+        assert (await one.inputs.state_of(refused), late.superseded()) == ("gone", [])
+        with pytest.raises(WrongSequenceError):  # the very state that is stored
+            await snapshot(one, late, same, by="one")
+        await begin(one, late, same)
+        await tidy(one, late)
+        assert await states(ledger) == ["stored"]
+
+
+async def test_who_begins_with_a_state_that_is_removed_at_that_moment_takes_the_newest_one(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await enqueue(ledger, work, "nobody-defined-it")
+    async with connected(inline_bytes_max=1) as one:
+        chain, folding = await begun(one)
+        await snapshot(one, chain, folding, by="one")
+        oldest, newest = await chain.newest_snapshot(), Chain.newest_snapshot
+        for _ in range(2):
+            await snapshot(one, chain, folding, by="one")
+        await tidy(one, chain)
+        answers = [oldest]
+
+        async def answer(self: Chain) -> tuple[int, Snapshotted] | None:
+            return answers.pop() if answers else await newest(self)
+
+        monkeypatch.setattr(Chain, "newest_snapshot", answer)
+        async with present(ledger) as granter:
+            assert (len(granter.lines), answers) == (1, [])
+        answers = [oldest, oldest]  # nothing is newer: then it is lost
+        with pytest.raises(PayloadMissingError):
+            await begun(ledger)
+
+
+async def test_a_worker_removes_states_and_jobs_go_on(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = functools.partial(FlowReactor, options=FlowOptions(snapshot_events=10))
+    monkeypatch.setattr(hosting, "FlowReactor", make)
+    await define(ledger, "all", slots=3)
+    async with connected(inline_bytes_max=1) as other, working(other, work):
+        async with asyncio.timeout(LIMIT_S):
+            found: list[str] = []
+            while found.count("gone") < 2:
+                await ended(await enqueue(ledger, work, "all"))
+                with contextlib.suppress(ServerUnreachableError):  # it was removed while it was read
+                    found = await states(ledger)
+    assert found[-1] == "stored"
+    async with connected() as other, working(other, work):
+        await ended(await enqueue(ledger, work, "all"))
+        assert (await states(ledger))[0] == "gone"
+        again = await compare_grants(ledger)  # from the first event on, where a snapshot's state is gone
+        assert (again.archived, again.different) == (0, 0)
+        assert again.grants == len(await grants(ledger))
+
+
+async def test_a_short_part_of_a_ledger_is_read_as_a_long_one(
+    ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await define(ledger, "all", slots=3)
+    async with connected() as other, working(other, work):
+        for job in (
+            await ledger.enqueue(work),
+            await enqueue(ledger, work, "all"),
+        ):
+            await ended(job)
+        await (await enqueue(ledger, work, "nobody-defined-it")).cancel(reason="no")
+    last = (await ledger.log.head()).last_sequence
+
+    async def found() -> list[tuple[int, str]]:
+        return [
+            (each.stream_sequence, each.subject) async for batch in read(ledger, 1, last) for each in batch
+        ]
+
+    short = await found()
+    monkeypatch.setattr(reading, "SHORT", 0)
+    assert short == await found()
+    assert 6 < len(short) < last
+    leaves = [subject.split(".", 4)[-1] for _, subject in short]
+    assert {"held", "cancelled", "completed.limited"} <= set(leaves)
+    prefix = short[0][1].partition(".")[0]
+    for leaf, does in {
+        "completed": False,
+        "completed.child.held": False,
+        "completed.child.p.limited": True,
+    }.items():
+        assert reading.matters(f"{prefix}.job.q.id.{leaf}") is does, leaf

@@ -1,0 +1,95 @@
+"""`make bench-limits`: one table with a line for each target. What it measures with next to nothing is no figure."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tables import each_row
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+#: What begins a line, and the target in it; each once.
+TARGETS = {
+    "jobs without limits: drain, above": ">= -2 %",
+    "jobs without limits: drain beside": ">= -2 %",
+    "limited job with room: start, above plain, p50": "<= 1.5 ms",
+    "p99": "<= 4 ms",
+    "400 held, 1,000 keys, 3 limits, global 100": ">= 6,000 jobs/s",
+    "every append fsynced": ">= 2,500 jobs/s",
+    "reactor's CPU a job": "<= 75 us",
+    "server's CPU a job": "<= 110 us",
+    "reactor's memory": "<= 150 MB",
+    "restart with 200 held: first grant": "<= 3 s",
+    "restart with 100 held of 400 events": "<= 1 s",
+    "one of two hosts killed": "<= 2 s",
+    "both killed at once": "<= 2 s",
+    "server, of a core": "<= 3 %",
+    "late, p99": "<= 50 ms",
+    "unique enqueue, key free": "<= 0.3 ms",
+    "queue paused": "<= 50 ms",
+    "queue resumed": "<= 50 ms",
+}
+
+
+def _table(*words: str, timeout_s: float) -> dict[str, str]:
+    """Return what the table says behind each target."""
+    ran = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "limits.py"), "--quick", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.strip() for line in ran.stdout.splitlines()]
+    found: dict[str, str] = {}
+    for name, target in TARGETS.items():
+        (line,) = (each for each in lines if each.startswith(name) and f" {target} " in each)
+        found[name] = line.rpartition(f" {target} ")[2].strip()
+    return found
+
+
+def test_each_target_has_a_line_also_where_it_was_not_measured() -> None:
+    found = _table("--only", "unique", timeout_s=50)
+    figure = found.pop("unique enqueue, key free")
+    assert figure.split()[1:] in (["ms", "once", "met"], ["ms", "once", "MISSED"]), figure
+    assert set(found.values()) == {"not measured"}
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(240)
+def test_everything_in_the_table_can_be_measured() -> None:
+    """Beside the commit of this checkout too."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("the sources of a commit are only in a checkout")
+    found = _table("--big", "--against", "HEAD", timeout_s=220)
+    verdicts = {name: words.partition("once")[2].split(":")[0].strip() for name, words in found.items()}
+    assert set(verdicts.values()) <= {"met", "MISSED"}, verdicts
+
+
+_ROW, _SPREAD = (runpy.run_path(str(BENCHMARKS / "targets.py"))[name] for name in ("Row", "Spread"))
+#: Target, what was measured, the verdict.
+VERDICTS: tuple[tuple[dict[str, Any], list[float], str], ...] = (
+    ({"most": 3}, [3.04, 3.0, 2.0], "met"),
+    ({"most": 3}, [3.06, 3.06, 3.06], "MISSED"),
+    ({"least": -2}, [-1.9], "met"),
+    ({"least": -2}, [-2.1, -5.0, 5.0], "MISSED"),
+    ({"least": -2, "or_noise": True}, [-3.0, -9.0, 9.0], "met: less than the spread"),
+    ({"least": -2, "or_noise": True}, [-3.0, -2.0, -4.0], "MISSED"),
+    ({"least": -2, "or_noise": True}, [-3.0], "MISSED"),
+    ({}, [1.0], ""),
+)
+
+
+@each_row("target,found,verdict", VERDICTS)
+def test_a_verdict_follows_from_median_and_spread(
+    target: dict[str, float], found: list[float], verdict: str
+) -> None:
+    assert _ROW("something", "s", **target).verdict(_SPREAD.of(found)) == verdict
