@@ -28,9 +28,10 @@ from jobledger.ledger.model.commands import (
     Join,
     Pause,
 )
-from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.events import Member, Order
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs import carrying
+from jobledger.ledger.model.runs.orders import child_id
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import wait_timer
 
@@ -50,6 +51,21 @@ async def do(ledger: Ledger, *commands: Command) -> Job:
     return job
 
 
+async def children(ledger: Ledger, *items: int) -> None:
+    """Make children of the step `pages`, and let them run to their end."""
+    run = (await load(ledger.log, REF)).job
+    assert run is not None
+    for item in items:
+        ref = JobRef(queue="pages", job_id=child_id(REF.job_id, run.steps["pages"].number, item))
+        order = Order(member=Member(queue=REF.queue, job=REF.job_id, step="pages", item=item))
+        claimed = (
+            await transact(ledger.log, ref, Enqueue(ref=ref, task="fetch", order=order), ledger.stamp),
+            await transact(ledger.log, ref, CLAIM, ledger.stamp),
+        )[1].job
+        assert claimed is not None
+        await transact(ledger.log, ref, Complete(epoch=claimed.claim_epoch), ledger.stamp)
+
+
 async def archive(ledger: Ledger, folder: Path) -> Any:
     deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
     return await Archiver(ledger.log, folder, deps).run(ledger.clock.now())
@@ -63,13 +79,17 @@ async def test_a_parked_run_survives_an_archive_run(
     async with connected() as ledger:
         until = ledger.clock.now() + timedelta(days=90)
         wait = start("paid", kind="wait", target="paid", until=until)
-        before = await do(
+        await do(
             ledger,
             Enqueue(ref=REF, task="order", order=Order(max_attempts=1, version="2")),
             CLAIM,
             *(end(f"s{number}", result=msgspec.Raw(b'"done"')) for number in range(20)),
             fail("late", retry_at=until),
             group(count=9, limit=3),
+        )
+        await children(ledger, 0, 1)
+        before = await do(
+            ledger,
             Join(step="pages", completed=((0, 1),)),
             GiveSignal(name="early", id="1", value=msgspec.Raw(b"7")),
             wait,
@@ -86,6 +106,7 @@ async def test_a_parked_run_survives_an_archive_run(
         timer = wait_timer(after)
         assert (timer.asked_by, timer.due_at) == (before.wait_sequence, until)
         due = Dispatch(cause=timer.cause, asked_by=timer.asked_by, reason="brought forward")
+        await children(ledger, 2, 3, 4)
         job = await do(ledger, due, CLAIM, end("after"), Join(step="pages", completed=((2, 4),)))
         assert (job.steps["after"].number, job.steps["pages"].ended) == (24, 0b11111)
         await archive(ledger, tmp_path)  # while it runs

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import msgspec
+import pytest
 from tests.support.families import PARTS, Families, rerun, sound
 from tests.support.stories import check, found
 from tests.support.tables import each_row
@@ -28,6 +29,7 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
+from jobledger.ledger.model.runs import carrying
 
 ERROR = ErrorInfo(kind="timeout", type="TimeoutError", message="slow")
 LATER = timedelta(hours=2)
@@ -340,8 +342,12 @@ class _Archived(Families):
         return sequence
 
 
-def test_runs_are_proven_over_an_archive_from_every_place() -> None:
+@pytest.mark.parametrize("part_bytes", [carrying.PART_BYTES_MAX, 300])
+def test_runs_are_proven_over_an_archive_from_every_place(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
     """Wherever the run of the archive falls, nothing sound is called broken."""
+    monkeypatch.setattr(carrying, "PART_BYTES_MAX", part_bytes)
     for through in range(5, len(sound().messages), 2):
         story = _Archived(through)
         for part in PARTS:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.verify.store import Form
-from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.events import Carried, JobEvent
 from jobledger.ledger.model.job import Attempt, AttemptState, Job, JobState
 from jobledger.ledger.model.runs.steps import NO_STEPS, Step, Steps
 
@@ -93,8 +93,8 @@ def step_bytes(step: Step | None) -> int:
     return STEP_BYTES + len(step.key) + sets + order
 
 
-def _run_bytes(job: Job) -> int:
-    return sum(map(step_bytes, job.steps.values())) + SIGNAL_BYTES * len(job.signals)
+def _steps_bytes(steps: Steps) -> int:
+    return sum(map(step_bytes, steps.values())) if steps else 0
 
 
 def grown(before: Job | None, after: Job, event: JobEvent) -> int:
@@ -103,8 +103,8 @@ def grown(before: Job | None, after: Job, event: JobEvent) -> int:
     size = ATTEMPT_BYTES * (len(after.attempts) - attempts) + SIGNAL_BYTES * (len(after.signals) - signals)
     if after.steps is steps:
         return size
-    if before is None:
-        return size + sum(map(step_bytes, after.steps.values()))
+    if before is None or isinstance(event, Carried):
+        return size + _steps_bytes(after.steps) - _steps_bytes(steps)
     key: str = getattr(event, "step", "") or getattr(getattr(event, "joined", None), "step", "")
     return size + step_bytes(after.steps.get(key)) - step_bytes(steps.get(key))
 
@@ -116,10 +116,8 @@ def _sizes(job: Job) -> tuple[int, int, Steps]:
 def _weigh(record: Record) -> int:
     if isinstance(record, bytes):
         return _BYTES_OBJECT + len(record)
-    if record.job is None:
-        return OPEN_BYTES
-    run = _run_bytes(record.job) if record.job.steps or record.job.signals else 0
-    return OPEN_BYTES + ATTEMPT_BYTES * len(record.job.attempts) + run
+    attempts, signals, steps = (0, 0, NO_STEPS) if record.job is None else _sizes(record.job)
+    return OPEN_BYTES + ATTEMPT_BYTES * attempts + SIGNAL_BYTES * signals + _steps_bytes(steps)
 
 
 JOB_RECORDS: Final[Form[Record]] = Form(

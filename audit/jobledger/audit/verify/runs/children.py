@@ -86,7 +86,7 @@ class RunRules:
         if self._is_selection:
             return
         if isinstance(event, Carried):
-            self._carried(before, after)
+            self._carried(before, event, after)
             return
         if before is None and member is not None:
             yield from self._begins(member, after)
@@ -210,13 +210,13 @@ class RunRules:
         if member is not None and parent is not None and parent.ended_at and member.step in parent.groups:
             parent.groups[member.step].begun.remove(member.item)
 
-    def _carried(self, before: Job | None, job: Job) -> None:
+    def _carried(self, before: Job | None, event: Carried, job: Job) -> None:
         """Take in a run or a child by a `carried`, where the events that told of it are in an archive."""
-        if before is not None:
+        if before is not None and not before.is_incomplete:
             return
-        for key, step in job.steps.items():
+        for step in event.job_state.steps:
             if step.order is not None:
-                group = self._group(f"{job.queue}/{job.id}", key, is_whole=False)
+                group = self._group(f"{job.queue}/{job.id}", step.key, is_whole=False)
                 group.cancels = step.order.on_parent_end == "cancel"
         member = job.order.member
         if member is not None:
