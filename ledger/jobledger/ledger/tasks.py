@@ -161,6 +161,7 @@ class TaskRegistry:
 
     def __init__(self, tasks: Iterable[Task[Any, Any]] = ()) -> None:
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self._versions: dict[tuple[str, str], Task[Any, Any]] = {}  #: of workflows, by name and version
         self.modules: tuple[str, ...] = ()  #: as given to `load`, so that another process can load the same
         self.hooks: tuple[Hooks, ...] = ()  #: found at the top of modules: for every task here
         self.schedules: dict[str, Schedule] = {}  #: those of the tasks, and those found at the top of modules
@@ -194,9 +195,14 @@ class TaskRegistry:
     def add(self, task: Task[Any, Any]) -> None:
         """Add a task after checking that its signature can be an input.
 
+        Workflows of one name may have several versions: new runs are made with whichever the caller names, and each
+        goes on with the one that it began with.
+
         Raises: ConfigurationError for a second task of the same name, TaskDefinitionError.
         """
         known = self._tasks.setdefault(task.name, task)
+        if task.makes_runs and known.makes_runs:
+            known = self._versions.setdefault((task.name, task.version), task)
         if known is not task:
             message = (
                 f"two tasks are called {task.name!r} ({_where(known)} and {_where(task)}): give one a name="
@@ -248,9 +254,14 @@ class TaskRegistry:
         """The queues that the tasks name by default, sorted."""
         return sorted({found.defaults.queue for found in self._tasks.values()})
 
+    def of_version(self, name: str, version: str) -> Task[Any, Any] | None:
+        """Return the workflow that a run of a version goes on with, None where it is not loaded."""
+        return self._versions.get((name, version)) if version else self._tasks.get(name)
+
     def __iter__(self) -> Any:
-        """Iterate over the tasks, by name."""
-        return iter(sorted(self._tasks.values(), key=lambda found: found.name))
+        """Iterate over the tasks, by name; over every version of a workflow."""
+        others = [task for task in self._versions.values() if self._tasks[task.name] is not task]
+        return iter(sorted([*self._tasks.values(), *others], key=lambda found: (found.name, found.version)))
 
     def __contains__(self, name: object) -> bool:
         """Return whether a task of that name is loaded."""

@@ -23,7 +23,9 @@ from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
+from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
@@ -53,8 +55,9 @@ class Bench:
         self._hooks = HookRunner(tasks)
         policy, abandoned = RetryPolicy(random.Random()), Abandoned()  # noqa: S311 - jitter
         threads = Threads(ledger.connection.loop, 1, abandoned)
-        self._execution = Execution(Surroundings.of(ledger), threads, policy)
-        self._execution.runs = RunExecution(ledger, self._execution, threads, policy)
+        surroundings, children = Surroundings.of(ledger), ChildJobs(ledger, Opening(ledger))
+        self._execution = Execution(surroundings, threads, policy)
+        self._execution.runs = RunExecution(surroundings, self._execution, threads, policy, children=children)
         self._ended = asyncio.Event()
         self._attempts = Attempts(
             ledger,

@@ -54,6 +54,7 @@ from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.pool import PoolConfig, ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.surroundings import Surroundings
 
 #: Who acts in a ledger in memory.
@@ -186,7 +187,9 @@ async def run(
     apart = limited and bool(modules) and task.rules.run_in == "process"
     here = task if apart else _in_this_process(task, limited=limited)
     policy = _Witness(random.Random())  # noqa: S311 - jitter
-    execution = Execution(memory, Threads(memory.loop, 1, Abandoned()), policy)
+    threads = Threads(memory.loop, 1, Abandoned())
+    execution = Execution(memory, threads, policy)
+    execution.runs = RunExecution(memory, execution, threads, policy)
     own_task = asyncio.current_task(memory.loop)
     assert own_task is not None, "a coroutine runs in a task"
     running = Attempt(
@@ -209,7 +212,9 @@ async def run(
         outcome = Interrupt(epoch=job.claim_epoch, reason=str(error))
     if running.control.channel is not None:
         await running.control.channel.close()
-    after = await commit(memory.log, running.newest_chain, decide(job, outcome, memory.stamp(DEBUGGER)))
+    after = running.newest_chain
+    if running.control.recorded is None:
+        after = await commit(memory.log, after, decide(after.job, outcome, memory.stamp(DEBUGGER)))
     events = [
         stored
         for stored in await memory.log.read_chain(names.chain(material.ref))

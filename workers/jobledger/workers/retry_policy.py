@@ -46,8 +46,9 @@ class RetryPolicy:
 
 def unknown_task(job: Job, deliveries: int) -> Fail:
     """Return what follows when no worker had the task of a job in that many deliveries."""
+    version = f"version {job.order.version!r} of " if job.order.version else ""
     message = (
-        f"no worker of queue {job.queue} knew task {job.task!r} in {deliveries} deliveries: "
+        f"no worker of queue {job.queue} knew {version}task {job.task!r} in {deliveries} deliveries: "
         "start one with the module that holds it, then requeue the job"
     )
     error = ErrorInfo(kind="unknown_task", type="UnknownTaskError", message=message)

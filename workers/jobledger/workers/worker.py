@@ -37,11 +37,13 @@ from jobledger.workers.attempt.settlement import elsewhere_s, nak
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
+from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.flow.reactor import FlowCounts, FlowReactor
 from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
 from jobledger.workers.reactors.schedules.declaring import Declaring
 from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.services import end, outlive
 from jobledger.workers.surroundings import Surroundings
@@ -112,10 +114,11 @@ class Worker:
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._kept = KeptChains()
         self._runs = RunExecution(
-            ledger,
+            Surroundings.of(ledger),
             self._execution,
             self._threads,
             policy,
+            children=ChildJobs(ledger, Opening(ledger)),
             kept=self._kept,
             may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
         )

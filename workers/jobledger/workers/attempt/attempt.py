@@ -92,6 +92,7 @@ class Attempts:
             runs_here=self.running.__contains__,
             on_ended=self._recorder.on_ended_by_claim,
             kept=kept,
+            passes_on=self._other_version,
         )
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}
@@ -144,6 +145,8 @@ class Attempts:
             claimed = await self._claimer.claim(delivery, queued)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
+            if queued.version or (task is not None and task.makes_runs):
+                task = self._of_version(claimed)
             attempt = self._begin(claimed, task)
             try:
                 with self._span(attempt.job) as span:
@@ -179,6 +182,26 @@ class Attempts:
         facts = {"queue": queued.queue, "job": queued.job, "task": queued.task}
         logger.warning("task %r is not loaded here: the job is passed on", queued.task, extra=facts)
         return nak(settlements.unknown_task_s(delivery.delivered))
+
+    def _other_version(self, job: Job, delivery: Delivery) -> Settlement | None:
+        """Return what becomes of a delivery of a run whose version of the code is not loaded here."""
+        if self._tasks.of_version(job.task, job.order.version) is not None:
+            return None
+        if delivery.delivered >= settlements.UNKNOWN_TASK_DELIVERIES_MAX:
+            return None
+        facts = {"queue": job.queue, "job": job.id, "task": job.task}
+        version = job.order.version
+        logger.warning(
+            "version %r of workflow %r is not loaded here: the run is passed on",
+            version,
+            job.task,
+            extra=facts,
+        )
+        return nak(settlements.unknown_task_s(delivery.delivered))
+
+    def _of_version(self, chain: JobView) -> Task[Any, Any] | None:
+        assert chain.job is not None, "a claimed chain has a job"
+        return self._tasks.of_version(chain.job.task, chain.job.order.version)
 
     def _join(self, delivery: Delivery, queued: Queued) -> Settlement:
         """Hold a newer work item of a job that runs here, as an archive run makes one, until the attempt ends.

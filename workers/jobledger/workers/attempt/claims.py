@@ -54,13 +54,15 @@ class Claimer:
         runs_here: Callable[[JobRef], bool],
         on_ended: Callable[[Job, str], None],
         kept: KeptChains | None = None,
+        passes_on: Callable[[Job, Delivery], Settlement | None] = lambda _job, _delivery: None,
     ) -> None:
-        """`kept`: chains of runs that were parked here."""
+        """`kept`: chains of runs that were parked here; `passes_on` says what becomes of a run of another version."""
         self._ledger = ledger
         self._lease = lease
         self._runs_here = runs_here
         self._on_ended = on_ended
         self._kept = kept
+        self._passes_on = passes_on
 
     async def claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
         """Try to get the right to run the job of a delivery; `queued` is its event.
@@ -85,6 +87,10 @@ class Claimer:
                     and job.dispatch_sequence == delivery.stream_sequence
                     and job.attempts_left
                 ):  # nearly always, so it is not left to `_judge`: each await costs a call in every coroutine on the way
+                    if job.order.version:
+                        elsewhere = self._passes_on(job, delivery)
+                        if elsewhere is not None:
+                            return elsewhere
                     command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
                     return await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
                 return await self._judge(chain, ref, delivery)

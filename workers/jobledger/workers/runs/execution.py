@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Outcome
 from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.subjects import JobRef
@@ -33,7 +32,6 @@ from jobledger.workers.attempt.execution import Execution, LimitReachedError, is
 from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
-from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.retry_policy import RetryPolicy, error_info
 from jobledger.workers.runs.calls import StepCalls
 from jobledger.workers.runs.children import ChildJobs
@@ -48,22 +46,22 @@ class RunExecution:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: Surroundings,
         execution: Execution,
         threads: Threads,
         policy: RetryPolicy,
         *,
-        opening: Opening | None = None,
+        children: ChildJobs | None = None,
         kept: KeptChains | None = None,
         may_linger: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make it once for a worker.
 
-        `opening` makes children. `kept` keeps the chains of runs that are parked here. `may_linger`: whether a run that
+        `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that are parked here. `may_linger`: whether a run that
         waits for a moment may keep its slot now.
         """
-        self._ledger = Surroundings.of(ledger)
-        self.children = ChildJobs(ledger, opening or Opening(ledger))
+        self._ledger = ledger
+        self.children = children
         self._chance = random.Random()  # noqa: S311 - jitter, and random numbers of runs
         self._call = StepCalls(execution, threads)
         self._may_linger = may_linger
@@ -261,9 +259,10 @@ class _Play:
         callback = rules.on_success if isinstance(outcome, Complete) else rules.on_fail
         if callback is None or control.recorded is not None:
             return outcome
-        if isinstance(outcome, Complete) or self._is_failure(outcome):
+        children = self._host.children
+        if children is not None and (isinstance(outcome, Complete) or self._is_failure(outcome)):
             plain, options = callback.unpacked
-            order = await self._host.children.order(plain, options, self._end(outcome), self._journal.job)
+            order = await children.order(plain, options, self._end(outcome), self._journal.job)
             ref = JobRef(queue=options.queue, job_id=end_id(self._journal.job.id))
             await self._journal.end(outcome, Enqueue(ref=ref, task=plain.name, order=order))
         return outcome

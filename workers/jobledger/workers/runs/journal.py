@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -10,16 +11,18 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, Enqueue, FailStep, Outcome, Pause, StartStep
+from jobledger.ledger.model.commands import CompleteStep, Enqueue, FailStep, Join, Outcome, Pause, StartStep
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     LedgerFullError,
+    RefusedError,
     StaleClaimError,
     UnreachableError,
 )
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import OPERATOR, Job
 from jobledger.ledger.model.runs.errors import StepOverError
+from jobledger.ledger.model.runs.steps import admissible
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
@@ -47,7 +50,7 @@ class AttemptJournal:
         *,
         chance: random.Random,
         call: CallStep,
-        children: ChildJobs,
+        children: ChildJobs | None,
         may_linger: Callable[[], bool],
     ) -> None:
         self.chance = chance
@@ -58,7 +61,7 @@ class AttemptJournal:
         self._attempt = attempt
         self._channel = channel
         self._call = call
-        self._children = children
+        self._given_children = children
         self._may_linger = may_linger
         self._news = asyncio.Event()
         self._is_hinted = False
@@ -90,12 +93,21 @@ class AttemptJournal:
         except StepOverError:
             control.recording = False
             await self._catch_up()
+            for key in steps:
+                if admissible(self.job.steps[key]):
+                    await self._reopen(key)
             return False
         except BaseException:
             control.recording = False
             raise
         control.recorded = command
         return True
+
+    async def _reopen(self, key: str) -> None:
+        """Open the children that were held back while a person had the run paused."""
+        with contextlib.suppress(IllegalTransitionError):  # the reactor was faster
+            await self._channel.append(Join(step=key))
+        await self.open(key, again=True)
 
     async def end(self, outcome: Outcome, begin: Enqueue) -> None:
         """End the run and begin another job in one append; nothing is recorded where the claim is lost.
@@ -159,6 +171,15 @@ class AttemptJournal:
         """See `RunJournal.may_linger`."""
         return self._may_linger()
 
+    @property
+    def _children(self) -> ChildJobs:
+        """What makes children. Raises: RefusedError where a run is only looked into."""
+        if self._given_children is None:
+            raise RefusedError(
+                f"run {self.job.id} is run here without its ledger, so that nothing is written: its children cannot be asked"
+            )
+        return self._given_children
+
     async def ensure_limits(self, task: str, options: Options) -> None:
         """See `RunJournal.ensure_limits`."""
         await self._children.ensure_limits(task, options)
@@ -179,7 +200,7 @@ class AttemptJournal:
         """See `RunJournal.abandon`."""
         steps = self.job.steps.items()
         items = {key: step.open for key, step in steps if key.startswith(prefix) and step.open}
-        if items:
+        if items and self._given_children is not None:
             await self._children.cancel(self._attempt.ref, self._channel.chain, items)
 
     async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
