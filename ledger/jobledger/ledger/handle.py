@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, extend, fold, load, transact
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, extend, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Command, Requeue, Reschedule
 from jobledger.ledger.model.decisions import retry_command
@@ -168,6 +169,12 @@ class JobHandle(Generic[R_co]):
 
         Raises: ResultTimeoutError after `timeout_s` (None waits for ever), JobNotFoundError, UnreachableError.
         """
+        async with contextlib.aclosing(self._followed(timeout_s)) as followed:
+            async for stored, _ in followed:
+                yield stored
+
+    async def _followed(self, timeout_s: float | None) -> AsyncGenerator[tuple[StoredEvent, JobView], None]:
+        """Yield each event with the job after it, as `transitions`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         view, looks = EMPTY_CHAIN, 0
@@ -179,7 +186,7 @@ class JobHandle(Generic[R_co]):
                 for stored in events:
                     view = extend(view, stored)
                     pause = _LOOK_AGAIN_FIRST_S
-                    yield stored
+                    yield stored, view
                 if view.job is not None and view.job.is_final:
                     return
                 looks += 1
@@ -235,13 +242,13 @@ class JobHandle(Generic[R_co]):
 
     async def _end(self, timeout_s: float | None) -> tuple[Job, str]:
         """Return the job once it is final, and the id of the run that goes on where it ended, if it is such a run."""
-        chain, successor = EMPTY_CHAIN, ""
-        async for stored in self.transitions(timeout_s=timeout_s):
-            chain = extend(chain, stored)
+        view, successor = EMPTY_CHAIN, ""
+        async for followed in self._followed(timeout_s):
+            stored, view = followed
             if isinstance(stored.event, Completed):
                 successor = stored.event.successor
-        assert chain.job is not None, "a history is not empty"
-        return chain.job, successor
+        assert view.job is not None, "a history is not empty"
+        return view.job, successor
 
     async def result(self, *, timeout_s: float | None = None) -> R_co:
         """Wait for the end and return what the task returned, as its return annotation says.
