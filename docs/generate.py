@@ -28,7 +28,7 @@ from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import addresses_of, asyncapi_document
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
 from jobledger.projections.table import Column, View
-from jobledger.projections.tables.registry import all_tables, all_views
+from jobledger.projections.tables.registry import all_queries, all_tables, all_views
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
@@ -307,9 +307,12 @@ def _view(view: View) -> str:
 
 
 def _projection_page(text: str) -> str:
-    text = _between_markers(
-        text, "views", "\n".join(f"#### {each.name}\n\n{_view(each)}" for each in all_views())
-    )
+    views = [f"#### {each.name}\n\n{_view(each)}" for each in all_views()]
+    views += [
+        "".join((f"#### {each.name}\n\n", *_column_rows(each.columns))).rstrip("\n") + "\n"
+        for each in all_queries()
+    ]
+    text = _between_markers(text, "views", "\n".join(views))
     tables = (
         part for table in all_tables() for part in (f"#### {table.name}\n\n", *_column_rows(table.columns))
     )

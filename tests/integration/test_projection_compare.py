@@ -30,6 +30,7 @@ from jobledger.projections import (
 )
 from jobledger.projections import compare as compare_module
 from jobledger.projections.background import Background
+from jobledger.projections.tables.registry import all_tables
 
 pytestmark = pytest.mark.anyio
 
@@ -179,6 +180,7 @@ def told(store: Store) -> list[object]:
         store.dead_letters(),
         store.slowest(),
         [store.attempts(row.queue, row.id) for row in jobs[:20]],
+        *(store.select(f"SELECT * FROM {table.name}") for table in all_tables()),
     ]
 
 

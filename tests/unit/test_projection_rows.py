@@ -112,6 +112,7 @@ def test_what_a_job_does_not_have_is_null_also_where_it_had_it() -> None:
     )
     missing = {"data", "result", "due_at", "completed_at", "dead_reason", "worker", "timeout_s"}
     missing |= {"progress_done", "progress_total", "progress_note"}
+    missing |= {"parent_queue", "parent_id", "parent_step", "parent_item", "version", "awaiting"}
     assert {name for name, value in row.items() if value is None} == missing
     assert type(row["fold"]) is bytes
 

@@ -10,6 +10,7 @@ from jobledger.admin.find import find_job
 from jobledger.admin.held import held_facts
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.rows import Rows
+from jobledger.admin.runs import open_children_of
 from jobledger.audit.why import Facts, Why, explain, find_facts
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
@@ -27,14 +28,13 @@ class Ran(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """What a job waits for, and by which event that is known."""
+    """What a job waits for, and by which events that is known."""
 
     job: Job
     why: Why
     facts: Facts  #: what surrounds the job, with the time of the answer
-    proof: list[
-        StoredEvent
-    ]  #: the event that says so; the one that carried it over where an archive holds that
+    #: The events that say so; the one that carried the job over where an archive holds them.
+    proof: list[StoredEvent]
 
 
 async def cancel(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
@@ -82,6 +82,8 @@ async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf |
         facts = await find_facts(rows.ledger, job)
         if job.state is JobState.HELD:
             facts = msgspec.structs.replace(facts, held=await held_facts(rows.ledger, job))
+        if job.awaited:
+            facts = msgspec.structs.replace(facts, children=await open_children_of(rows, job))
     else:
         then = await past.moment(rows.ledger.log, rows.ledger.clock)
         history = events_until(history, then)
@@ -89,6 +91,7 @@ async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf |
         assert was is not None, "a history is not empty"
         job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
     found = explain(job, facts)
-    says_so = [stored for stored in history if stored.stream_sequence == found.event_sequence]
+    told = {found.event_sequence, *(wait.sequence for wait in found.waits)}
+    says_so = [stored for stored in history if stored.stream_sequence in told]
     carried = [stored for stored in history if isinstance(stored.event, Carried)]
     return Explained(job, found, facts, says_so or carried[-1:])

@@ -13,6 +13,7 @@ import msgspec
 
 from jobledger.audit.trail_words import count
 from jobledger.audit.why_held import HeldFacts, explain_held
+from jobledger.audit.why_run import ChildNow, RunWait, explain_paused, run_waits
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
@@ -27,6 +28,7 @@ from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
 from jobledger.ledger.unique.holders import Holder, find_holder
 
+_STEPS_SHOWN_MAX: Final = 3
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -54,6 +56,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
     key: Holder | None = None  #: its unique key as it is now, and the job that took it last
+    children: dict[
+        str, tuple[ChildNow, ...]
+    ] = {}  #: of a run that waits for children: by the key of its step
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +71,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""  #: a command that would change it
     held: HeldFacts | None = None  #: of a job that is held: its limits at this moment
     unique: str = ""  #: of a unique job: which job holds its key, and how long
+    waits: tuple[RunWait, ...] = ()  #: of a run that is paused: each thing that it waits for
 
 
 async def find_facts(ledger: Ledger, job: Job) -> Facts:
@@ -115,6 +121,11 @@ def _pause(info: ConsumerInfo, stream: str) -> Paused | None:
 
 def explain(job: Job, facts: Facts) -> Why:
     """Say what the job waits for, or why it waits for nothing."""
+    waits: tuple[RunWait, ...] = ()
+
+    def told(at: datetime) -> str:
+        return _told(at, facts)
+
     match job.state:
         case JobState.QUEUED:
             sentence, hint = _queued(job, facts)
@@ -127,8 +138,8 @@ def explain(job: Job, facts: Facts) -> Why:
         case JobState.HELD:
             sentence, hint = _held(job, facts)
         case JobState.PAUSED:
-            until = "" if job.due_at is None else f", until {_moment(job, facts)}"
-            sentence, hint = f"its task paused it{until}", f"jobledger jobs retry {job.id}"
+            waits = run_waits(job, facts.children, told)
+            sentence, hint = explain_paused(job, waits, told)
         case JobState.DEAD_LETTERED:
             error = "" if job.error is None else f" ({job.error.type}: {job.error.message[:200]})"
             sentence = f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}"
@@ -150,6 +161,7 @@ def explain(job: Job, facts: Facts) -> Why:
         hint="" if facts.is_past else hint,  # commands act on the job as it is by now
         held=facts.held,
         unique=_unique(job, facts),
+        waits=waits,
     )
 
 
@@ -169,6 +181,7 @@ _DEAD: Final = {
     "max_deliver": "it was delivered again and again without ever coming to an outcome",
     "rejected": "it was given up without another try",
     "invalid": "its input does not fit its task",
+    "diverged": "its code asks for something else than is recorded of it",
     "": "given up",
 }
 
@@ -237,7 +250,7 @@ def _last_word(facts: Facts) -> str:
 def _running(job: Job, facts: Facts) -> tuple[str, str]:
     attempt = job.attempts[-1]
     ran = _duration((facts.now - attempt.started_at).total_seconds())
-    asked = ", and was asked to end" if job.cancel_requested else ""
+    asked = _in_steps(job) + _asked(job)
     if facts.is_past:
         said = f"attempt {attempt.number} ran on worker {attempt.worker} for {ran}{asked}"
         return f"{said}; whether that worker lived then is not known", ""
@@ -251,6 +264,19 @@ def _running(job: Job, facts: Facts) -> tuple[str, str]:
     )
 
 
+def _in_steps(job: Job) -> str:
+    """Name the steps of a run that it has begun."""
+    begun = [key for key, step in job.steps.items() if step.state == "started"]
+    more = ", ..." if len(begun) > _STEPS_SHOWN_MAX else ""
+    return f", in step {', '.join(begun[:_STEPS_SHOWN_MAX])}{more}" if begun else ""
+
+
+def _asked(job: Job) -> str:
+    if job.cancel_requested:
+        return ", and was asked to end"
+    return ", and was asked to pause" if job.pause_requested else ""
+
+
 def _retry_wait(job: Job, facts: Facts) -> str:
     attempt = job.attempts[-1] if job.attempts else None
     if attempt is None or attempt.state != "failed":
@@ -261,15 +287,17 @@ def _retry_wait(job: Job, facts: Facts) -> str:
 
 
 def _moment(job: Job, facts: Facts) -> str:
-    if job.due_at is None:
-        return "no time that is known"
-    left = (job.due_at - facts.now).total_seconds()
+    return "no time that is known" if job.due_at is None else _told(job.due_at, facts)
+
+
+def _told(at: datetime, facts: Facts) -> str:
+    left = (at - facts.now).total_seconds()
     away = (
         f"in {_duration(left)}"
         if left > 0
         else f"due for {_duration(-left)}: is a worker running its timers?"
     )
-    return f"{shown_time(job.due_at)} ({away})"
+    return f"{shown_time(at)} ({away})"
 
 
 def _duration(seconds: float) -> str:

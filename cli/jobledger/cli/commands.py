@@ -35,6 +35,11 @@ COMMANDS: Final = Group(
             {
                 "list": "jobs.list",
                 "show": "jobs.show",
+                "steps": "jobs.steps",
+                "graph": "jobs.graph",
+                "signal": "jobs.run_acts",
+                "pause": "jobs.run_acts",
+                "resume": "jobs.run_acts",
                 "cancel": "jobs.bulk",
                 "retry": "jobs.bulk",
                 "reschedule": "jobs.bulk",

@@ -14,7 +14,13 @@ from typing import Final, Protocol
 from jobledger.projections.errors import NewerSchemaError, OlderSchemaError
 from jobledger.projections.position import put_before_first
 from jobledger.projections.table import CacheLimits, Rows
-from jobledger.projections.tables.registry import LedgerRows, all_tables, all_views, schema_version
+from jobledger.projections.tables.registry import (
+    LedgerRows,
+    all_queries,
+    all_tables,
+    all_views,
+    schema_version,
+)
 
 #: Of the tables of this version of jobledger.
 SCHEMA_VERSION: Final = schema_version()
@@ -69,6 +75,8 @@ class LedgerLayout:
             database.table(table.name).create(table.types, pk=table.key)
         for view in all_views():
             view.create(connection)
+        for query in all_queries():
+            query.create(connection)
         put_before_first(connection, environment, version)
         connection.execute(f"PRAGMA user_version = {version:d}")
         connection.execute(f"PRAGMA application_id = {self.application_id:d}")

@@ -87,6 +87,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...]
     trace_id: str
     last_sequence: int
+    parent_queue: str | None  #: of the child of a run; None: it is nobody's child
+    parent_id: str | None
+    parent_step: str | None  #: key of the step that asked for it
+    parent_item: int | None
+    version: str | None  #: of the workflow's code that a run is bound to
+    awaiting: str | None  #: what a paused run waits for
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,12 +223,17 @@ class Store:
         trace_id: str | None = None,
         said: SaidFilter = NOTHING_SAID,
         order: Order = "newest",
+        members: bool = True,
     ) -> list[JobRow]:
-        """Return at most `limit` jobs by creation, those that fit every filter; `since` is ISO-8601 text in UTC."""
+        """Return at most `limit` jobs by creation, those that fit every filter; `since` is ISO-8601 text in UTC.
+
+        Without `members`, children of runs are left out.
+        """
         _check_limit(limit)
         filters = {"queue = ?": queue, "task = ?": task, "created_at >= ?": since, "trace_id = ?": trace_id}
         said_terms, said_values = said.terms()
         terms = [*(term for term, value in filters.items() if value is not None), *said_terms]
+        terms += [] if members else ["parent_id IS NULL"]
         values: list[object] = [*(value for value in filters.values() if value is not None), *said_values]
         direction = "DESC" if order == "newest" else "ASC"
         tail = f"ORDER BY created_at {direction}, rowid {direction} LIMIT ?"
@@ -252,7 +263,7 @@ class Store:
         return _job_row(found[0]) if found else None
 
     def folded(self, queue: str, job_id: str) -> Job | None:
-        """Return one job as `evolve` computed it from its events, None when there is none."""
+        """Return one job as `evolve` computed it from its events, its steps without values; None when there is none."""
         found = self._query("SELECT fold, data FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))
         return job_values.with_input(job_values.unfold(found[0][0]), found[0][1]) if found else None
 
@@ -265,11 +276,15 @@ class Store:
     def find(self, prefix: str, *, queue: str | None = None) -> list[JobRef]:
         """Return up to FIND_MATCHES_MAX jobs whose id begins with `prefix`, in the order of their ids.
 
-        An exact match is the only answer, though longer ids begin with it too; in several queues it is several.
+        An exact match is the only answer, though longer ids begin with it too; in several queues it is several. Children of
+        a run that matches are left out: their ids begin with the run's.
         """
-        # Every character an id can have is below the tilde.
-        sql = "SELECT queue, id FROM jobs WHERE id >= ? AND id < ? AND (? IS NULL OR queue = ?) ORDER BY id, queue LIMIT ?"
-        found = self._query(sql, (prefix, f"{prefix}~", queue, queue, FIND_MATCHES_MAX))
+        beyond = f"{prefix}~"  # every character an id can have is below the tilde
+        sql = (
+            "SELECT queue, id FROM jobs WHERE id >= ? AND id < ? AND (? IS NULL OR queue = ?) "
+            "AND (parent_id IS NULL OR parent_id < ? OR parent_id >= ?) ORDER BY id, queue LIMIT ?"
+        )
+        found = self._query(sql, (prefix, beyond, queue, queue, prefix, beyond, FIND_MATCHES_MAX))
         matches = [JobRef(queue=row[0], job_id=row[1]) for row in found]
         return [match for match in matches if match.job_id == prefix] or matches
 

@@ -136,6 +136,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         connection.execute(f"CREATE VIEW {self.name} AS SELECT {', '.join(shown)} FROM {self.of.name}")  # noqa: S608
 
 
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A view that puts several rows together, for readers outside jobledger as `View`."""
+
+    name: str
+    columns: Mapping[str, Column]  #: by name, in the order of the statement
+    sql: str  #: a SELECT
+
+    def create(self, connection: sqlite3.Connection) -> None:
+        """Make the view."""
+        connection.execute(f"CREATE VIEW {self.name} ({', '.join(self.columns)}) AS {self.sql}")
+
+
 class CacheLimits(NamedTuple):
     """How much of what the rows say may be kept in memory between transactions."""
 
@@ -172,6 +184,7 @@ class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     tables: tuple[Table, ...]
     views: tuple[View, ...] = ()
+    queries: tuple[Query, ...] = ()
     rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages
     #: Its rows depend on other aggregates' too: they are given every message, before the rows of those know of it.
     reads_all: bool = False

@@ -8,6 +8,7 @@ import msgspec
 
 from jobledger.admin import acts
 from jobledger.admin.views import job_details
+from jobledger.audit.why import Why
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import JobNotCompletedError
@@ -70,10 +71,16 @@ async def why(
             ("why", found.sentence),
             ("since", moment(found.since, facts.now)),
             ("unique", found.unique or None),
-            ("try", found.hint or None),
+            *(("try", hint) for hint in _hints(found)),
         ]
     )
     output.say()
-    output.say("the event that says so", style="bold")
+    output.say("the event that says so" if len(proof) < 2 else "the events that say so", style="bold")  # noqa: PLR2004
     for stored in proof:
         show_event(output, stored)
+
+
+def _hints(found: Why) -> list[str]:
+    """Return what a person can type: the best first, then what ends each of the other waits of a run."""
+    hints = (found.hint, *(wait.hint for wait in found.waits)) if found.hint else ()
+    return list(dict.fromkeys(hints))

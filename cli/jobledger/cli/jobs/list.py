@@ -41,6 +41,9 @@ async def list_jobs(
             "--trace", metavar="ID", help="Only jobs of this trace: its id, or a traceparent that holds it."
         ),
     ] = None,
+    members: Annotated[
+        bool, typer.Option("--members", metavar="", help="The children of runs, too.")
+    ] = False,
     limit: options.Limit = 50,
     at: options.At = None,
     sequence: options.Sequence = None,
@@ -56,6 +59,7 @@ async def list_jobs(
         "trace_id": _trace_id(trace) if trace is not None else None,
         "since": time_text(begin) if begin is not None else None,
         "said": cli.said,
+        "members": members,
     }
     past, output = asked(at, sequence), cli.output
     async with viewed(cli, past) as view:
@@ -65,7 +69,8 @@ async def list_jobs(
             output.object({**msgspec.structs.asdict(row), **rows_begin(view)})
     elif not found:
         is_bare = past is None and not any(filters.values())
-        output.say("no jobs; add one with `jobledger enqueue`" if is_bare else "no jobs")
+        said = "no jobs; add one with `jobledger enqueue`" if is_bare else "no jobs"
+        output.say(said if members or is_bare else f"{said}; children of runs are listed with --members")
     else:
         output.table(("id!", "queue", "task", "status!", "age>"), [_row(row, view.now) for row in found])
         if len(found) == limit:

@@ -9,7 +9,7 @@ from typing import Final
 
 from jobledger.projections.statistics.answers import OF_INTEREST
 from jobledger.projections.statistics.held import IS_HELD
-from jobledger.projections.table import Column, Index, Table, View, integer, real, text, timestamp
+from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
@@ -46,7 +46,7 @@ _CHANGING: Final = {
     "retry_count": integer("attempts after the first, without those given back"),
     "max_retries": integer("`max_attempts` less one"),
     "dead_reason": text(
-        "why it is or was a dead letter: `exhausted`, `rejected`, `invalid`, `max_deliver`; NULL if never"
+        "why it is or was a dead letter: `exhausted`, `rejected`, `invalid`, `max_deliver`, `diverged`; NULL if never"
     ),
     "cancel_requested": integer("1: somebody asked a running job to end"),
     "worker": text("who runs it; NULL unless it runs"),
@@ -61,9 +61,21 @@ _CHANGING: Final = {
         is_internal=True,
     ),
 }
+#: NULL, without a word from the projector, but for runs and their children: an ordinary job pays nothing for them.
+_OF_RUNS: Final = {
+    "parent_queue": text("of the child of a run: the run's queue; NULL: it is nobody's child"),
+    "parent_id": text("of the child of a run: the run's id"),
+    "parent_step": text("of the child of a run: the key of the step that asked for it"),
+    "parent_item": integer("of the child of a run: its number in that step, from 0"),
+    "version": text("the version of the workflow's code that the run is bound to; NULL: none"),
+    "awaiting": text(
+        "what a paused run waits for: words out of `signal`, `sleep`, `children`, `retry` and `step`, separated by "
+        "spaces, or `operator` where a person paused the job; NULL: it is not paused, or its own code knows"
+    ),
+}
 JOBS: Final = Table(
     name="jobs",
-    columns={**_JOB_KEY, **_FIXED, **_CHANGING},
+    columns={**_JOB_KEY, **_FIXED, **_CHANGING, **_OF_RUNS},
     key=tuple(_JOB_KEY),
     # Every list is newest first, of all jobs or of one status, queue or task.
     indexes=(
@@ -79,6 +91,8 @@ JOBS: Final = Table(
         Index(("completed_at",), where="completed_at IS NOT NULL"),
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
         Index(("limits", "since_us", "status"), where=IS_HELD),
+        Index(("parent_id", "parent_queue", "parent_step", "parent_item"), where="parent_id IS NOT NULL"),
+        Index(("awaiting",), where="awaiting IS NOT NULL"),
     ),
     sequence="last_sequence",
 )
@@ -111,7 +125,7 @@ DEAD_LETTERS: Final = Table(
         "queue": text("the job's queue"),
         "job_id": text("the job's id"),
         "task": text("the job's task"),
-        "reason": text("`exhausted`, `rejected`, `invalid` or `max_deliver`"),
+        "reason": text("`exhausted`, `rejected`, `invalid`, `max_deliver` or `diverged`"),
         "error_type": text("the class name of the last exception; NULL without one"),
         "error": text("its message; NULL without one"),
         "traceback": text("its traceback; NULL without one"),
@@ -126,6 +140,45 @@ DEAD_LETTERS: Final = Table(
 )
 V_JOBS: Final = View(name="v_jobs", of=JOBS, renamed={"started_at": "processed_at", "error": "last_error"})
 V_ATTEMPTS: Final = View(name="v_attempts", of=ATTEMPTS)
+#: Jobs that recorded a step, with what became of their steps.
+RUNS: Final = Query(
+    name="runs",
+    columns={
+        **{name: JOBS.columns[name] for name in ("queue", "id", "task", "version", "status", "awaiting")},
+        **{name: JOBS.columns[name] for name in ("parent_queue", "parent_id", "created_at", "completed_at")},
+        "steps": integer("steps that are recorded"),
+        "steps_completed": integer("of these, completed ones"),
+        "steps_failed": integer("of these, ones that failed for good"),
+        "children_open": integer("children that may exist and were not counted as ended"),
+    },
+    sql=(
+        "SELECT j.queue, j.id, j.task, j.version, j.status, j.awaiting, j.parent_queue, j.parent_id, j.created_at, "
+        "j.completed_at, count(*), sum(s.status = 'completed'), sum(s.status = 'failed'), "
+        "coalesce(sum(s.items_open), 0) "
+        "FROM steps AS s JOIN jobs AS j ON j.id = s.job_id AND j.queue = s.queue GROUP BY j.id, j.queue"
+    ),
+)
+#: Every run that has children, with all below it: the root itself has depth 0.
+RUN_TREE: Final = Query(
+    name="run_tree",
+    columns={
+        "root_queue": text("the queue of the run that is nobody's child"),
+        "root_id": text("its id"),
+        "depth": integer("how many parents the job has up to there"),
+        **{name: JOBS.columns[name] for name in ("queue", "id", "task", "status", "awaiting")},
+        **{name: JOBS.columns[name] for name in ("parent_queue", "parent_id", "parent_step", "parent_item")},
+    },
+    sql=(
+        "WITH RECURSIVE tree AS ("
+        "SELECT queue AS root_queue, id AS root_id, 0 AS depth, queue, id FROM jobs AS root "
+        "WHERE (id, queue) IN (SELECT parent_id, parent_queue FROM jobs WHERE parent_id IS NOT NULL) "
+        "AND NOT EXISTS (SELECT 1 FROM jobs AS p WHERE p.id = root.parent_id AND p.queue = root.parent_queue) "
+        "UNION ALL SELECT t.root_queue, t.root_id, t.depth + 1, j.queue, j.id FROM tree AS t "
+        "JOIN jobs AS j ON j.parent_id = t.id AND j.parent_queue = t.queue) "
+        "SELECT t.root_queue, t.root_id, t.depth, j.queue, j.id, j.task, j.status, j.awaiting, j.parent_queue, "
+        "j.parent_id, j.parent_step, j.parent_item FROM tree AS t JOIN jobs AS j ON j.id = t.id AND j.queue = t.queue"
+    ),
+)
 
 #: What rows of `jobs` and `attempts` hold for NULL. Python's sqlite3 looks in vain for an adapter of every None and every
 #: bytes it is given, for about a microsecond each; str, int, float and bytearray are spared that (`need_adapt` in
@@ -169,6 +222,9 @@ INSERT_JOB: Final = f"INSERT INTO jobs ({', '.join(_INSERTED)}) VALUES ({_nullab
 UPDATE_JOB: Final = (
     f"UPDATE jobs SET {', '.join(f'{name} = {_nullable_marks((name,))}' for name in _CHANGING)} "  # noqa: S608
     "WHERE id = ? AND queue = ?"
+)
+UPDATE_OF_RUN: Final = (
+    f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in _OF_RUNS)} WHERE id = ? AND queue = ?"  # noqa: S608
 )
 DELETE_JOB: Final = "DELETE FROM jobs WHERE id = ? AND queue = ?"
 DELETE_ATTEMPTS: Final = "DELETE FROM attempts WHERE id >= ? AND id < ?"

@@ -15,10 +15,12 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Attempt, Job, JobState
+from jobledger.ledger.model.runs.awaiting import all_awaited
 from jobledger.ledger.model.times import as_utc, time_text
 from jobledger.ledger.model.trace import trace_id
 from jobledger.projections.table import Row
 from jobledger.projections.tables.job_schema import NULL_NUMBER, NULL_TEXT
+from jobledger.projections.tables.steps import lean_steps
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _RUNNING: Final = JobState.RUNNING
@@ -32,8 +34,11 @@ def without_input(job: Job) -> Job:
     """Return the job as it is kept between events: its input stays in the column `data` alone.
 
     `evolve` only passes the input on, so folding with or without it gives the same rest. The input is kept
-    where the column cannot give it back: beside a reference, or when it is not UTF-8.
+    where the column cannot give it back: beside a reference, or when it is not UTF-8. Of the steps of a run neither
+    results nor the inputs of children are kept.
     """
+    if job.steps:
+        job = _replace(job, steps=lean_steps(job.steps))
     if job.order.input is NO_VALUE or job.order.input_ref is not None or not _is_text(job.order.input):
         return job
     return _replace(job, order=_replace(job.order, input=NO_VALUE))
@@ -50,7 +55,7 @@ def unfold(fold: bytes) -> Job:
 
 
 def with_input(job: Job, data: str | None) -> Job:
-    """Return a job from a column `fold` as `evolve` made it, given its column `data`."""
+    """Return a job from a column `fold` as `evolve` made it, given its column `data`; its steps have no values."""
     if data is None or job.order.input_ref is not None or job.order.input is not NO_VALUE:
         return job
     return _replace(job, order=_replace(job.order, input=msgspec.Raw(data.encode())))
@@ -105,6 +110,18 @@ def job_fixed(job: Job, first_us: int) -> Row:
         data_text(job),
         first_us,
     )
+
+
+def job_of_run(job: Job, before: Job | None) -> Row | None:
+    """Return the values of the columns that only runs and their children have; None where they stay as they are."""
+    is_new = before is None and (job.order.member is not None or job.order.version)
+    waits = job.awaited or job.paused_by_operator
+    if not (is_new or waits or (before is not None and (before.awaited or before.paused_by_operator))):
+        return None
+    member, by_operator = job.order.member, job.paused_by_operator
+    awaiting = " ".join(all_awaited(job.steps, job.awaited, by_operator=by_operator))
+    of = (None,) * 4 if member is None else (member.queue, member.job, member.step, member.item)
+    return *of, job.order.version or None, awaiting or None
 
 
 def attempt_rows(job: Job, before: Job | None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The tables of jobs, attempts, dead letters, acts and statistics: folds a batch of events, writes each job once.
+"""The tables of jobs, attempts, steps, dead letters, acts and statistics: folds a batch of events, writes each job once.
 
 The caller owns the transaction. If it does not commit, it must call `forget`, since the cache is ahead then.
 """
@@ -25,6 +25,7 @@ from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
 from jobledger.projections.tables import job_schema as schema
 from jobledger.projections.tables import job_values as values
 from jobledger.projections.tables.acts import ACT_CLASSES, ACTS, NotedActs
+from jobledger.projections.tables.steps import SIGNALS, STEPS, NotedSteps, remove_steps
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
 
@@ -96,7 +97,7 @@ class JobRows(Rows):
         before: dict[_Key, Seen | None] = {}
         after: dict[_Key, Seen] = {}
         replaced: dict[_Key, Seen | None] = {}
-        tally, acts = Tally(), NotedActs()
+        tally, acts, steps = Tally(), NotedActs(), NotedSteps()
         for stored in events:
             event = stored.event
             key = (event.job, event.queue)
@@ -114,17 +115,21 @@ class JobRows(Rows):
                 if begun_are_new and before[key] is not None:
                     raise _NotNewError("a job is known that begins")
                 replaced.setdefault(key, before[key])
+                steps.forget(key)
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
             if type(event) in ACT_CLASSES and event.prev:  # to begin a job is no act
                 acts.add(stored, None if known is None else known.job, job)
+            if job.steps or job.signals:
+                steps.add(stored, None if known is None else known.job, job)
         for key, current in after.items():
             known = replaced.get(key) or before[key]
             tally.move(None if known is None else known.job, current.job)
         self._remove(key for key, known in replaced.items() if known is not None)
         self._write(before, after)
         acts.write(self._connection)
+        steps.write(self._connection, lambda key: after[key].job)
         add_tally(self._connection, tally, totals=totals)
 
     def _remove(self, keys: Iterable[_Key]) -> None:
@@ -132,6 +137,7 @@ class JobRows(Rows):
             self._connection.execute(schema.DELETE_JOB, (job_id, queue))
             first, beyond = f"{queue}/{job_id}/", f"{queue}/{job_id}0"  # "0" is the character after "/"
             self._connection.execute(schema.DELETE_ATTEMPTS, (first, beyond))
+            remove_steps(self._connection, (job_id, queue))
 
     def _began_before(self, event: JobEvent) -> bool:
         """Whether the job's first events were archived: then nothing is known of it until it is carried over.
@@ -157,6 +163,7 @@ class JobRows(Rows):
         updates: list[Row] = []
         inputs: list[Row] = []
         attempts: list[Row] = []
+        of_runs: list[Row] = []
         for key, seen in after.items():
             known, job = before[key], seen.job
             old = None if known is None else known.job
@@ -177,12 +184,16 @@ class JobRows(Rows):
                 ):  # requeued with another one
                     inputs.append((values.data_text(job), *key))
             attempts += values.attempt_rows(job, old)
+            of_run = values.job_of_run(job, old)
+            if of_run is not None:
+                of_runs.append((*of_run, *key))
             if not job.is_final:  # hardly anything follows a final state
                 self._cache[key] = (Seen(kept, seen.first_us, seen.since_us), len(fold))
                 self._cache_bytes += len(fold)
         self._insert([key for key in after if before[key] is None], inserts)
         execute = self._connection.executemany
         execute(schema.UPDATE_JOB, updates)
+        execute(schema.UPDATE_OF_RUN, of_runs)
         execute(schema.UPDATE_DATA, inputs)
         execute(schema.PUT_ATTEMPT, attempts)
         self._write_dead_letters(before, after)
@@ -224,8 +235,9 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=9,
-    tables=(schema.JOBS, schema.ATTEMPTS, schema.DEAD_LETTERS, ACTS, *STATISTICS_TABLES),
+    version=10,
+    tables=(schema.JOBS, schema.ATTEMPTS, schema.DEAD_LETTERS, STEPS, SIGNALS, ACTS, *STATISTICS_TABLES),
     views=(schema.V_JOBS, schema.V_ATTEMPTS),
+    queries=(schema.RUNS, schema.RUN_TREE),
     rows=JobRows,
 )

@@ -16,7 +16,7 @@ from jobledger.ledger.model.log import jobs_among
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.unreadable import UNREADABLE
 from jobledger.projections.position import POSITION_TABLE
-from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, View
+from jobledger.projections.table import AggregateTables, CacheLimits, Query, Rows, Table, View
 from jobledger.projections.tables.jobs import JOB_TABLES
 from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.queues import QUEUE_TABLES
@@ -37,8 +37,13 @@ def all_tables() -> tuple[Table, ...]:
 
 
 def all_views() -> tuple[View, ...]:
-    """Return every view of a projection's file."""
+    """Return every view of a projection's file that shows a table."""
     return tuple(view for each in TABLES.values() for view in each.views)
+
+
+def all_queries() -> tuple[Query, ...]:
+    """Return every view of a projection's file that puts several rows together."""
+    return tuple(query for each in TABLES.values() for query in each.queries)
 
 
 def schema_version() -> int:

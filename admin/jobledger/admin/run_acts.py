@@ -1,0 +1,91 @@
+"""What a person tells one job, found by its id or a prefix: to pause, to go on; and a run a signal that it waits for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jobledger.admin.find import find_job
+from jobledger.admin.rows import Rows
+from jobledger.ledger.model.commands import RequestPause, ResumeJob
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.json_text import check_text
+from jobledger.ledger.model.runs.awaiting import awaited_of
+from jobledger.ledger.model.runs.steps import open_children
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.signalling.giving import give_signal
+
+
+class Told(NamedTuple):
+    """A run after it was sent a signal."""
+
+    job: Job
+    is_new: bool  #: False: it was sent one of that id before, and nothing was changed
+    awaits: tuple[str, ...]  #: names of the signals that it waited for before
+
+
+class _Json:
+    """A signal whose type nobody here knows: what it says is JSON text."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_token("signal name", name)
+
+    def encode(self, value: bytes, /) -> bytes:
+        """Return the text. Raises: InvalidInputError for what is no JSON."""
+        return check_text(value, what=f"value of signal {self.name}")
+
+
+async def signal(
+    rows: Rows,
+    job_id: str,
+    name: str,
+    value: bytes,
+    *,
+    signal_id: str = "",
+    queue: str | None = None,
+    by: str,
+) -> Told:
+    """Send a run a signal; `value` is JSON text, which the run reads as the signal's type once it takes it.
+
+    Raises: as `find_job` and `Ledger.signal`.
+    """
+    told = _Json(name)
+    handle = await find_job(rows, job_id, queue)
+    before = await handle.snapshot()
+    is_new = await give_signal(rows.ledger, handle.ref, told, value, id=signal_id, by=by)
+    return Told(await handle.snapshot(), is_new, _signals_awaited(before))
+
+
+def _signals_awaited(job: Job) -> tuple[str, ...]:
+    steps = (job.steps[key] for key in job.awaited if key in job.steps)
+    return tuple(step.target for step in steps if awaited_of(step) == "signal")
+
+
+async def pause(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
+    """Let a waiting job wait until a person resumes it, ask a running one to pause; return the job as it is after that.
+
+    The children of a run follow it, those that are open.
+
+    Raises: as `find_job`; IllegalTransitionError for a job that has ended, or was paused or asked already.
+    """
+    handle = await find_job(rows, job_id, queue)
+    job = await rows.ledger.execute(handle.ref, RequestPause(reason=reason), by=by)
+    if job.state is JobState.RUNNING:
+        rows.ledger.hints.tell_resume(handle.ref)
+    return job
+
+
+async def resume(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
+    """Let a job go on that a person paused, and its children that were paused with it; return it as it is after that.
+
+    Raises: as `find_job`; IllegalTransitionError for a job that no person paused.
+    """
+    handle = await find_job(rows, job_id, queue)
+    command = ResumeJob(reason=reason)
+    job = await rows.ledger.would_accept(handle.ref, command)
+    if open_children(job.steps):
+        # Imported here: nothing else that a person does needs what children follow.
+        from jobledger.workers.reactors.children.reaching import Reaching  # noqa: PLC0415
+
+        # Before the run itself: who dies in between leaves one that can be resumed again.
+        await Reaching(rows.ledger).resume(handle.ref, job)
+    return await rows.ledger.execute(handle.ref, command, by=by)

@@ -1,0 +1,120 @@
+"""The steps of a run as a graph: what came after what, as far as it is recorded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import ChildOrder
+from jobledger.ledger.model.runs.steps import Step
+
+#: A drawing of more says nothing.
+NODES_MAX: Final = 500
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, or a child of a step that is a graph."""
+
+    id: str  #: `3` for the third step, `3.0` for its first child
+    label: str
+    status: str  #: of a step its own; of a child `completed`, `failed`, `open` or `waiting`
+
+
+class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes in an order in which they can run, and which of them come before which."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[str, str], ...]  #: from the one that comes first to the one after it
+    hidden: int  #: how many nodes beyond `NODES_MAX` are left out
+
+    def before(self, node: str) -> list[str]:
+        """Return the nodes that come directly before one."""
+        return [first for first, then in self.edges if then == node]
+
+
+def graph_of(job: Job) -> RunGraph:
+    """Return the graph of what a run recorded.
+
+    Steps of one branch follow each other. A branch begins after the step that the branch around it did last, which goes on
+    after all branches that began in it.
+    """
+    nodes: list[Node] = []
+    edges: list[tuple[str, str]] = []
+    tails: dict[str, list[str]] = {}  # by branch: what its next step comes after
+    for step in sorted(job.steps.values(), key=lambda each: each.number):
+        branch = step.key.rpartition("/")[0]
+        name = str(step.number)
+        edges += ((tail, name) for tail in _before(tails, branch))
+        nodes.append(Node(id=name, label=_label(step), status=step.state))
+        tails[branch] = [name]
+        if step.kind == "graph" and step.order is not None and step.order.after:
+            tails[branch] = _children(step, step.order, nodes, edges)
+    shown = {node.id for node in nodes[:NODES_MAX]}
+    return RunGraph(
+        nodes=tuple(nodes[:NODES_MAX]),
+        edges=tuple(each for each in edges if shown.issuperset(each)),
+        hidden=max(0, len(nodes) - NODES_MAX),
+    )
+
+
+def _before(tails: dict[str, list[str]], branch: str) -> list[str]:
+    """Return what the next step of a branch comes after; branches that began in it have ended by then."""
+    inner = f"{branch}/" if branch else ""
+    begun = [each for each in tails if each != branch and each.startswith(inner)]
+    found = [tail for each in begun for tail in tails.pop(each)]
+    if found:
+        return found
+    while branch not in tails and branch:
+        branch = branch.rpartition("/")[0]
+    return tails.get(branch, [])
+
+
+def _label(step: Step) -> str:
+    name = step.key.rpartition("/")[2].partition("#")[0]
+    kind = "" if step.kind in ("step", "undo", name) else f"{step.kind} "
+    about = f" ({step.target})" if step.target not in ("", name) else ""
+    order = step.order
+    if order is None:
+        return f"{kind}{step.key}{about}"
+    ended = step.ended.bit_count()
+    return f"{kind}{step.key}{about} {ended:,}/{'?' if step.count is None else f'{step.count:,}'}"
+
+
+def _children(step: Step, order: ChildOrder, nodes: list[Node], edges: list[tuple[str, str]]) -> list[str]:
+    """Add the children of a graph; return those that no other one comes after."""
+    opened, ended, failed = step.opened, step.ended, step.failed
+    ends = set(range(order.count))
+    for item, needs in enumerate(order.after):
+        name, bit = f"{step.number}.{item}", 1 << item
+        status = (
+            "failed"
+            if failed & bit
+            else "completed"
+            if ended & bit
+            else "open"
+            if opened & bit
+            else "waiting"
+        )
+        nodes.append(Node(id=name, label=f"{order.node(item).task} {item}", status=status))
+        edges += ((f"{step.number}.{need}" if needs else str(step.number), name) for need in needs or (0,))
+        ends.difference_update(needs)
+    return [f"{step.number}.{item}" for item in sorted(ends)]
+
+
+def levels(graph: RunGraph) -> list[list[Node]]:
+    """Return the nodes in rows: each lies below all that come before it."""
+    before: dict[str, Sequence[str]] = {node.id: [] for node in graph.nodes}
+    for first, then in graph.edges:
+        before[then] = (*before[then], first)
+    level: dict[str, int] = {}
+    rows: list[list[Node]] = []
+    for node in graph.nodes:  # an order in which they can run: what comes before has its level
+        place = max((level[each] + 1 for each in before[node.id]), default=0)
+        level[node.id] = place
+        while len(rows) <= place:
+            rows.append([])
+        rows[place].append(node)
+    return rows

@@ -1,0 +1,173 @@
+"""Runs as whoever asks sees them: their steps, and what lies below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from jobledger.admin.rows import Rows
+from jobledger.audit.why_run import ChildNow
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
+from jobledger.ledger.model.job import FINAL_STATES, Job, evolve
+from jobledger.projections import Store
+from jobledger.projections.tables.steps import (
+    NotedSteps,
+    SignalRow,
+    StepRow,
+    read_steps,
+    signal_of,
+    step_of,
+)
+
+#: Of the children of one step so many are shown, those that did not complete first.
+CHILDREN_SHOWN: Final = 10
+#: So many jobs one tree shows, and so deep.
+TREE_JOBS_MAX: Final = 200
+TREE_DEPTH_MAX: Final = 8
+_OPEN_SHOWN: Final = 3  #: children that `why` names
+
+_FINAL: Final = ", ".join(f"'{state.value}'" for state in sorted(FINAL_STATES))
+_CHILD: Final = "queue, id, parent_item, status, worker, due_at, limits"
+_OPEN_CHILDREN: Final = (
+    f"SELECT {_CHILD} FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "  # noqa: S608 - constants
+    f"AND status NOT IN ({_FINAL}) ORDER BY parent_item LIMIT ?"
+)
+_CHILDREN: Final = (
+    "SELECT queue, id, parent_item FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "
+    "ORDER BY status = 'completed', parent_item LIMIT ?"
+)
+
+
+class Recorded(NamedTuple):
+    """What the events of a run tell."""
+
+    job: Job
+    steps: list[StepRow]  #: in the order in which they were recorded first
+    signals: list[SignalRow]
+
+
+def recorded(history: Iterable[StoredEvent]) -> Recorded:
+    """Return a run as its events add up; never stale, as the rows of the projection may be. `history` is not empty."""
+    job: Job | None = None
+    noted = NotedSteps()
+    for stored in history:
+        before, job = job, evolve(job, stored.event, stored.stream_sequence)
+        if job.steps or job.signals:
+            noted.add(stored, before, job)
+    assert job is not None, "a history is not empty"
+    steps = sorted(map(step_of, noted.step_rows(job)), key=lambda step: step.number)
+    return Recorded(job, steps, list(map(signal_of, noted.signal_rows(job))))
+
+
+class TreeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step in a tree, and the jobs that it asked for."""
+
+    step: StepRow
+    children: tuple[Tree, ...]  #: the first of them, those that did not complete before the others
+    hidden: int  #: how many more there are
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, its steps and all that lies below them."""
+
+    queue: str
+    id: str
+    task: str
+    version: str | None
+    status: str
+    awaiting: str | None
+    since: str  #: time of its newest event
+    item: int | None  #: of a child: its number among those of its step
+    late: bool  #: of a child that was counted as not completed, and completed when a person gave it another attempt
+    undos: int  #: how many undos are registered, as its newest pause said
+    error: str | None
+    steps: tuple[TreeStep, ...]
+
+
+def run_tree(store: Store, job_id: str, queue: str | None = None) -> Tree:
+    """Return a job, found by its id or a prefix, with its steps and the jobs below it, as of one moment.
+
+    Raises: JobNotFoundError, AmbiguousIdError.
+    """
+    with store.one_moment():
+        found = store.find(job_id, queue=queue)
+        if len(found) > 1:
+            raise AmbiguousIdError(job_id, [f"{ref.queue}/{ref.job_id}" for ref in found])
+        tree = _Planter(store).tree(found[0].queue, found[0].job_id, depth=0) if found else None
+        if tree is None:
+            raise JobNotFoundError(job_id)
+        return tree
+
+
+class _Planter:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._room = TREE_JOBS_MAX
+
+    def tree(self, queue: str, job_id: str, *, depth: int, failed: int = 0) -> Tree | None:
+        row = self._store.job(queue, job_id)
+        if row is None:
+            return None
+        self._room -= 1
+        rows = read_steps(self._store.select, queue, job_id)
+        job = self._store.folded(queue, job_id) if rows else None
+        item = row.parent_item
+        return Tree(
+            queue=queue,
+            id=job_id,
+            task=row.task,
+            version=row.version,
+            status=row.status,
+            awaiting=row.awaiting,
+            since=row.updated_at,
+            item=item,
+            late=row.status == "completed" and item is not None and bool(failed >> item & 1),
+            undos=0 if job is None or job.is_final else job.undos,
+            error=row.error,
+            steps=tuple(self._step(job, step, depth) for step in rows) if job is not None else (),
+        )
+
+    def _step(self, job: Job, step: StepRow, depth: int) -> TreeStep:
+        if step.items_open is None:
+            return TreeStep(step=step, children=(), hidden=0)
+        known = job.steps[step.key]
+        room = min(CHILDREN_SHOWN, self._room) if depth < TREE_DEPTH_MAX else 0
+        found = self._store.select(_CHILDREN, (job.id, job.queue, step.key, max(0, room)))
+        trees = (self.tree(queue, job_id, depth=depth + 1, failed=known.failed) for queue, job_id, _ in found)
+        children = tuple(tree for tree in trees if tree is not None)
+        return TreeStep(step=step, children=children, hidden=max(0, known.opened.bit_count() - len(children)))
+
+
+async def open_children_of(rows: Rows, job: Job) -> dict[str, tuple[ChildNow, ...]]:
+    """Return the first open children of each step that a paused run waits for, by the key of the step.
+
+    Raises: ProjectionError, UnreachableError.
+    """
+    groups = [key for key in job.awaited if key in job.steps and job.steps[key].open]
+    if not groups:
+        return {}
+    async with rows.opened() as view:
+        return {
+            key: tuple(
+                _child(row)
+                for row in view.store.select(_OPEN_CHILDREN, (job.id, job.queue, key, _OPEN_SHOWN))
+            )
+            for key in groups
+        }
+
+
+def _child(row: Sequence[Any]) -> ChildNow:
+    queue, job_id, item, status, worker, due_at, limits = row
+    return ChildNow(
+        queue=queue,
+        job=job_id,
+        item=item,
+        status=status,
+        worker=worker or "",
+        due_at=None if due_at is None else datetime.fromisoformat(due_at),
+        limits=tuple(limits.split()),
+    )

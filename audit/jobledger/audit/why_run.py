@@ -1,0 +1,160 @@
+"""What a run that holds no worker waits for: each wait with the event that began it, and a command that ends it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.awaiting import Awaited, awaited_of
+from jobledger.ledger.model.runs.steps import Step, admissible, next_signal
+
+#: Tells a moment: `2025-01-31 08:00:00.000Z (in 3 min)`.
+Moment = Callable[[datetime], str]
+_ERROR_MAX: Final = 200
+
+
+class ChildNow(msgspec.Struct, frozen=True, kw_only=True):
+    """A child of a run that did not end, as it is at the moment of the answer."""
+
+    queue: str
+    job: str
+    item: int
+    status: str
+    worker: str = ""  #: who runs it
+    due_at: datetime | None = None  #: when it moves on by itself
+    limits: tuple[str, ...] = ()
+
+    def words(self, moment: Moment) -> str:
+        """Return it for a person: `sync-9-1-12 (running on w3)`."""
+        state = self.status.replace("_", " ")
+        if self.worker:
+            state = f"{state} on {self.worker}"
+        elif self.status == "held":
+            state = f"held by {', '.join(self.limits)}"
+        elif self.due_at is not None:
+            state = f"{state}, due at {moment(self.due_at)}"
+        return f"{self.job} ({state})"
+
+
+class RunWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a run waits for; the first of several that is over lets it go on."""
+
+    awaits: Awaited
+    step: str  #: the step's key
+    target: str  #: the signal, task or function that it is about
+    sequence: int  #: stream sequence of the event that began the wait
+    until: datetime | None  #: when it is over at the latest
+    children_open: int  #: of a group: how many of its children did not end
+    children: tuple[ChildNow, ...]  #: the first of them
+    sentence: str
+    hint: str  #: a command that ends it, or shows what does
+
+
+def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Moment) -> tuple[RunWait, ...]:
+    """Return what a paused run waits for, in the order of its own word.
+
+    `children`: by the key of a step, the first of its children that are open.
+    """
+    steps = (job.steps[key] for key in job.awaited if key in job.steps)
+    return tuple(_wait(job, step, children.get(step.key, ()), moment) for step in steps)
+
+
+def explain_paused(job: Job, waits: tuple[RunWait, ...], moment: Moment) -> tuple[str, str]:
+    """Return what a paused job waits for, and a command that ends that."""
+    said = ", or for ".join(each.sentence for each in waits)
+    if job.paused_by_operator:
+        why = f" ({job.pause_reason})" if job.pause_reason else ""
+        then = f"; after that it waits for {said}" if said else ""
+        if not said and job.due_at is not None:
+            then = f"; after that it waits until {moment(job.due_at)}"
+        return (
+            f"a person paused it{why}, and it goes on once it is resumed{then}",
+            f"jobledger jobs resume {job.id}",
+        )
+    if not waits:
+        until = "" if job.due_at is None else f", until {moment(job.due_at)}"
+        return f"its task paused it{until}", f"jobledger jobs retry {job.id}"
+    order: tuple[Awaited, ...] = ("signal", "children", "retry", "sleep", "step", "operator")
+    first = min(waits, key=lambda each: order.index(each.awaits))
+    return f"it waits for {said}. It holds no worker meanwhile", first.hint
+
+
+def _wait(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) -> RunWait:
+    awaits = awaited_of(step)
+    until = step.retry_at if awaits == "retry" else step.until
+    match awaits:
+        case "signal":
+            sentence, hint = _signal(job, step, moment)
+        case "children":
+            sentence, hint = _children(job, step, children, moment)
+        case "retry":
+            sentence, hint = _retry(job, step, moment)
+        case _:
+            end = "" if until is None else f" at {moment(until)}"
+            sentence = f"the end of {awaits} {step.key!r} ({_at(step)}){end}"
+            hint = f"jobledger jobs cancel {job.id}"
+    return RunWait(
+        awaits=awaits,
+        step=step.key,
+        target=step.target,
+        sequence=step.sequence,
+        until=until,
+        children_open=step.open.bit_count(),
+        children=children,
+        sentence=sentence,
+        hint=hint,
+    )
+
+
+def _at(step: Step) -> str:
+    return f"sequence {step.sequence:,}"
+
+
+def _signal(job: Job, step: Step, moment: Moment) -> tuple[str, str]:
+    until = "" if step.until is None else f" until {moment(step.until)}"
+    sent = "nobody has sent it"
+    if (found := next_signal(job.signals, step.target)) is not None:
+        sent = f"it was sent at sequence {found.sequence:,}"
+    hint = f"jobledger jobs signal {job.id} {step.target} --value '...'"
+    return f"signal {step.target!r} (step {step.key!r}, {_at(step)}){until}: {sent}", hint
+
+
+def _retry(job: Job, step: Step, moment: Moment) -> tuple[str, str]:
+    error = step.error
+    said = "" if error is None else f": {error.type}: {error.message[:_ERROR_MAX]}"
+    due = "" if step.retry_at is None else f" at {moment(step.retry_at)}"
+    failed = f"try {step.tries} failed{said}" if step.tries else f"it failed{said}"
+    return (
+        f"the next try of step {step.key!r}{due} ({_at(step)}): {failed}",
+        f"jobledger jobs cancel {job.id}",
+    )
+
+
+def _children(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) -> tuple[str, str]:
+    order, is_open = step.order, step.open.bit_count()
+    assert order is not None, "it asks for children"
+    place = f"(step {step.key!r}, {_at(step)})"
+    ended = step.ended.bit_count()
+    if step.count is None:
+        return (
+            f"the jobs of an open group of {order.task!r} {place}: {ended:,} ended so far, and nobody has said how many "
+            "there are: whoever makes them is at work or gave up, and the same call again goes on with it"
+        ), f"jobledger jobs show {job.id} --tree"
+    failed = step.failed.bit_count()
+    bad = f", {failed:,} of these not completed" if failed else ""
+    all_of_them = f"{step.count:,} {'child' if step.count == 1 else 'children'}"
+    of = f"{is_open:,} of {all_of_them} of {order.task!r} {place}, {ended:,} ended{bad}"
+    waiting = step.count - ended - is_open
+    if waiting and admissible(step):
+        of = f"{of}; {waiting:,} more are about to be made"
+    elif waiting and is_open:
+        of = f"{of}; {waiting:,} more after them"
+    if not children:
+        return of, f"jobledger jobs show {job.id} --tree"
+    named = ", ".join(each.words(moment) for each in children)
+    more = f" and {is_open - len(children):,} more" if len(children) < is_open else ""
+    return f"{of}: {named}{more}", f"jobledger jobs why {children[0].job}"

@@ -1,0 +1,143 @@
+"""`jobledger jobs graph`: the steps of a run as a table, as Mermaid text or as an SVG drawing."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+import typer
+
+from jobledger.admin.run_graph import Node, RunGraph, graph_of, levels
+from jobledger.cli import options
+from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.groups import JOBS
+from jobledger.cli.jobs.step_words import mark
+from jobledger.cli.one_job import JobId, found_history, newest, refuse_broken
+from jobledger.cli.output import Output
+from jobledger.cli.text import colored, shortened
+from jobledger.ledger.model.chain import fold
+
+_Format = Annotated[
+    Literal["text", "mermaid", "svg"],
+    typer.Option("--format", metavar="FORMAT", help="text, mermaid or svg."),
+]
+_LABEL_MAX: Final = 40
+_STATUSES: Final = {
+    "completed": "#d8f0d8",
+    "failed": "#f6d5d5",
+    "retrying": "#fbeecb",
+    "started": "#d9e8f8",
+    "open": "#d9e8f8",
+    "waiting": "#eeeeee",
+}
+#: Of the drawing, in pixels.
+_CHARACTER: Final = 7.3
+_BOX_HEIGHT: Final = 30
+_ROW: Final = 64
+_GAP: Final = 24
+_EDGE: Final = 16
+
+
+@command(JOBS, "graph", takes=ROWS)
+async def graph(
+    cli: Cli,
+    *,
+    job_id: JobId,
+    form: _Format = "text",
+    queue: options.Queue = None,
+    archives: options.Archives = None,
+) -> None:
+    """Show the steps of a run and what came after what, as text, as a Mermaid flowchart or as an SVG drawing."""
+    output = cli.output
+    async with found_history(cli, job_id, queue, archives, "jobledger jobs graph") as found:
+        job = fold(newest(found.history, output)).job
+    assert job is not None, "a history is not empty"
+    drawn = graph_of(job)
+    if output.as_json:
+        named = {"id": job.id, "queue": job.queue, "status": job.state.value}
+        output.object({**named, **msgspec.structs.asdict(drawn), "chain": found.chain.as_object()})
+    elif form == "mermaid":
+        output.raw("\n".join(_mermaid(drawn)))
+    elif form == "svg":
+        output.raw("\n".join(_svg(drawn)))
+    else:
+        _show(output, job.id, drawn)
+    if drawn.hidden:
+        output.note(f"the first {len(drawn.nodes)} nodes are shown, and {drawn.hidden:,} are left out")
+    if found.missing:
+        output.note(found.missing)
+    refuse_broken(found.chain, f"job {job.id}")
+
+
+def _show(output: Output, job_id: str, drawn: RunGraph) -> None:
+    if not drawn.nodes:
+        output.say(f"job {job_id} has recorded no step")
+        return
+    rows = [
+        (
+            node.id,
+            f"{mark(node.status)} {shortened(node.label, 80)}",
+            colored(node.status),
+            _after(drawn, node),
+        )
+        for node in drawn.nodes
+    ]
+    output.table(("#", "step", "status!", "after~"), rows)
+
+
+def _after(drawn: RunGraph, node: Node) -> str:
+    return ", ".join(drawn.before(node.id))
+
+
+def _mermaid(drawn: RunGraph) -> Iterator[str]:
+    yield "flowchart TD"
+    for node in drawn.nodes:
+        # Mermaid reads character references with a number sign in place of the ampersand.
+        label = html.escape(f"{mark(node.status)} {shortened(node.label, _LABEL_MAX)}").replace("&", "#")
+        yield f'  n{_name(node.id)}["{label}"]:::{node.status}'
+    for first, then in drawn.edges:
+        yield f"  n{_name(first)} --> n{_name(then)}"
+    for status in sorted({node.status for node in drawn.nodes}):
+        yield f"  classDef {status} fill:{_STATUSES[status]},stroke:#555"
+
+
+def _name(node: str) -> str:
+    return node.replace(".", "_")
+
+
+def _svg(drawn: RunGraph) -> Iterator[str]:
+    places: dict[str, tuple[float, float, float]] = {}  # left, top and width of each node's box
+    rows = levels(drawn)
+    for number, row in enumerate(rows):
+        left = float(_EDGE)
+        for node in row:
+            width = (len(_text(node)) + 2) * _CHARACTER
+            places[node.id] = (left, _EDGE + number * _ROW, width)
+            left += width + _GAP
+    wide = max((left + width for left, _, width in places.values()), default=0.0) + _EDGE
+    high = 2 * _EDGE + max(0, len(rows) - 1) * _ROW + _BOX_HEIGHT
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high}" '
+        f'viewBox="0 0 {wide:.0f} {high}" font-family="monospace" font-size="12">'
+    )
+    for first, then in drawn.edges:
+        (x, y, width), (to_x, to_y, to_width) = places[first], places[then]
+        yield (
+            f'<line x1="{x + width / 2:.1f}" y1="{y + _BOX_HEIGHT:.1f}" x2="{to_x + to_width / 2:.1f}" '
+            f'y2="{to_y:.1f}" stroke="#555"/>'
+        )
+    for node in drawn.nodes:
+        x, y, width = places[node.id]
+        yield (
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BOX_HEIGHT}" rx="5" '
+            f'fill="{_STATUSES[node.status]}" stroke="#555"><title>{html.escape(node.status)}</title></rect>'
+        )
+        middle = f'x="{x + width / 2:.1f}" y="{y + _BOX_HEIGHT / 2 + 4:.1f}" text-anchor="middle"'
+        yield f"<text {middle}>{html.escape(_text(node))}</text>"
+    yield "</svg>"
+
+
+def _text(node: Node) -> str:
+    return f"{mark(node.status)} {shortened(node.label, _LABEL_MAX)}"

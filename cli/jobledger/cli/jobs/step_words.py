@@ -1,0 +1,71 @@
+"""The steps of runs in words and marks, for tables, trees and graphs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from jobledger.admin.amounts import duration, size
+from jobledger.ledger.model.times import shown_time
+from jobledger.projections.tables.steps import StepRow
+
+#: By the status of a step or a job.
+MARKS: Final = {
+    "completed": "✓",
+    "failed": "✗",
+    "dead_lettered": "✗",
+    "cancelled": "✗",
+    "discarded": "✗",
+    "retrying": "↻",
+    "retry_wait": "↻",
+    "running": "▶",
+}
+WAITS: Final = "…"  #: of every other status
+
+
+def mark(status: str) -> str:
+    """Return one character for a status of a step or a job."""
+    return MARKS.get(status, WAITS)
+
+
+def step_name(step: StepRow) -> str:
+    """Return a step's key, with what it is about where the key does not say so: `wait approved`, `pages (map fetch)`."""
+    name = step.key.rpartition("/")[2].partition("#")[0]
+    if step.kind in ("step", "undo"):
+        return step.key
+    if step.target in ("", name, step.kind):
+        return step.key if name == step.kind else f"{step.kind} {step.key}"
+    return f"{step.kind} {step.key} ({step.target})"
+
+
+def step_details(step: StepRow) -> list[str]:
+    """Return what there is to say of a step beside its name and status, the most important first."""
+    found: list[str] = []
+    if step.items_open is not None:
+        found.append(children_words(step))
+    if step.error is not None:
+        found.append(f"{step.error_type}: {step.error}" if step.error else str(step.error_type))
+    if step.until is not None and step.status in ("started", "retrying"):
+        found.append(f"until {shown_time(datetime.fromisoformat(step.until))}")
+    if step.copied_from is not None:
+        found.append(f"copied from sequence {step.copied_from:,}")
+    if step.result_bytes is not None and step.items_open is None:
+        found.append(f"{size(step.result_bytes)} result")
+    return found
+
+
+def children_words(step: StepRow) -> str:
+    """Return how far the children of a step are: `37 of 40 ended, 3 open, 2 not completed`."""
+    completed, failed = step.items_completed or 0, step.items_failed or 0
+    of = "an open group" if step.items is None else f"{step.items:,}"
+    words = f"{completed + failed:,} of {of} ended"
+    if step.items_open:
+        words = f"{words}, {step.items_open:,} open"
+    return f"{words}, {failed:,} not completed" if failed else words
+
+
+def took(step: StepRow) -> str:
+    """Return how long its last execution took, where that says something: waits and children have times of their own."""
+    if step.duration_ms is None or not (step.duration_ms or step.kind in ("step", "once", "table", "undo")):
+        return ""
+    return duration(step.duration_ms / 1000)

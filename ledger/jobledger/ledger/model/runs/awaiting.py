@@ -1,0 +1,33 @@
+"""What a run that holds no worker waits for, in one word for each step. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from jobledger.ledger.model.runs.steps import Step, Steps
+
+#: `step` is what of the others none is: a step that was begun and whose end is not known.
+Awaited = Literal["signal", "sleep", "children", "retry", "step", "operator"]
+AWAITED: Final[tuple[Awaited, ...]] = ("signal", "sleep", "children", "retry", "step", "operator")
+
+
+def awaited_of(step: Step) -> Awaited:
+    """Return what a run waits for that waits for this step."""
+    if step.state == "retrying":
+        return "retry"
+    if step.order is not None:
+        return "children"
+    if step.kind == "wait":
+        return "signal"
+    return "sleep" if step.kind == "sleep" else "step"
+
+
+def all_awaited(steps: Steps, awaited: tuple[str, ...], *, by_operator: bool) -> tuple[Awaited, ...]:
+    """Return what a run waits for: each word once, in the order of `AWAITED`; `awaited` are keys of steps.
+
+    A run that a person paused waits for a person alone.
+    """
+    if by_operator:
+        return ("operator",)
+    found = {awaited_of(steps[key]) for key in awaited if key in steps}
+    return tuple(each for each in AWAITED if each in found)

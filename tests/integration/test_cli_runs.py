@@ -1,0 +1,274 @@
+"""`jobledger jobs why|steps|show --tree|graph|signal|pause|resume` on runs in each kind of wait, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from tests.support import waiting_runs as runs
+from tests.support.command_line import Answer, CommandLine
+from tests.support.terminal import on_a_terminal, unstyled
+
+from jobledger.ledger import JobState, Ledger
+from jobledger.ledger.model.commands import Claim, Complete, DeadLetter, Join, RequestPause, StartStep
+from jobledger.ledger.server import EmbeddedServer
+
+Make = Callable[..., Coroutine[Any, Any, None]]
+
+
+class Runs(CommandLine):
+    """The command line, its projection in the test's folder."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        super().__init__(url, capsys)
+        self._projection = folder / "rows.db"
+
+    def jobs(self, *words: str) -> Answer:
+        return self.run("jobs", *words, *self.where, "--projection", str(self._projection))
+
+    def make(self, make: Make, job_id: str, **options: Any) -> None:
+        self.with_ledger(lambda ledger: make(ledger, job_id, **options))
+
+    def state(self, job_id: str) -> str:
+        async def look(ledger: Ledger) -> str:
+            return await (await ledger.job(job_id)).state()
+
+        return self.with_ledger(look)
+
+
+@pytest.fixture
+def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Runs:
+    return Runs(nats_server.url, capsys, tmp_path)
+
+
+def why(cli: Runs, job_id: str) -> dict[str, Any]:
+    (answer,) = cli.jobs("why", job_id, "--json").lines
+    return answer
+
+
+def test_why_names_the_signal_and_what_it_says_to_type_ends_the_wait(cli: Runs) -> None:
+    cli.make(runs.for_signal, "order-77")
+    found = why(cli, "order-77")
+    assert found["sentence"].startswith("it waits for signal 'approved' (step 'approved', sequence 4) until")
+    assert "): nobody has sent it. It holds no worker" in found["sentence"]
+    assert found["hint"] == "jobledger jobs signal order-77 approved --value '...'"
+    assert [(each["awaits"], each["step"], each["sequence"]) for each in found["waits"]] == [
+        ("signal", "approved", 4)
+    ]
+    shown = cli.jobs("why", "order-77").out
+    assert "the events that say so" in shown
+    assert "step started" in shown.replace("_", " ")
+
+    told = cli.jobs("signal", "order-77", "approved", "--value", '{"yes":true}', "--id", "click-1")
+    assert (told.code, told.out) == (0, "run order-77 was sent signal approved; it is queued\n")
+    again = cli.jobs("signal", "order-77", "approved", "--id", "click-1")
+    assert (again.code, again.out) == (
+        0,
+        "run order-77 was sent signal 'click-1' before: nothing was changed\n",
+    )
+    (signal,) = cli.jobs("steps", "order-77", "--json").lines[0]["signals"]
+    assert (signal["name"], signal["id"], signal["taken_by"]) == ("approved", "click-1", None)
+    assert cli.state("order-77") == "queued"
+
+
+def test_a_signal_that_nobody_waits_for_is_kept_and_what_is_awaited_is_said(cli: Runs) -> None:
+    cli.make(runs.for_signal, "order-77")
+    told = cli.jobs("signal", "order-77", "aproved")
+    assert told.out == "run order-77 was sent signal aproved; it is kept until the run waits for that\n"
+    assert "the run waits for approved now" in told.err
+    for words, code, said in (
+        (("signal", "order-77", "approved", "--value", "{"), 2, "value of signal approved"),
+        (("signal", "order-77", "no name"), 2, "signal name"),
+        (("signal", "nobody", "approved"), 3, "no job"),
+    ):
+        answer = cli.jobs(*words)
+        assert (answer.code, said in answer.err) == (code, True), answer.err
+    assert cli.state("order-77") == "paused"
+
+
+def test_why_of_each_other_wait_names_its_event_and_a_command(cli: Runs) -> None:
+    waits: tuple[tuple[Make, str, str], ...] = (
+        (runs.for_time, "it waits for the end of sleep 'sleep' (sequence ", "jobledger jobs cancel sleeps"),
+        (
+            runs.for_retry,
+            "try 1 failed: ConnectionError: the bank does not answer. It holds no worker",
+            "jobledger jobs cancel retries",
+        ),
+        (
+            runs.for_children,
+            "0 ended; 1 more after them: children-2-0 (queued), children-2-1 (queued), children-2-2 (queued). It holds",
+            "jobledger jobs why children-2-0",
+        ),
+        (
+            runs.for_batch,
+            "the jobs of an open group of 'mail' (step 'batch', sequence ",
+            "jobledger jobs show batches --tree",
+        ),
+        (runs.for_graph, "it waits for 1 of 4 children of 'graph'", "jobledger jobs show graphs --tree"),
+    )
+    for (make, words, hint), name in zip(
+        waits, ("sleeps", "retries", "children", "batches", "graphs"), strict=True
+    ):
+        cli.make(make, name)
+        found = why(cli, name)
+        assert words in found["sentence"], found["sentence"]
+        assert found["hint"] == hint
+        assert found["event_sequence"] > found["waits"][0]["sequence"]
+
+
+def test_a_child_that_is_held_by_a_limit_is_named_with_it(cli: Runs) -> None:
+    async def make(ledger: Ledger) -> None:
+        await runs.for_children(ledger, "sync-9", made=0, count=1)
+        await runs.child(ledger, "sync-9", 0, limits=("tenant:acme",))
+
+    cli.with_ledger(make)
+    assert "sync-9-2-0 (held by tenant:acme)" in why(cli, "sync-9")["sentence"]
+
+
+def test_a_person_pauses_and_resumes_a_run_which_then_waits_as_before(cli: Runs) -> None:
+    cli.make(runs.for_signal, "order-77")
+    told = cli.jobs("pause", "order-77", "--reason", "the bank is closed")
+    assert told.out == "job order-77 is paused; `jobledger jobs resume order-77` lets it go on\n"
+    found = why(cli, "order-77")
+    assert found["sentence"].startswith(
+        "a person paused it (the bank is closed), and it goes on once it is resumed; after that it waits for signal 'appr"
+    )
+    assert found["hint"] == "jobledger jobs resume order-77"
+    (listed,) = cli.jobs("list", "--json").lines
+    assert listed["awaiting"] == "operator"
+    again = cli.jobs("pause", "order-77")
+    assert (again.code, "is paused already" in again.err) == (4, True), again.err
+    told = cli.jobs("resume", "order-77")
+    assert told.out == "job order-77 waits as before it was paused: `jobledger jobs why order-77`\n"
+    assert why(cli, "order-77")["hint"].startswith("jobledger jobs signal order-77 approved")
+    assert cli.jobs("resume", "order-77").code == 4
+
+
+def test_a_signal_that_came_during_a_persons_pause_lets_the_run_go_on_once_it_is_resumed(cli: Runs) -> None:
+    cli.make(runs.for_signal, "order-77")
+    cli.jobs("pause", "order-77")
+    cli.jobs("signal", "order-77", "approved", "--value", "true")
+    assert "it was sent at sequence 7" in why(cli, "order-77")["sentence"]
+    assert cli.jobs("resume", "order-77", "--json").lines[0]["status"] == "queued"
+
+
+def test_a_run_that_runs_is_asked_to_pause_and_why_names_the_step_it_is_in(cli: Runs) -> None:
+    async def make(ledger: Ledger) -> None:
+        await runs.running(ledger, "order-77")
+        await runs.do(ledger, "order-77", runs.step(StartStep, "wire", kind="once"))
+
+    cli.with_ledger(make)
+    assert "which was asked to pause it" in cli.jobs("pause", "order-77").out
+    assert ", in step wire, and was asked to pause" in why(cli, "order-77")["sentence"]
+    assert cli.jobs("resume", "order-77").code == 4
+
+
+def test_a_plain_job_that_waits_is_paused_and_queued_again(cli: Runs) -> None:
+    cli.make(runs.plain, "m-1")
+    assert cli.jobs("pause", "m-1").code == 0
+    assert why(cli, "m-1")["hint"] == "jobledger jobs resume m-1"
+    assert cli.jobs("resume", "m-1").out == "job m-1 is queued in orders\n"
+
+
+def test_children_go_on_with_the_run_that_is_resumed(cli: Runs) -> None:
+    async def paused(ledger: Ledger) -> None:
+        await runs.for_children(ledger, "sync-9")
+
+    cli.with_ledger(paused)
+    cli.jobs("pause", "sync-9")
+
+    async def follow(ledger: Ledger) -> JobState:
+        child = await ledger.job("sync-9-2-1")
+        await ledger.execute(child.ref, RequestPause(reason="its run sync-9 is paused"))
+        return await child.state()
+
+    assert cli.with_ledger(follow) == "paused"
+    cli.jobs("resume", "sync-9")
+    assert (cli.state("sync-9-2-1"), cli.state("sync-9")) == ("queued", "paused")
+
+
+def test_steps_the_tree_and_the_list_are_readable_at_80_columns(
+    cli: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.make(runs.for_signal, "order-77")
+
+    async def make(ledger: Ledger) -> None:
+        await runs.for_children(ledger, "sync-9", count=40, made=12)
+        for item in range(3):
+            ref = await runs.child(ledger, "sync-9", 12 + item) if item > 5 else None
+            job_id = f"sync-9-2-{item}"
+            await runs.do(ledger, job_id, Claim(worker="w3", lease_s=600), queue="pages")
+            if item == 0:
+                await runs.do(ledger, job_id, Complete(epoch=0), queue="pages")
+                await runs.do(ledger, "sync-9", Join(step="pages", completed=((0, 0),)))
+            elif item == 1:
+                dead = DeadLetter(reason="rejected", epoch=0, error=runs.BOOM)
+                await runs.do(ledger, job_id, dead, queue="pages")
+                await runs.do(ledger, "sync-9", Join(step="pages", failed=((1, 1),)))
+            assert ref is None
+
+    cli.with_ledger(make)
+    on_a_terminal(monkeypatch)
+    tree = unstyled(cli.jobs("show", "order-77", "--tree").out)
+    assert tree[0].startswith("order-77  order v2  paused")
+    assert [line[:20].rstrip() for line in tree[1:]] == ["├ ✓ charge", "├ … wait approved", "└ · 1 undo"]
+    assert "2 tries   1.2 s" in tree[1]
+    tree = unstyled(cli.jobs("show", "sync-9", "--tree").out)
+    assert "2 of 40 ended, 11 open, 1 not completed" in tree[2].replace("  ", " ")
+    assert [line.split()[1] for line in tree[3:5]] == ["✗", "▶"]
+    assert tree[-1].split() == ["└", "and", "3", "more"]
+    for words in (
+        ("steps", "sync-9"),
+        ("why", "sync-9"),
+        ("list",),
+        ("graph", "sync-9"),
+        ("show", "sync-9", "--tree"),
+    ):
+        answer = cli.jobs(*words)
+        assert answer.code == 0, answer.err
+        assert max(map(len, unstyled(answer.out))) <= 80, answer.out
+    listed = [line["id"] for line in cli.jobs("list", "--json").lines]
+    assert sorted(listed) == ["order-77", "sync-9"]
+    assert len(cli.jobs("list", "--json", "--members").lines) == 14
+
+
+def test_the_graph_of_a_run_in_each_format(cli: Runs) -> None:
+    cli.make(runs.for_graph, "nightly-1")
+    (graph,) = cli.jobs("graph", "nightly-1", "--json").lines
+    assert graph["edges"] == [
+        ["1", "2"],
+        ["2", "2.0"],
+        ["2.0", "2.1"],
+        ["2.0", "2.2"],
+        ["2.1", "2.3"],
+        ["2.2", "2.3"],
+    ]
+    assert [(node["id"], node["status"]) for node in graph["nodes"]] == [
+        ("1", "completed"),
+        ("2", "started"),
+        ("2.0", "open"),
+        ("2.1", "waiting"),
+        ("2.2", "waiting"),
+        ("2.3", "waiting"),
+    ]
+    text = cli.jobs("graph", "nightly-1").out.splitlines()
+    assert text[-1].split() == ["2.3", "…", "merge", "3", "waiting", "2.1,", "2.2"]
+    mermaid = cli.jobs("graph", "nightly-1", "--format", "mermaid").out.splitlines()
+    assert mermaid[0] == "flowchart TD"
+    assert "  n2_1 --> n2_3" in mermaid
+    assert '  n1["✓ charge"]:::completed' in mermaid
+    drawing = ET.fromstring(cli.jobs("graph", "nightly-1", "--format", "svg").out)
+    kinds = [child.tag.rpartition("}")[2] for child in drawing]
+    assert (kinds.count("rect"), kinds.count("line"), kinds.count("text")) == (6, 6, 6)
+    assert cli.jobs("graph", "nightly-1", "--format", "gif").code == 2
+
+
+def test_a_job_without_steps_says_so(cli: Runs) -> None:
+    cli.make(runs.plain, "m-1")
+    assert cli.jobs("steps", "m-1").out == "job m-1 has recorded no step\n"
+    assert cli.jobs("graph", "m-1").out == "job m-1 has recorded no step\n"
+    assert "it has recorded no step" in cli.jobs("show", "m-1", "--tree").out
+    assert cli.jobs("show", "nobody", "--tree").code == 3
