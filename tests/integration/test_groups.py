@@ -248,6 +248,10 @@ async def test_children_pause_and_go_on_with_their_run_but_for_those_that_a_pers
         states = [(await each.snapshot()).state for each in children]
     assert states == [JobState.CANCELLED, JobState.PAUSED, JobState.QUEUED]
     assert resumed.state is JobState.QUEUED  # to open the next one
+    await ledger.execute(run.ref, Claim(worker="w", lease_s=15))
+    await open_all(ledger, run, again=True)
+    assert items_of((await step_of(run)).opened) == [0, 1, 2, 3]
+    assert (await Groups.of(ledger.log)).made[run.id] == 4
 
 
 async def test_a_child_that_is_enqueued_after_its_run_paused_pauses_too(ledger: Ledger) -> None:

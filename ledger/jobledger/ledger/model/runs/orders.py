@@ -22,6 +22,14 @@ OnFailure = Literal["stop", "collect"]
 #: What becomes of the children that are open when their parent ends.
 OnParentEnd = Literal["cancel", "abandon"]
 
+#: Where the ledger's own runs wait; every worker takes them, beside those of its queues.
+BUILT_IN_QUEUE: Final = "jobledger"
+#: The task of a run that stands for a batch, the key of the step whose children are the batch's jobs, and the name of the
+#: signal that says how many there are.
+RUN_BATCH: Final = "run_batch"
+BATCH_STEP: Final = "jobs"
+BATCH_CLOSED: Final = "closed"
+
 #: So many children a step may have; a larger group is made of groups.
 ITEMS_MAX: Final = 100_000
 Item = Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX - 1)]
@@ -76,6 +84,7 @@ class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     timeout_s: float | None = None  #: of one attempt; None: no limit
     limits: tuple[str, ...] = ()  #: names of the limits it waits for
     takes: tuple[Take, ...] = ()  #: results of other nodes that go into its input
+    id: str = ""  #: its id; "": the one that follows from its run's
 
 
 class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -19,9 +19,9 @@ from jobledger.ledger.model.commands import Join
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
 from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Queued
-from jobledger.ledger.model.job import CLOSED_STATES, Job
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
 from jobledger.ledger.model.runs.events import Joined
-from jobledger.ledger.model.runs.orders import bits, bits_of, ranges_of
+from jobledger.ledger.model.runs.orders import RUN_BATCH, bits, bits_of, ranges_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.opening import Opening
@@ -139,6 +139,8 @@ class Joining:
         if step is None:
             self._missed(run, key, job)
             return
+        if job.state is JobState.RUNNING and step.is_joined:
+            self._client.hints.tell_resume(run.ref)  # its worker may wait for this with the run in memory
         counted = bits(end.item for end in ends)
         known = 0 if before is None or key not in before.steps else before.steps[key].ended
         if again and known & counted:  # whoever counted them may have died before it opened others
@@ -190,7 +192,7 @@ class Joining:
 
         Raises: NotBegunError for a run that has not begun: then it is one of a batch.
         """
-        if not job.steps and not job.attempts:
+        if job.task == RUN_BATCH:
             raise NotBegunError(f"batch {job.id} has not begun: ends of its jobs wait to be counted")
         logger.warning(
             "jobs say that they are children of run %s by its step %r, which asked for none: not counted",

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, link, load
-from jobledger.ledger.model.commands import Enqueue, Stamp
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, link, load, transact
+from jobledger.ledger.model.commands import Enqueue, Join, Stamp
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import CorruptLedgerError, WrongSequenceError
+from jobledger.ledger.model.errors import CorruptLedgerError, IllegalTransitionError, WrongSequenceError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import Member, Take, items_of
-from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.reaching import Reaching, child_ref
@@ -69,6 +69,8 @@ class Opening:
         Raises: ChildIdTakenError, PayloadMissingError for items that are gone, LedgerFullError, UnreachableError;
             WrongSequenceError where a replica lags: call it again later.
         """
+        if again:
+            view, items = await self._admit(ref, view, key, items)
         job = view.job
         assert job is not None, "only a run has children"
         step = job.steps[key]
@@ -80,6 +82,18 @@ class Opening:
             return view
         await self._enqueue(ref, job, step, items)
         return await self._reaching.follow(ref, view, {key: items})
+
+    async def _admit(self, ref: JobRef, view: JobView, key: str, items: int) -> tuple[JobView, int]:
+        """Open what may be opened though no child ends: while a run was paused or a dead letter, nothing was opened."""
+        assert view.job is not None, "only a run has children"
+        if not admissible(view.job.steps[key]):
+            return view, items
+        try:
+            view = await transact(self._client.log, ref, Join(step=key), self._client.stamp, known=view)
+        except IllegalTransitionError:  # somebody else did, or it is to end
+            view = await catch_up(self._client.log, ref, view)
+        assert view.job is not None, "a chain only grows"
+        return view, items | view.job.steps[key].open
 
     async def _missing(self, ref: JobRef, step: Step, items: int) -> int:
         """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm."""
@@ -155,7 +169,8 @@ class Opening:
         job = (await load(self._client.log, child)).job
         if job is None or job.state is not JobState.COMPLETED:
             raise WrongSequenceError(self._client.log.names.chain(child), 0)
-        return msgspec.Raw(await self._client.results.get(job.result, job.result_ref))
+        # Results of runs' children lie where inputs do: other results live shorter than a run may.
+        return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref))
 
     def _submit(self, command: Enqueue) -> asyncio.Future[int]:
         log, member = self._client.log, command.order.member

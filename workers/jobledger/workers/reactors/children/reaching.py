@@ -61,7 +61,8 @@ def open_items(job: Job) -> dict[str, int]:
 def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
     """Return the name of a child."""
     assert step.order is not None, "only a group has children"
-    return JobRef(queue=step.order.node(item).queue, job_id=child_id(parent.job_id, step.number, item))
+    node = step.order.node(item)
+    return JobRef(queue=node.queue, job_id=node.id or child_id(parent.job_id, step.number, item))
 
 
 class Reaching:
