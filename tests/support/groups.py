@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger import JobHandle, Ledger
+from jobledger.ledger.model.chain import transact
 from jobledger.ledger.model.commands import Claim, Enqueue, Pause, StartStep
 from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Member, Order, Queued
 from jobledger.ledger.model.identity import new_identity
@@ -31,11 +32,13 @@ async def begin(
     await ledger.execute(
         ref, Enqueue(ref=ref, task="run", order=Order(input=msgspec.Raw(b"{}"), max_attempts=9))
     )
-    claimed = await ledger.execute(ref, Claim(worker="tester", lease_s=600))
+    view = await transact(ledger.log, ref, Claim(worker="tester", lease_s=600), ledger.stamp)
+    assert view.job is not None
+    epoch = view.job.claim_epoch
     given = inputs if inputs is not None else [{"n": n} for n in range(order.count)]
     items, items_ref = await ledger.inputs.put(msgspec.json.encode(given), what="items")
     start = StartStep(
-        epoch=claimed.claim_epoch,
+        epoch=epoch,
         step=KEY,
         kind="graph" if order.after else "map",
         target=order.task,
@@ -43,9 +46,9 @@ async def begin(
         items=items,
         items_ref=items_ref,
     )
-    await ledger.execute(ref, start)
+    view = await transact(ledger.log, ref, start, ledger.stamp, known=view)
     if parks:
-        await ledger.execute(ref, Pause(epoch=claimed.claim_epoch, steps=(KEY,)))
+        await transact(ledger.log, ref, Pause(epoch=epoch, steps=(KEY,)), ledger.stamp, known=view)
     return ledger.handle_of(ref)
 
 
@@ -101,12 +104,13 @@ class Groups:
 
     def _is_made(self, child: Job, member: Member) -> None:
         key = (member.job, member.step)
-        step = self.jobs[member.job].steps[member.step]
-        assert step.order is not None
         self.made[member.job] += 1
         alive = self._alive.setdefault(key, set())
         alive.add(member.item)
         self.peaks[key] = max(self.peaks[key], len(alive))
+        step = self.jobs[member.job].steps.get(member.step)
+        if step is None or step.order is None or step.order.is_open:
+            return  # of a batch: its client made it
         if not step.opened >> member.item & 1:
             self.wrong.append(f"{child.id} was made before it was opened")
         if step.order.limit and len(alive) > step.order.limit:

@@ -10,9 +10,9 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.ledger import InvalidInputError, InvalidTokenError, Limit, TaskDefinitionError, task
+from jobledger.ledger.graphs.graph import Graph, GraphSpec
 from jobledger.ledger.model.runs.orders import Take
 from jobledger.ledger.model.runs.steps import admit
-from jobledger.ledger.runs.graph import Graph, GraphSpec
 
 
 @task(queue="web", priority="high", max_attempts=3)

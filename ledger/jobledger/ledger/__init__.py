@@ -83,6 +83,7 @@ from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.unique.rule import Unique
 
 if TYPE_CHECKING:
+    from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.model.runs.errors import UnknownSignalError
     from jobledger.ledger.runs.ending import RunEnd
     from jobledger.ledger.runs.errors import (
@@ -105,6 +106,7 @@ _OF_RUNS = {
     "ChildFailedError": "runs.errors",
     "DivergedError": "runs.errors",
     "ForeignTaskError": "runs.errors",
+    "Graph": "graphs.graph",
     "NOT_DONE": "runs.steps",
     "Outcome": "runs.groups",
     "Run": "runs.run",
@@ -146,6 +148,7 @@ __all__ = [
     "EventStream",
     "ForeignLoopError",
     "ForeignTaskError",
+    "Graph",
     "HeldLock",
     "Hooks",
     "IllegalTransitionError",

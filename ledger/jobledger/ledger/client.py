@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig, with_variables
@@ -56,6 +56,9 @@ from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 from jobledger.ledger.tracing import Tracing
+
+if TYPE_CHECKING:
+    from jobledger.ledger.graphs.graph import Graph
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,16 +170,28 @@ class Ledger:
         *,
         ids: Callable[[Mapping[str, Any]], str] | None = None,
         on_progress: Callable[[int], None] | None = None,
+        batch: str | None = None,
+        on_end: Task[..., Any] | TaskWithOptions[..., Any] | None = None,
     ) -> BulkResult:
         """Add a job for each input (keyword arguments), as a stream: memory stays bounded whatever its length.
 
-        `ids` names each job after its input, so that doing it all again adds only what was missing.
-        `on_progress` gets the number of inputs done, now and then.
+        `ids` names each job after its input, to add what was missing. `on_progress` gets the number of inputs done, at
+        times. `batch` names the jobs by their places in it; `on_end` is enqueued when all have ended.
 
         Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger.
         """
         self.connection.require_here()
+        if batch is not None or on_end is not None:
+            from jobledger.ledger.graphs.batches import enqueue_batch  # noqa: PLC0415 - others need nothing of it
+
+            return await enqueue_batch(self, self._enqueuer, (batch, on_end), task, inputs, ids, on_progress)
         return await self._enqueuer.many(task, inputs, ids=ids, on_progress=on_progress)
+
+    async def run_graph(self, graph: Graph, *, id: str | None = None) -> JobHandle[dict[str, Any]]:  # noqa: A002
+        """Begin a graph as one job, whose result has those of the nodes by label. Raises: as `enqueue`."""
+        from jobledger.ledger.graphs.beginning import begin_graph  # noqa: PLC0415 - as `Batching`
+
+        return await begin_graph(self, self._enqueuer, graph, id)
 
     @overload
     async def job(

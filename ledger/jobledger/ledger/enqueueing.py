@@ -31,7 +31,8 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.events import Order, order_at_first
+from jobledger.ledger.model.events import Member, Order, order_at_first
+from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import moment_of
@@ -138,8 +139,10 @@ class Enqueuer:
         *,
         ids: Callable[[Mapping[str, Any]], str] | None,
         on_progress: Callable[[int], None] | None,
+        batch: str = "",
+        batch_max: int | None = None,
     ) -> BulkResult:
-        """Add a job for each input; see `Ledger.enqueue_many`."""
+        """Add a job for each input; see `Ledger.enqueue_many`. `batch_max`: how many a batch has that is closed."""
         plain, options = unpack(task)
         if options.id is not None:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
@@ -149,7 +152,7 @@ class Enqueuer:
 
         async def begin_again(command: Enqueue) -> tuple[int, bool]:
             sequence, created = await self._begin_again(command)
-            if not created and ids is None and options.unique is None:
+            if not created and ids is None and options.unique is None and not batch:
                 await self._require_same(plain, command)
             return sequence, created
 
@@ -159,6 +162,8 @@ class Enqueuer:
                 async with contextlib.aclosing(_numbered(inputs)) as numbered:
                     async for number, values in numbered:
                         command = await self._bulk_order(plain, options, values, number, ids)
+                        if batch:
+                            command = _of_batch(command, batch, number, batch_max)
                         await bulk.make_room()
                         bulk.add(command, self._log.submit(self._seal_first(command).entries))
             except InvalidError:  # it says that those before it are enqueued: unless one of them could not be
@@ -299,6 +304,16 @@ class Enqueuer:
             error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
             raise
         return command
+
+
+def _of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
+    """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
+    if batch_max is not None and number >= batch_max:
+        raise InvalidInputError(f"input {number}: batch {batch} is closed and has {batch_max:,} jobs")
+    ref = JobRef(queue=command.ref.queue, job_id=child_id(batch, 1, number))
+    member = Member(queue=BUILT_IN_QUEUE, job=batch, step=BATCH_STEP, item=number)
+    order = msgspec.structs.replace(command.order, batch=batch, member=member)
+    return msgspec.structs.replace(command, ref=ref, order=order)
 
 
 class _Bulk:

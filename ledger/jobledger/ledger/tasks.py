@@ -162,6 +162,7 @@ class TaskRegistry:
     def __init__(self, tasks: Iterable[Task[Any, Any]] = ()) -> None:
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._versions: dict[tuple[str, str], Task[Any, Any]] = {}  #: of workflows, by name and version
+        self._built_in: dict[str, Task[Any, Any]] = {}
         self.modules: tuple[str, ...] = ()  #: as given to `load`, so that another process can load the same
         self.hooks: tuple[Hooks, ...] = ()  #: found at the top of modules: for every task here
         self.schedules: dict[str, Schedule] = {}  #: those of the tasks, and those found at the top of modules
@@ -230,6 +231,10 @@ class TaskRegistry:
         if self.schedules.setdefault(schedule.name, schedule) is not schedule:
             raise ConfigurationError(f"two schedules are called {schedule.name!r}: give one another name")
 
+    def add_built_in(self, task: Task[Any, Any]) -> None:
+        """Let a task of the ledger's own be found by its name, unless a module has one; it is not listed among these."""
+        self._built_in[task.name] = task
+
     @property
     def fingerprints(self) -> dict[str, str]:
         """What each schedule here says, in short, by its name; see `Schedule.fingerprint`."""
@@ -240,14 +245,14 @@ class TaskRegistry:
 
         Raises: UnknownTaskError.
         """
-        found = self._tasks.get(name)
+        found = self.find(name)
         if found is None:
             raise UnknownTaskError(name, sorted(self._tasks))
         return found
 
     def find(self, name: str) -> Task[Any, Any] | None:
         """Return the task of that name, None where it is not loaded."""
-        return self._tasks.get(name)
+        return self._tasks.get(name) or self._built_in.get(name)
 
     @property
     def queues(self) -> list[str]:
@@ -256,7 +261,7 @@ class TaskRegistry:
 
     def of_version(self, name: str, version: str) -> Task[Any, Any] | None:
         """Return the workflow that a run of a version goes on with, None where it is not loaded."""
-        return self._versions.get((name, version)) if version else self._tasks.get(name)
+        return self._versions.get((name, version)) if version else self.find(name)
 
     def __iter__(self) -> Any:
         """Iterate over the tasks, by name; over every version of a workflow."""

@@ -183,9 +183,13 @@ class _Remembering(Enqueuer):
         *,
         ids: Callable[[Mapping[str, Any]], str] | None,
         on_progress: Callable[[int], None] | None,
+        batch: str = "",
+        batch_max: int | None = None,
     ) -> BulkResult:
         self._remember(task)
-        return await super().many(task, inputs, ids=ids, on_progress=on_progress)
+        return await super().many(
+            task, inputs, ids=ids, on_progress=on_progress, batch=batch, batch_max=batch_max
+        )
 
     async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
         self._remember(cast("Task[..., Any]", task))

@@ -20,8 +20,10 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.runs.graph import BUILT_IN_QUEUE
+from jobledger.ledger.runs.batch import run_batch
+from jobledger.ledger.runs.graph_run import run_graph
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcing import announce_tasks
 from jobledger.workers.attempt.abandoned import Abandoned
@@ -94,6 +96,8 @@ class Worker:
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
         self._tasks = with_hooks(tasks)
+        for task in (run_graph, run_batch):
+            self._tasks.add_built_in(task)
         built_in = (BUILT_IN_QUEUE,) if self._config.reactors and BUILT_IN_QUEUE not in self.queues else ()
         #: The queues that it takes jobs of: its own, and that of the ledger's own runs.
         self.served = (*self.queues, *built_in)

@@ -77,7 +77,7 @@ class AttemptJournal:
         """See `RunJournal.now`."""
         return self._ledger.clock.now()
 
-    async def append(self, command: StartStep | CompleteStep | FailStep) -> None:
+    async def append(self, command: StartStep | CompleteStep | FailStep | Join) -> None:
         """See `RunJournal.append`."""
         await self._store(f"step {command.step} of run {self.job.id}", command)
         self._news.set()
@@ -138,7 +138,7 @@ class AttemptJournal:
         if self._channel.chain.last_sequence == known:
             await asyncio.sleep(_LAG_S)
 
-    async def _store(self, what: str, command: StartStep | CompleteStep | FailStep | Pause) -> None:
+    async def _store(self, what: str, command: StartStep | CompleteStep | FailStep | Join | Pause) -> None:
         try:
             await retry_store(what, lambda: self._channel.append(command), outage=self._ledger.outage)
         except (LedgerFullError, UnreachableError) as error:

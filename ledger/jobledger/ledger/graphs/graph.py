@@ -21,8 +21,6 @@ from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
 
-#: Where the ledger's own runs wait; every worker takes them, beside those of its queues.
-BUILT_IN_QUEUE: Final = "jobledger"
 #: The task of a run that is a graph.
 RUN_GRAPH: Final = "run_graph"
 NODES_MAX: Final = 10_000

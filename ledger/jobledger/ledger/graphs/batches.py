@@ -1,0 +1,137 @@
+"""Beginning batches: jobs that are enqueued together under one name, and what is enqueued once all of them have ended.
+
+A batch is a run of the built-in workflow `run_batch`, whose children are its jobs: they are made here, by the client,
+and counted as the children of any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.handle import execute
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.commands import GiveSignal
+from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, TaskDefinitionError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import (
+    BATCH_CLOSED,
+    BATCH_STEP,
+    BUILT_IN_QUEUE,
+    RUN_BATCH,
+    ChildNode,
+)
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.options import Options
+from jobledger.ledger.parts import Client
+from jobledger.ledger.tasks import Task, TaskWithOptions
+
+AnyTask = Task[..., Any] | TaskWithOptions[..., Any]
+Inputs = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+#: What the task at the end of a batch may ask for by the names of its parameters.
+_TOLD: Final = ("batch", "counts")
+
+
+class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is stored of a batch: the input of `run_batch`."""
+
+    task: str  #: what its jobs run
+    queue: str  #: where they wait
+    end: ChildNode | None = None  #: what is enqueued when all have ended
+    told: tuple[str, ...] = ()  #: which of `batch` and `counts` that is told
+
+
+def _asked(batch: BatchSpec) -> dict[str, int]:
+    """Have the input and the result of `run_batch`, which workers have."""
+    raise NotImplementedError(batch)
+
+
+_RUN: Final = Task[..., dict[str, int]](_asked, RUN_BATCH, Options(queue=BUILT_IN_QUEUE))
+
+
+async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
+    client: Client,
+    enqueuer: Enqueuer,
+    of: tuple[str | None, AnyTask | None],
+    task: AnyTask,
+    inputs: Inputs,
+    ids: object,
+    on_progress: Callable[[int], None] | None,
+) -> BulkResult:
+    """Open a batch, add a job for each input, and close it; see `Ledger.enqueue_many`.
+
+    `of`: its name, and what is enqueued once all of them have ended.
+    """
+    name, on_end = of
+    if name is None:
+        raise InvalidInputError("on_end is what follows a batch: name one with batch=")
+    if ids is not None:
+        raise InvalidInputError("a batch names its jobs by their places in it: leave ids= out")
+    plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
+    spec = BatchSpec(task=plain.name, queue=options.queue)
+    if on_end is not None:
+        spec = _with_end(spec, name, on_end)
+    batch = await enqueuer.one(_RUN.options(id=name), batch=spec)
+    count = None if batch.created else _count(await _known(client, batch.ref, spec))
+    result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
+    if count is None:
+        await _close(client, batch.ref, result.created + result.existing)
+    return result
+
+
+async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
+    """Return a batch that exists. Raises: InvalidInputError for one of other jobs."""
+    job = (await client.patience.read(lambda: load(client.log, ref))).job
+    if job is None or job.task != RUN_BATCH:
+        raise InvalidInputError(
+            f"job {ref.job_id} of queue {ref.queue} is no batch: give this one another name"
+        )
+    text = await client.inputs.get(job.order.input, job.order.input_ref)
+    if msgspec.json.decode(text, type=dict[str, BatchSpec])["batch"] != spec:
+        raise InvalidInputError(
+            f"batch {ref.job_id} exists with another task, queue or end: give this one another name"
+        )
+    return job
+
+
+async def _close(client: Client, ref: JobRef, count: int) -> None:
+    """Say how many jobs the batch has; who said so before said the same."""
+    command = GiveSignal(name=BATCH_CLOSED, id=BATCH_CLOSED, value=msgspec.Raw(msgspec.json.encode(count)))
+    try:
+        await execute(client, ref, command)
+    except IllegalTransitionError:
+        return
+    client.hints.tell_resume(ref)
+
+
+def _count(job: Job) -> int | None:
+    """Return how many jobs a batch has, None as long as nobody said so."""
+    step = job.steps.get(BATCH_STEP)
+    if step is not None and step.count is not None:
+        return step.count
+    said = next((each for each in job.signals if each.name == BATCH_CLOSED and not each.taken_by), None)
+    return None if said is None else msgspec.json.decode(bytes(said.value), type=int)
+
+
+def _with_end(spec: BatchSpec, name: str, on_end: AnyTask) -> BatchSpec:
+    """Return the spec with what follows the batch. Raises: InvalidInputError, TaskDefinitionError."""
+    plain, options = cast("tuple[Task[Any, Any], Options]", on_end.unpacked)
+    told = tuple(each for each in _TOLD if each in plain.signature.names)
+    plain.signature.check_known(dict.fromkeys(told), told)
+    if options.declared or options.declared_queue is not None:
+        raise TaskDefinitionError(
+            f"task {plain.name} cannot end a batch: its limits have keys; name them in options(limits=...)"
+        )
+    node = ChildNode(
+        task=plain.name,
+        queue=options.queue,
+        priority=options.priority,
+        max_attempts=options.max_attempts,
+        timeout_s=options.timeout_s,
+        limits=options.limits,
+        id=check_token("batch", f"{name}-end"),
+    )
+    return msgspec.structs.replace(spec, end=node, told=told)

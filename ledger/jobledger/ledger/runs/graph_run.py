@@ -1,0 +1,87 @@
+"""`run_graph`: the built-in workflow whose only step is the nodes of a graph. It needs no code of the application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jobledger.ledger.graphs.graph import RUN_GRAPH, GraphSpec
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, child_id, items_of
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.runs.errors import ChildFailedError
+from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.run import Run
+from jobledger.ledger.runs.scopes import Branch
+from jobledger.ledger.runs.steps import digest_of
+from jobledger.ledger.runs.workflow import workflow
+
+
+@workflow(name=RUN_GRAPH, queue=BUILT_IN_QUEUE, give_up_on=(ChildFailedError, InvalidInputError))
+async def run_graph(run: Run, graph: GraphSpec) -> dict[str, Any]:
+    """Run the nodes of a graph, each once those that it waits for have ended; return their results by their labels.
+
+    Raises: ChildFailedError for the first node that failed, once no other one can run.
+    """
+    graph.check()
+    passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
+    nodes = _Nodes(passage, graph)
+    return await passage.perform(graph.name, nodes.run)
+
+
+class _Nodes:
+    """The children of one graph: asked for, made, waited for, and their results recorded as those of the step."""
+
+    def __init__(self, passage: Passage, graph: GraphSpec) -> None:
+        self._passage = passage
+        self._graph = graph
+
+    async def run(self, branch: Branch) -> dict[str, Any]:
+        """Return the results by their nodes' labels. Raises: ChildFailedError."""
+        passage, graph = self._passage, self._graph
+        digest = digest_of(msgspec.to_builtins(graph))
+        asked = await passage.ask(branch, graph.name, "graph", graph.name, digest)
+        await self._begin(asked)
+        step = passage.journal.job.steps[asked.key]
+        if not step.has_ended:
+            await self._end(asked, await passage.waits.until_over(asked.key))
+            step = passage.journal.job.steps[asked.key]
+        if step.state == "failed":
+            item = items_of(step.failed)[0] if step.failed else 0
+            sentence = "" if step.error is None else step.error.message
+            raise ChildFailedError(
+                step.key, item, child_id(passage.journal.job.id, step.number, item), sentence
+            )
+        found: dict[str, Any] = msgspec.json.decode(await passage.result_of(step))
+        return found
+
+    async def _begin(self, asked: Asked) -> None:
+        """Ask for the nodes, and make those that may exist."""
+        passage, journal = self._passage, self._passage.journal
+        if asked.known is None:
+            items, reference = await journal.put(
+                self._graph.items, what=f"inputs of graph {self._graph.name}"
+            )
+            order = msgspec.structs.replace(self._graph.order, tenant=journal.job.order.tenant)
+            await passage.start(asked, order=order, items=items, items_ref=reference)
+            await journal.open(asked.key, again=False)
+        elif not asked.known.has_ended:
+            await journal.open(asked.key, again=True)
+
+    async def _end(self, asked: Asked, step: Step) -> None:
+        """Record what the nodes came to."""
+        passage = self._passage
+        labels = [node.label for node in self._graph.nodes]
+        if step.failed:
+            item = items_of(step.failed)[0]
+            (end,) = await passage.journal.ends(asked.key, items=1 << item)
+            message = f"node {labels[item]}: {end.error}"
+            await passage.fail(
+                asked, ErrorInfo(kind="child_failed", type=ChildFailedError.__name__, message=message)
+            )
+            return
+        ends = await passage.journal.ends(asked.key)
+        results = {label: end.result for label, end in zip(labels, ends, strict=True)}
+        await passage.complete(asked, msgspec.json.encode(results))
