@@ -10,6 +10,7 @@ import pytest
 from tests.support.groups import Groups
 from tests.support.working import LIMIT_S, ended, working
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import InvalidInputError, JobState, Ledger, task
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import JobRef
@@ -52,8 +53,8 @@ async def test_the_end_of_a_batch_is_told_once_with_how_its_jobs_ended(ledger: L
     assert said == "b7: {'completed': 19, 'dead_lettered': 1}"
     assert (result.created, again.created, again.existing) == (20, 0, 20)
     assert (await handle(ledger, "b7-1-4", "sums").snapshot()).order.batch == "b7"
-    found = await Groups.of(ledger.log)
-    assert found.wrong == []
+    assert (await Groups.of(ledger.log)).wrong == []
+    assert (await verify(ledger.log)).violations == ()
 
 
 async def test_a_batch_whose_jobs_end_before_its_run_begins_counts_them_all(ledger: Ledger) -> None:
@@ -64,6 +65,7 @@ async def test_a_batch_whose_jobs_end_before_its_run_begins_counts_them_all(ledg
             await ended(handle(ledger, f"early-1-{item}", "sums"))
         await ledger.resume_queue(BUILT_IN_QUEUE)
         assert await handle(ledger, "early").result(timeout_s=LIMIT_S) == {"completed": 3}
+    assert (await verify(ledger.log)).violations == ()
 
 
 async def test_a_batch_that_its_client_left_open_waits_and_the_same_call_continues_it(ledger: Ledger) -> None:

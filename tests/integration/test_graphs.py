@@ -8,6 +8,7 @@ import pytest
 from tests.support.groups import Groups
 from tests.support.working import LIMIT_S, ended, types, working
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import Graph, InvalidInputError, JobFailedError, JobState, Ledger, task
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 
@@ -60,6 +61,7 @@ async def test_a_graph_passes_results_on_over_several_queues_and_returns_those_o
     assert (job.ref.queue, again.created) == (BUILT_IN_QUEUE, False)
     found = await Groups.of(ledger.log)
     assert (found.wrong, found.made["nightly-1"], found.peaks["nightly-1", "nightly"]) == ([], 5, 2)
+    assert (await verify(ledger.log)).violations == ()
 
 
 async def test_a_failed_node_is_named_and_stops_all_but_what_runs_always(ledger: Ledger) -> None:
@@ -93,6 +95,7 @@ async def test_a_graph_that_continues_runs_all_that_waits_for_no_failed_node(led
     found = await Groups.of(ledger.log)
     ran = sorted(each.task for each in found.jobs.values() if each.member is not None)
     assert (found.wrong, ran) == ([], ["fail", "fetch", "merge", "tidy"])
+    assert (await verify(ledger.log)).violations == ()
 
 
 async def test_graphs_go_on_where_every_worker_has_one_slot(ledger: Ledger) -> None:

@@ -12,6 +12,7 @@ from tests.support.limited import define
 from tests.support.stranded import becomes, reacting
 from tests.support.working import LIMIT_S, Connect, ended, types, working
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, task
 from jobledger.ledger.model.chain import JobView, load
 from jobledger.ledger.model.commands import Claim, Complete, Discard, Enqueue, Pause, RequestPause, ResumeJob
@@ -156,6 +157,7 @@ async def test_what_a_reactor_counted_before_it_died_the_next_one_opens(connecte
             await becomes(run, JobState.QUEUED)
         found = await Groups.of(one.log)
         assert (found.wrong, found.made[run.id], len(found.counted), await wakes(run)) == ([], 6, 6, 1)
+        assert (await verify(one.log)).violations == ()
 
 
 async def test_a_holder_that_died_before_it_made_its_children_is_followed_by_the_next(ledger: Ledger) -> None:

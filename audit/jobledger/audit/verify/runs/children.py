@@ -259,7 +259,8 @@ def _not_asked_for(run: str, step: Step | None, member: Member, child: Job) -> s
         return f"it is item {item} of step {key!r} of {run}, which has {step.count}" if beyond else None
     if not step.opened >> item & 1:
         return f"it is item {item} of step {key!r} of {run}, which was not opened"
-    own_id, node = child_id(member.job, step.number, item), order.node(item)
+    node = order.node(item)
+    own_id = node.id or child_id(member.job, step.number, item)
     if child.id != own_id:
         return f"the child for item {item} of step {key!r} of {run} has the id {own_id}"
     if (child.queue, child.task) != (node.queue, node.task):
