@@ -26,6 +26,7 @@ END: Final = "<!-- end of figures -->"
 LONG: Final = (
     "tests/fault/test_mixed.py",
     "tests/fault/test_workers_die.py",
+    "tests/fault/test_groups.py",
     "tests/fault/test_limits.py",
     "tests/fault/test_paused_queues.py",
     "tests/fault/test_schedules_die.py",

@@ -38,13 +38,13 @@ def pyright(path: Path) -> set[int]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["accepted", "runs"])
+@pytest.mark.parametrize("name", ["accepted", "runs", "graphs"])
 def test_what_is_right_is_accepted(name: str) -> None:
     assert mypy(HERE / f"{name}.py") == ""
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["refused", "runs_refused"])
+@pytest.mark.parametrize("name", ["refused", "runs_refused", "graphs_refused"])
 def test_what_is_wrong_is_refused_line_by_line(tmp_path: Path, name: str) -> None:
     """The file is no .py, so that the checkers of the project itself do not stumble over it."""
     copy, expected = _refused(tmp_path, name)
@@ -53,7 +53,9 @@ def test_what_is_wrong_is_refused_line_by_line(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("right", "wrong"), [("accepted", "refused"), ("runs", "runs_refused")])
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("accepted", "refused"), ("runs", "runs_refused"), ("graphs", "graphs_refused")]
+)
 def test_the_other_checker_accepts_and_refuses_the_same(tmp_path: Path, right: str, wrong: str) -> None:
     copy, expected = _refused(tmp_path, wrong)
     assert pyright(HERE / f"{right}.py") == set()
