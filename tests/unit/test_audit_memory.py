@@ -200,6 +200,23 @@ def test_what_is_used_stays_in_memory() -> None:
     store.close()
 
 
+def test_a_record_larger_than_all_the_memory_stays_while_only_it_is_used() -> None:
+    """As of a run of many steps: else each of its events would write it to the disk and read it back."""
+    written: list[str] = []
+
+    def encode(record: str) -> bytes:
+        written.append(record)
+        return record.encode()
+
+    store = RecordStore(msgspec.structs.replace(_TEXTS, encode=encode), 1_000)
+    for name in ("small", "large"):
+        store.put(name, name * 1_000)
+    for _ in range(100):
+        assert store.get("large") == "large" * 1_000
+    assert written == ["small" * 1_000]
+    store.close()
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists a process's open files")
 def test_what_is_put_aside_is_a_file_without_a_name() -> None:
     """It goes with the process, also when that is killed."""

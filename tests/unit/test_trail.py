@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.families import sound
 from tests.support.orders import enqueue_of
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
@@ -52,6 +53,7 @@ from jobledger.ledger.model.events import (
     Queued,
     Scheduled,
     Started,
+    StepCompleted,
 )
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.subjects import JobRef
@@ -343,3 +345,37 @@ def test_spans_are_told_in_the_units_that_fit(seconds: float, text: str) -> None
 
 def test_counts_have_their_plural() -> None:
     assert [count(number, "attempt") for number in (0, 1, 2)] == ["0 attempts", "1 attempt", "2 attempts"]
+
+
+def _told(job: str) -> list[str]:
+    events = [each for each in sound().messages if isinstance(each, StoredEvent) and each.event.job == job]
+    return [line.text() for line in trail_of(events).lines]
+
+
+def test_a_trail_says_in_words_what_a_run_did_and_waits_for() -> None:
+    waits, children, held_up = _told("waits"), _told("map"), _told("held-up")
+    assert "step started: nap: sleeps until 2026-01-02 01:00:11.000Z" in waits
+    assert "signalled: signal go (click), by w1" in waits
+    assert "step started: first: waits for signal go" in waits
+    assert "paused: attempt 2: for second; waits for signal go" in waits
+    assert "step started: pages: 5 jobs of task send, at most 2 at a time" in children
+    assert "paused: attempt 1: for pages; waits for 2 open children of step pages" in children
+    assert "joined: children of pages: 1 failed, 1 opened, by w1" in children
+    assert (
+        "queued: resumed, attempt 2 is next, children of pages: 1 completed, by w1; waits for a worker of queue email"
+        in children
+    )
+    assert held_up[4].endswith("2 of its children open: lunch, by w1; waits for a person to resume it")
+    assert _told("map-1-1")[0].startswith("queued in queue email, item 1 of step pages of map")
+    assert _told("gone")[-1] == "cancelled: 3 of its children open, by w1"
+    assert _told("again")[2] == f"step completed: charge (step), copied from sequence {_charged()}"
+
+
+def _charged() -> int:
+    return next(
+        each.stream_sequence
+        for each in sound().messages
+        if isinstance(each, StoredEvent)
+        and each.event.job == "source"
+        and isinstance(each.event, StepCompleted)
+    )

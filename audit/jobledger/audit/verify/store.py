@@ -127,12 +127,15 @@ class RecordStore(Generic[R]):
                         yield name, self._form.decode(bool(live), data)
 
     def _make_room(self, bytes_max: int) -> None:
-        """Put aside what was not used for longest, until half of the room is free."""
+        """Put aside what was not used for longest, until half of the room is free.
+
+        The record used last stays, however large: a long run would else be written anew at each of its events.
+        """
         with translated():
             if self._disk is None:
                 self._disk = scratch(max(_CACHE_BYTES_MIN, bytes_max // _CACHE_PART))
                 self._disk.execute(_CREATE)
-            while self.weight_bytes > bytes_max // 2:
+            while self.weight_bytes > bytes_max // 2 and len(self._hot) > 1:
                 self._disk.execute("BEGIN")
                 rows = sorted(self._coldest(bytes_max // 2))  # in the table's order, to visit its pages once
                 self._disk.executemany(_INSERT, rows)
@@ -142,7 +145,7 @@ class RecordStore(Generic[R]):
 
     def _coldest(self, until_bytes: int) -> Iterator[tuple[str, bool, bytes]]:
         """Yield rows of what was not used for longest, a bounded number, and take their weight off."""
-        for name, record in itertools.islice(self._hot.items(), _AT_ONCE):
+        for name, record in itertools.islice(self._hot.items(), min(_AT_ONCE, len(self._hot) - 1)):
             if self.weight_bytes <= until_bytes:
                 return
             self.weight_bytes -= self._cost(name, record)

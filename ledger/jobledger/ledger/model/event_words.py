@@ -9,6 +9,7 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     Cancelled,
     CancelRequested,
+    ChildOrder,
     Completed,
     DeadLettered,
     Discarded,
@@ -132,11 +133,21 @@ def of_pause(event: Paused) -> str:
 
 
 def of_step_started(event: StepStarted) -> str:
-    """Return which step begins."""
-    order = event.order
-    children = "" if order is None or order.is_open else f", {order.count:,} to do"
-    moment = "" if event.until is None else f", until {shown_time(event.until)}"
-    return f"{_step(event)}{children}{moment}"
+    """Return which step begins, and what it does."""
+    until = "" if event.until is None else f" until {shown_time(event.until)}"
+    if event.order is not None:
+        return f"{event.step}: {_ordered(event.order)}{until}"
+    if event.kind == "wait":
+        return f"{event.step}: waits for signal {event.target}{until}"
+    return f"{event.step}: sleeps{until}" if event.kind == "sleep" else f"{_step(event)}{until}"
+
+
+def _ordered(order: ChildOrder) -> str:
+    if order.is_open:
+        return "jobs, as many as are added"
+    one_task = f" of task {order.task}" if not order.nodes else ""
+    limit = f", at most {order.limit:,} at a time" if order.limit else ""
+    return f"{order.count:,} {'job' if order.count == 1 else 'jobs'}{one_task}{limit}"
 
 
 def _step(event: StepStarted | StepCompleted | StepFailed) -> str:
