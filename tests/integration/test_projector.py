@@ -92,7 +92,7 @@ def test_a_rebuilt_projection_equals_the_followed_one_on_any_history(
 
 
 async def test_progress_counts_to_the_head(tmp_path: Path) -> None:
-    log = await memory_history(runs=True)
+    log = await memory_history()
     head = (await log.head()).last_sequence
     seen: list[tuple[int, int]] = []
     with Projector(log, tmp_path / "p", config=SMALL) as projector:

@@ -17,7 +17,7 @@ from jobledger.audit.errors import ScratchSpaceError
 from jobledger.audit.verify import store
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ServerUnreachableError
-from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent
+from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, Paused
 from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
@@ -243,6 +243,19 @@ def test_a_job_that_left_while_it_waited_for_a_retry_is_forgotten() -> None:
     for sequence, event in enumerate(events, 1):
         folding.fold(StoredEvent(event=event, data=b"", stream_sequence=sequence, stored_at=NOW))
     assert [folding.is_first("q", job) for job in ("j1", "j2")] == [True, False]
+
+
+def test_a_held_job_that_a_person_paused_waits_in_no_line_until_it_is_resumed() -> None:
+    granter = Granter()
+    granter.limit(defined("api", slots=1), 1)
+    granter.job(held(1, "api"), 2)
+    job = (held(1, "api").queue, held(1, "api").job)
+    assert granter.lines.find(job) is not None
+    paused = Paused(job=job[1], queue=job[0], task="t", at=NOW, by="ann", attempt=0, event="operator")
+    granter.job(paused, 3)
+    assert granter.lines.find(job) is None
+    granter.job(held(1, "api"), 4)
+    assert granter.lines.find(job) is not None
 
 
 def test_a_snapshot_names_the_few_that_wait_for_very_long() -> None:

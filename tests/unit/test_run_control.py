@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.runs import BOOM, CLAIM, LATER, NEW, REF, Story, end, fail, group, start
 from tests.support.tables import each_row
 
@@ -44,6 +46,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import ATTEMPTS_KEPT, JobState
 from jobledger.ledger.model.runs.errors import StepOverError
+from jobledger.ledger.model.runs.orders import bits, bits_of, child_id, items_of, ranges_of
 
 TAKE_OVER = TakeOver(worker="w2", lease_s=15.0, lost_epoch=0)
 WAIT = start("approved", kind="wait", target="approved", until=LATER)
@@ -147,6 +150,33 @@ def test_a_run_that_is_to_end_waits_for_nothing_but_its_undos() -> None:
 def test_an_undo_that_fails_for_good_makes_a_dead_letter() -> None:
     story = running(end("charge"), CancelJob(reason="no"))
     assert types(story.do(Fail(epoch=0, error=BOOM, give_up="rejected"))) == ["failed", "dead_lettered"]
+
+
+@each_row(
+    ("command", "then"),
+    [
+        (Fail(epoch=0, error=BOOM, retry_at=LATER), ["failed", "queued"]),
+        (Interrupt(epoch=0, reason="deploy"), ["interrupted", "queued"]),
+        (Snooze(epoch=0, until=LATER), ["snoozed"]),
+    ],
+)
+def test_an_attempt_that_ends_while_its_run_is_to_end_leaves_the_undos_to_the_next(
+    command: Command, then: list[str]
+) -> None:
+    story = running(end("charge"), CancelJob(reason="no"))
+    assert types(story.do(command)) == then
+    assert story.run.cancel_requested
+    if story.run.state is JobState.RETRY_WAIT:
+        story.do(Dispatch(cause="due"))
+    story.do(CLAIM)
+
+
+def test_a_job_that_is_paused_and_resumed_often_has_no_dispatches_in_vain() -> None:
+    story = Story(NEW)
+    for _ in range(20):
+        story.do(RequestPause())
+        story.do(ResumeJob())
+    assert (story.run.state, story.run.dispatches) == (JobState.QUEUED, 1)
 
 
 @each_row("limits", [(), ("api",)])
@@ -287,7 +317,6 @@ WAYS: list[tuple[tuple[Command, ...], Command]] = [
     ((CLAIM, group()), TAKE_OVER),
     ((CLAIM, group()), Rescue(lost_epoch=0)),
     ((CLAIM, group(), CancelJob()), Fail(epoch=0, error=BOOM)),
-    ((CLAIM, group(), CancelJob()), Snooze(epoch=0, until=LATER)),
     ((CLAIM, group(), CancelJob()), Pause(epoch=0)),
     ((CLAIM, group(), Pause(epoch=0, steps=("pages",))), CancelJob()),
     ((CLAIM, group(), GIVE_UP), Discard()),
@@ -336,3 +365,20 @@ def test_a_run_is_bound_to_its_version_and_a_child_to_its_parent() -> None:
         Enqueue(ref=REF, task="order", order=order), CLAIM, Fail(epoch=0, error=BOOM), Requeue(attempts=2)
     ).run
     assert (run.order.version, run.member) == ("2", MEMBER)
+
+
+# Items and ids
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranges_are_sets_of_items(some: set[int]) -> None:
+    assert items_of(bits(some)) == sorted(some)
+    assert bits_of(ranges_of(bits(some))) == bits(some)
+    assert all(first <= last for first, last in ranges_of(bits(some)))
+
+
+def test_ids_of_children_follow_from_their_parent() -> None:
+    assert child_id("order-77", 3, 12) == "order-77-3-12"
+    long = child_id("x" * 62, 3, 12)
+    assert (len(long), long[0], long) == (41, "c", child_id("x" * 62, 3, 12))
+    assert child_id("x" * 62, 3, 13) != long

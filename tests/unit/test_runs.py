@@ -40,7 +40,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
-from jobledger.ledger.model.runs.orders import ITEMS_MAX, bits, bits_of, child_id, items_of, ranges_of
+from jobledger.ledger.model.runs.orders import ITEMS_MAX, items_of
 from jobledger.ledger.model.runs.steps import admissible, admit, is_over, next_signal, open_children
 
 TAKE_OVER = TakeOver(worker="w2", lease_s=15.0, lost_epoch=0)
@@ -172,6 +172,14 @@ def test_a_map_opens_as_many_as_its_limit_and_counts_each_end_once() -> None:
     step = story.run.steps["pages"]
     assert (items_of(step.ended), items_of(step.failed), opened(step)) == ([0, 1, 2], [], [0, 1, 2, 3, 4])
     assert open_children(story.run.steps) == 2
+
+
+def test_a_group_whose_end_is_recorded_opens_nothing_more() -> None:
+    story = running(group(count=5, limit=2, on_failure="collect"))
+    story.do(fail("pages", kind="map", target="fetch"))  # as the one that lost a race
+    (joined,) = story.do(Join(step="pages", completed=((0, 1),)))
+    assert isinstance(joined, Joined)
+    assert joined.opened == ()
 
 
 def test_an_end_of_what_was_never_opened_is_not_counted() -> None:
@@ -376,20 +384,6 @@ def test_every_group_comes_to_its_end_within_its_limit(
     assert all(item in opened(step) for item in always)
 
 
-@given(st.sets(st.integers(0, 300)))
-def test_ranges_are_sets_of_items(some: set[int]) -> None:
-    assert items_of(bits(some)) == sorted(some)
-    assert bits_of(ranges_of(bits(some))) == bits(some)
-    assert all(first <= last for first, last in ranges_of(bits(some)))
-
-
-def test_ids_of_children_follow_from_their_parent() -> None:
-    assert child_id("order-77", 3, 12) == "order-77-3-12"
-    long = child_id("x" * 62, 3, 12)
-    assert (len(long), long[0], long) == (41, "c", child_id("x" * 62, 3, 12))
-    assert child_id("x" * 62, 3, 13) != long
-
-
 # Waits and signals
 
 
@@ -436,6 +430,14 @@ def test_only_a_wait_of_its_name_takes_a_signal(taken: Command) -> None:
     story = running(GiveSignal(name="approved"))
     with pytest.raises(IllegalTransitionError, match="without a signal"):
         story.do(taken)
+
+
+def test_signals_are_taken_in_their_order() -> None:
+    story = running(GiveSignal(name="a"), GiveSignal(name="a"))
+    with pytest.raises(IllegalTransitionError, match="without a signal 'a' at sequence 4"):
+        story.do(end("a", kind="wait", target="a", signal=4))
+    story.do(end("a", kind="wait", target="a", signal=3))
+    story.do(end("a#2", kind="wait", target="a", signal=4))
 
 
 def test_signals_without_an_id_are_each_their_own() -> None:

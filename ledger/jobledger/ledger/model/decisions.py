@@ -434,9 +434,9 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
 def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | None:
     """What follows where somebody asked the attempt to end or to pause; None where its own word stands.
 
-    An attempt of a run that is interrupted goes on elsewhere: only there it is known what is to be undone.
+    A run goes on in another attempt, which finds what was asked: only there it is known what is to be undone.
     """
-    if isinstance(command, Interrupt) and job.may_undo:
+    if job.may_undo:
         return None
     if job.cancel_requested:  # it will not run again
         return Cancelled(**ending(job, stamp), reason=job.cancel_reason)
@@ -451,13 +451,15 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
         "attempt": job.attempts_count,
         "error": command.error,
     }
-    if job.cancel_requested and not (job.may_undo and command.give_up is not None):
+    is_last = command.give_up is not None or not job.attempts_left
+    if job.cancel_requested and (not job.may_undo or (is_last and command.give_up is None)):
         return (Failed(**fields), Cancelled(**ending(job, stamp), reason=job.cancel_reason))
-    if command.give_up is not None or not job.attempts_left:
+    if is_last:
         reason = command.give_up or "exhausted"
         return (Failed(**fields), DeadLettered(**ending(job, stamp), reason=reason, error=command.error))
-    is_later = command.retry_at is not None and command.retry_at > stamp.at
-    if job.pause_requested:
+    # Another attempt does the undos of a run that is to end, and need not wait for that.
+    is_later = command.retry_at is not None and command.retry_at > stamp.at and not job.cancel_requested
+    if job.pause_requested and not job.cancel_requested:
         until = command.retry_at if is_later else None
         failed = Failed(**fields, retry_at=stamp.at, retry_priority=command.retry_priority)
         return (failed, paused(job, stamp, event=OPERATOR, until=until))

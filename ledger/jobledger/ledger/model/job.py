@@ -331,7 +331,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
     """Let a job wait that exists: the event changes only what it names."""
     # A person who requeues a dead letter gives it new dispatches, as well as attempts. One that is held is offered to
     # nobody, however often it was granted and put back.
-    dispatches = 0 if job.is_final or isinstance(event, Held) else job.dispatches
+    dispatches = 0 if job.is_final or job.paused_by_operator or isinstance(event, Held) else job.dispatches
     dispatch_sequence, grant = job.dispatch_sequence, 0 if job.is_final else job.grant
     if isinstance(event, Queued):
         dispatches += 1

@@ -59,6 +59,9 @@ _Claimed = (
 _End = Completed | Cancelled | DeadLettered | Discarded
 
 
+_PAUSED: Final = JobState.PAUSED
+
+
 class _Rule(Protocol):
     def __call__(self, job: Job | None, event: JobEvent, /) -> str | None: ...
 
@@ -165,7 +168,7 @@ def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
 
 def _moves_a_wait(job: Job | None, event: JobEvent) -> str | None:
     """In retry_wait a job without a time is between two events of one batch."""
-    if job is None or job.due_at is not None:
+    if job is None or (job.due_at is not None and (job.state is not _PAUSED or job.paused_by_operator)):
         return None
     return f"`{event_type(event)}` while it waits for no time"
 

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.events import Cancelled, Carried, CarriedJob, Completed, Held, JobEvent, Queued
+from jobledger.ledger.model.events import (
+    Cancelled,
+    Carried,
+    CarriedJob,
+    Completed,
+    Held,
+    JobEvent,
+    Paused,
+    Queued,
+)
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.definition import LIMIT, Definition
 from jobledger.ledger.model.limits.flow import FLOW, Granted
@@ -138,7 +147,7 @@ class SlotRows(Rows):
         match event:
             case Held(limits=limits) if limits:
                 self._waits[job] = _Wait(stored.stream_sequence, limits)
-            case Cancelled():
+            case Cancelled() | Paused():
                 self._waits[job] = None
             case Queued(grant=grant) if grant:
                 self._waits[job] = None

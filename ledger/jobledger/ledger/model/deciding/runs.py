@@ -32,7 +32,7 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, Job, JobState
 from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
 from jobledger.ledger.model.runs.orders import bits_of, ranges_of
-from jobledger.ledger.model.runs.steps import Step, admissible, admit, fold_join, is_over
+from jobledger.ledger.model.runs.steps import Step, admissible, admit, fold_join, is_over, next_signal
 
 #: So many messages a run may be sent.
 SIGNALS_MAX: Final = 10_000
@@ -114,14 +114,14 @@ def _check_goes_on(job: Job, known: Step, command: StepCommand) -> None:
 
 
 def check_signal(job: Job, command: CompleteStep) -> None:
-    """Refuse a signal that is not there: one is taken once, by a wait for its name.
+    """Refuse a signal that is not there: one is taken once, by a wait for its name, the oldest one first.
 
     Raises: IllegalTransitionError.
     """
-    at_hand = next((each for each in job.signals if each.sequence == command.signal), None)
-    if at_hand is None or at_hand.taken_by or command.kind != "wait" or at_hand.name != command.target:
+    oldest = next_signal(job.signals, command.target)
+    if oldest is None or oldest.sequence != command.signal or command.kind != "wait":
         raise IllegalTransitionError(
-            job.id, f"without a signal {command.target!r} at sequence {command.signal}", "take it"
+            job.id, f"without a signal {command.target!r} at sequence {command.signal} to be taken", "take it"
         )
 
 
@@ -198,7 +198,7 @@ def _news(job: Job, known: Step, command: Join) -> JoinFact:
         more = f"told of item {known.ended.bit_length() - 1} of {command.step!r}"
         raise IllegalTransitionError(job.id, more, f"have only {counted} of them")
     opened = 0
-    if not (job.is_final or job.cancel_requested or job.paused_by_operator):
+    if not (job.is_final or job.cancel_requested or job.paused_by_operator or known.has_ended):
         ended, bad = known.ended | completed | failed, known.failed | failed
         opened = admit(order, known.opened, ended, bad) & ~known.opened
     return JoinFact(

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, JobEvent, Started
+from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, JobEvent, Paused, Started
 from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import JOBS_MAX, Granted
 from jobledger.ledger.model.limits.guard import Guard
@@ -47,7 +47,7 @@ LOWEST_FIRST_EVERY: Final = 16
 GONE_MAX: Final = 10_000
 _SHARES_PRUNE_AT: Final = 4_096
 
-_ENDS_WAIT: Final = (Cancelled, Held)
+_ENDS_WAIT: Final = (Cancelled, Held, Paused)
 _DOWN: Final = (0, 1, 2)
 _UP: Final = (2, 1, 0)
 _RANK: Final = {priority: rank for rank, priority in enumerate(PRIORITIES)}
