@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tables import each_row
 
-from jobledger.ledger.model.carried import difference
 from jobledger.ledger.model.codec import decode, encode
 from jobledger.ledger.model.commands import (
     CancelJob,
@@ -31,6 +30,7 @@ from jobledger.ledger.model.commands import (
     Stamp,
     TakeOver,
 )
+from jobledger.ledger.model.deciding.carried import difference
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError
 from jobledger.ledger.model.events import (

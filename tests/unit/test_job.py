@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tables import each_row
 
-from jobledger.ledger.model.carried import carried_job
+from jobledger.ledger.model.deciding.carried import carried_job
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,

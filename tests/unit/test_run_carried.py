@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.runs import BOOM, CLAIM, LATER, NEW, Story, end, fail, group, start
 
-from jobledger.ledger.model.carried import difference
 from jobledger.ledger.model.codec import decode, encode
 from jobledger.ledger.model.commands import (
     Carry,
@@ -24,6 +23,7 @@ from jobledger.ledger.model.commands import (
     ResumeJob,
     TakeOver,
 )
+from jobledger.ledger.model.deciding.carried import difference
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import Carried, CarriedStep, ChildOrder, JobEvent, PayloadRef
 from jobledger.ledger.model.job import Job, JobState, evolve

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tables import each_row
 
-from jobledger.ledger.model.carried import carried_job
 from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
@@ -35,6 +34,7 @@ from jobledger.ledger.model.commands import (
     Stamp,
     TakeOver,
 )
+from jobledger.ledger.model.deciding.carried import carried_job
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import (

@@ -12,7 +12,7 @@ from typing import Final, cast
 from jobledger.audit.verify.options import Expected
 from jobledger.audit.verify.runs.deciding import broken_run
 from jobledger.ledger.model.aggregate import Broken
-from jobledger.ledger.model.carried import difference
+from jobledger.ledger.model.deciding.carried import difference
 from jobledger.ledger.model.events import (
     Carried,
     Completed,

@@ -10,7 +10,6 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from jobledger.ledger.model.carried import carried_job
 from jobledger.ledger.model.commands import (
     CancelJob,
     Carry,
@@ -46,6 +45,7 @@ from jobledger.ledger.model.commands import (
     TakeOver,
 )
 from jobledger.ledger.model.deciding import facts
+from jobledger.ledger.model.deciding.carried import carried_job
 from jobledger.ledger.model.deciding.facts import Events, ending, envelope, of_family, ready, require
 from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
 from jobledger.ledger.model.deciding.runs import give_signal, join, pause, paused, step
