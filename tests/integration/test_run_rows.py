@@ -34,9 +34,11 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.events import ErrorInfo, Member
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.runs.awaiting import AWAITED
 from jobledger.ledger.model.runs.orders import ChildOrder, child_id
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, ProjectorConfig, Store, difference, rebuild
+from jobledger.projections.metrics.running import read_running, running_metrics
 from jobledger.projections.tables.steps import StepRow, read_signals, read_steps
 
 pytestmark = pytest.mark.anyio
@@ -232,3 +234,33 @@ async def test_a_tree_shows_runs_below_runs_and_a_child_that_completed_too_late(
         ("order-77-3-2", "completed", False),
     ]
     assert (tree.undos, pages.hidden) == (0, 0)  # its newest pause named no undo
+
+
+async def test_steps_joins_and_waits_of_runs_are_counted_once_however_events_are_cut(tmp_path: Path) -> None:
+    world = World()
+    await story(world)
+    await finish(world.log, tmp_path / "p.db", ProjectorConfig(batch_events_max=2, cache_jobs_max=1))
+    with Store.open(tmp_path / "p.db") as store:
+        running = read_running(store, 200)
+        folded = read_running(store, 2)
+    completed, failed, retried = 0, 1, 2
+    charge, report = running.steps["orders", "charge"], running.steps["orders", "report"]
+    assert (charge[completed], charge[-2], charge[-1]) == (1, 1, 1_500_000)
+    assert (report[failed], report[retried], report[-2]) == (1, 1, 0)
+    assert (running.steps["orders", "approved"][completed], running.steps["orders", "approved"][-2]) == (1, 0)
+    joins, children_completed, children_failed, diverged = running.runs["orders",][:4]
+    assert (joins, children_completed, children_failed, diverged) == (3, 2, 1, 0)
+    # The first child ended four seconds before it was counted, the others two and one.
+    assert running.runs["orders",][-2:] == (3, 7_000_000)
+    assert running.waiting == dict.fromkeys(AWAITED, 0)
+    assert (len(folded.steps), folded.steps_folded) == (3, 2)
+    metrics = {metric.name: metric for metric in running_metrics(running)}
+    assert set(metrics) == {
+        "jobledger_steps",
+        "jobledger_step_run_seconds",
+        "jobledger_joins",
+        "jobledger_children_joined",
+        "jobledger_join_lag_seconds",
+        "jobledger_runs_waiting",
+        "jobledger_runs_diverged",
+    }

@@ -15,6 +15,7 @@ import msgspec
 
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.projections.metrics.running import Running, read_running
 from jobledger.projections.metrics.ticking import TickingRow, read_ticking
 from jobledger.projections.position import Position
 from jobledger.projections.queries import Store
@@ -65,6 +66,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     pauses: dict[str, QueueState]  #: of all queues that were ever paused
     held: list[HeldRow]  #: by limit
     ticking: list[TickingRow]  #: by schedule
+    running: Running  #: what runs did
     totals: list[TotalsRow]
     failures: list[FailureRow]
 
@@ -83,6 +85,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
         queues = _shown_queues(store, [queue for queue in sums if queue != _WHOLE], values_max)
         held = read_held(store.select, slots_taken(store.select))
         ticking, schedules_folded = read_ticking(store, values_max)
+        running = read_running(store, values_max)
         (counts,) = store.select(_HOW_MANY)
         listed = msgspec.json.encode(queues).decode()
         rows = store.select(QUEUES_SHOWN_SQL, (listed,)) + store.select(QUEUES_OTHER_SQL, (OTHER, listed))
@@ -100,11 +103,12 @@ def read_figures(store: Store, values_max: int) -> Figures:
                     strict=True,
                 )
             }
-            | {"schedule": schedules_folded},
+            | {"schedule": schedules_folded, "target": running.steps_folded},
             queues=[queue_row(row) for row in rows],
             pauses=read_pauses(store.select),
             held=folded(held, values_max, OTHER),
             ticking=ticking,
+            running=running,
             totals=[totals_row((*key, *values)) for key, values in totals.items()],
             failures=[*failures, *_other_failures(totals, failures)],
         )

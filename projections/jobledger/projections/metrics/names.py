@@ -192,6 +192,44 @@ SCHEDULE_PAUSED: Final = Measure(
     "jobledger_schedule_paused", "gauge", "1 while somebody has paused the schedule, else 0.", _SCHEDULE
 )
 
+_QUEUE: Final = ("queue",)
+STEPS: Final = Measure(
+    "jobledger_steps_total",
+    "counter",
+    "Ends of steps of runs, and tries that are followed by another.",
+    ("queue", "target", "outcome"),
+)
+STEP_RUN: Final = Measure(
+    "jobledger_step_run_seconds",
+    "histogram",
+    "Last executions of steps that completed, waits and children left out.",
+    ("queue", "target"),
+)
+JOINS: Final = Measure(
+    "jobledger_joins_total", "counter", "Events that count ends of runs' children.", _QUEUE
+)
+JOINED: Final = Measure(
+    "jobledger_children_joined_total",
+    "counter",
+    "Children that were counted as ended.",
+    ("queue", "outcome"),
+)
+JOIN_LAG: Final = Measure(
+    "jobledger_join_lag_seconds", "histogram", "From a child's end to its being counted.", _QUEUE
+)
+RUNS_WAITING: Final = Measure(
+    "jobledger_runs_waiting",
+    "gauge",
+    "Paused runs by what they wait for; one that waits for several counts for each.",
+    ("awaits",),
+)
+RUNS_DIVERGED: Final = Measure(
+    "jobledger_runs_diverged_total",
+    "counter",
+    "Runs that ended because their code asks for something else than is recorded.",
+    _QUEUE,
+)
+
 #: Column of `totals` -> its counter.
 COUNTERS: Final = {
     "enqueued": Measure("jobledger_jobs_enqueued_total", "counter", "Jobs that came in.", _TASK),
@@ -312,6 +350,13 @@ EXPORTER_METRICS: Final = (
     TICKS_SKIPPED,
     TICK_LATE,
     SCHEDULE_PAUSED,
+    STEPS,
+    STEP_RUN,
+    JOINS,
+    JOINED,
+    JOIN_LAG,
+    RUNS_WAITING,
+    RUNS_DIVERGED,
     *COUNTERS.values(),
     *HISTOGRAMS.values(),
     *FAILURES.values(),

@@ -140,12 +140,16 @@ def cell_values(cell: Cell) -> tuple[int, ...]:
     """
     values = list(cell.counts)
     for durations_us in (cell.waits_us, cell.runs_us, cell.totals_us):
-        bounded = sorted(durations_us)
-        if bounded and (bounded[0] < 0 or bounded[-1] > _DURATION_US_MAX):  # by a clock that was set
-            bounded = [min(max(each, 0), _DURATION_US_MAX) for each in bounded]
-        values += (bisect_right(bounded, bound) for bound in _BOUNDS_US)
-        values += (len(bounded), sum(bounded))
+        values += histogram_values(durations_us)
     return tuple(values)
+
+
+def histogram_values(durations_us: list[int]) -> list[int]:
+    """Return durations as the columns of a histogram hold them: cumulative counts, count and sum."""
+    bounded = sorted(durations_us)
+    if bounded and (bounded[0] < 0 or bounded[-1] > _DURATION_US_MAX):  # by a clock that was set
+        bounded = [min(max(each, 0), _DURATION_US_MAX) for each in bounded]
+    return [*(bisect_right(bounded, bound) for bound in _BOUNDS_US), len(bounded), sum(bounded)]
 
 
 class Cell:

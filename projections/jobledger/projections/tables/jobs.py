@@ -19,6 +19,7 @@ from jobledger.ledger.model.events import Carried, JobEvent
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.projections.position import SELECT_BEGINS_LATE, SELECT_COUNTED
 from jobledger.projections.statistics.counted import begin_with, end_with
+from jobledger.projections.statistics.runs import RUN_TOTALS, STEP_TOTALS, RunTally
 from jobledger.projections.statistics.tables import STATISTICS_TABLES, add_tally
 from jobledger.projections.statistics.tally import Seen, Tally, microseconds
 from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
@@ -98,6 +99,7 @@ class JobRows(Rows):
         after: dict[_Key, Seen] = {}
         replaced: dict[_Key, Seen | None] = {}
         tally, acts, steps = Tally(), NotedActs(), NotedSteps()
+        runs = RunTally(lambda key: after.get(key) or self._known(key, look=True, keep=True))
         for stored in events:
             event = stored.event
             key = (event.job, event.queue)
@@ -123,6 +125,7 @@ class JobRows(Rows):
                 acts.add(stored, None if known is None else known.job, job)
             if job.steps or job.signals:
                 steps.add(stored, None if known is None else known.job, job)
+                runs.add(stored, None if known is None else known.job, job)
         for key, current in after.items():
             known = replaced.get(key) or before[key]
             tally.move(None if known is None else known.job, current.job)
@@ -130,6 +133,7 @@ class JobRows(Rows):
         self._write(before, after)
         acts.write(self._connection)
         steps.write(self._connection, lambda key: after[key].job)
+        runs.write(self._connection)
         add_tally(self._connection, tally, totals=totals)
 
     def _remove(self, keys: Iterable[_Key]) -> None:
@@ -148,10 +152,11 @@ class JobRows(Rows):
             return False
         return bool(self._connection.execute(SELECT_BEGINS_LATE).fetchone()[0])
 
-    def _known(self, key: _Key, *, look: bool) -> Seen | None:
-        cached = self._cache.pop(key, None)
+    def _known(self, key: _Key, *, look: bool, keep: bool = False) -> Seen | None:
+        """Return a job as it is before this transaction; `keep`: it is only looked at, so what is kept of it stays."""
+        cached = self._cache.get(key) if keep else self._cache.pop(key, None)
         if cached is not None:
-            self._cache_bytes -= cached[1]
+            self._cache_bytes -= 0 if keep else cached[1]
             return cached[0]
         if not look:
             return None
@@ -235,8 +240,18 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=10,
-    tables=(schema.JOBS, schema.ATTEMPTS, schema.DEAD_LETTERS, STEPS, SIGNALS, ACTS, *STATISTICS_TABLES),
+    version=11,
+    tables=(
+        schema.JOBS,
+        schema.ATTEMPTS,
+        schema.DEAD_LETTERS,
+        STEPS,
+        SIGNALS,
+        ACTS,
+        *STATISTICS_TABLES,
+        STEP_TOTALS,
+        RUN_TOTALS,
+    ),
     views=(schema.V_JOBS, schema.V_ATTEMPTS),
     queries=(schema.RUNS, schema.RUN_TREE),
     rows=JobRows,
