@@ -41,13 +41,16 @@ from jobledger.ledger.model.events import (
     CarriedProgress,
     CarriedSignal,
     CarriedStep,
+    Completed,
     ErrorInfo,
+    Member,
     Order,
     PayloadRef,
     Queued,
     StateName,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, Attempt, AttemptState, Job, JobState, Progress, evolve
+from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.runs.steps import KeptSignal, Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import timer_of
@@ -232,3 +235,20 @@ def test_the_stored_form_has_every_field_of_a_job_and_the_same_words() -> None:
     assert set(get_args(StateName)) == {state.value for state in JobState}
     assert get_args(AttemptStateName) == get_args(AttemptState)
     assert {state.value for state in CLOSED_STATES} == {"completed", "cancelled", "discarded"}
+
+
+def test_large_results_of_runs_children_lie_where_inputs_do() -> None:
+    reference = PayloadRef(sha256="a" * 64, size_bytes=3)
+    common: dict[str, Any] = {
+        "job": "j",
+        "queue": "q",
+        "task": "t",
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "by": "w",
+    }
+    ended = Completed(**common, attempt=1, result_ref=reference)
+    child = msgspec.structs.replace(ended, member=Member(queue="q", job="p", step="s"))
+    assert [list(references_of(each)) for each in (ended, child)] == [
+        [("results", reference)],
+        [("inputs", reference)],
+    ]

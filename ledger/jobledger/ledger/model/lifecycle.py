@@ -390,10 +390,11 @@ _DUE_OF: Final[Mapping[type[JobEvent], Callable[[JobEvent], Any]]] = {
 
 
 def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
-    """Yield the large values that an event refers to, and where each lies."""
+    """Yield the large values that an event refers to, and where each lies: results of runs' children live as inputs do."""
+    is_child = isinstance(event, Completed) and event.member is not None
     for store, path in LIFECYCLE[type(event)].payloads:
         for reference in _at(event, path):
-            yield store, reference
+            yield "inputs" if is_child else store, reference
 
 
 def _at(value: Any, path: str) -> Iterator[PayloadRef]:
