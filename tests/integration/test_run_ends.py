@@ -252,3 +252,59 @@ async def test_the_children_of_a_branch_that_lost_are_cancelled(ledger: Ledger) 
         assert await job.result(timeout_s=LIMIT_S) == 7
         child = await ended(await ledger.job("race-1-0"))
     assert child.state is JobState.CANCELLED
+
+
+# Undo, wherever the run was.
+
+
+@step
+async def charge_slowly() -> str:
+    CALLS["charge"] += 1
+    return "charged"
+
+
+@step(max_attempts=2, backoff=Backoff(base_s=0))
+async def refund(charge: str) -> None:
+    CALLS["refund"] += 1
+    if CALLS["refund"] == 1:
+        await asyncio.sleep(30)  # its worker ends meanwhile
+
+
+@workflow(queue="runs", max_attempts=2)
+async def cut_off(run: Run) -> None:
+    run.on_failure(refund, await run.step(charge_slowly))
+    await asyncio.sleep(30)
+
+
+async def test_what_is_recorded_is_undone_although_the_code_was_cut_off_before_it_said_how(
+    ledger: Ledger,
+) -> None:
+    @workflow(queue="runs", name="late")
+    async def late(run: Run) -> None:
+        charge = await run.step(charge_slowly)
+        CALLS["passes"] += 1
+        if CALLS["passes"] == 1:
+            await asyncio.sleep(30)  # cancelled before it registered anything
+        run.on_failure(undo, 1)
+        await run.step(count, len(charge))
+
+    async with working(ledger, late):
+        job = await ledger.enqueue(late)
+        await until(lambda: CALLS["passes"] == 1)
+        await job.cancel(reason="no longer wanted")
+        found = await ended(job)
+    assert (found.state, found.cancel_reason) == (JobState.CANCELLED, "no longer wanted")
+    assert CALLS == {"charge": 1, "passes": 2, "undo 1": 1}
+
+
+async def test_undos_that_were_cut_off_are_gone_on_with_by_another_worker(connected: Connect) -> None:
+    async with connected() as ledger, working(ledger, cut_off, grace_s=0):
+        job = await ledger.enqueue(cut_off.options(timeout_s=0.3, max_attempts=1))
+        await until(lambda: CALLS["refund"] == 1)
+    async with connected() as other, working(other, cut_off):
+        found = await ended(await other.job(job.id))
+    assert found.state is JobState.DEAD_LETTERED
+    assert found.error is not None
+    assert found.error.kind == "timeout"
+    assert CALLS["charge"] == 1
+    assert CALLS["refund"] == 2

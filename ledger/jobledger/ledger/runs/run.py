@@ -419,6 +419,7 @@ class Run(GivenByWorker):
         Raises: ForeignTaskError.
         """
         passage = self._passage
-        branch = passage.scopes.enter(step.name)
+        undo = as_step(step)
+        branch = passage.scopes.enter(undo.name)
         branch.busy = ""
-        passage.undos.append(Undo(branch.undo_key(step.name), step, args, dict(kwargs)))
+        passage.undos.append(Undo(branch.undo_key(undo.name), undo, args, dict(kwargs)))

@@ -120,29 +120,54 @@ class _Play:
         self._attempt = attempt
         self._task = task
         self._journal = journal
-        self._passage = Passage(
-            journal,
-            task.signature,
-            parallel=task.workflow.parallel,
-            is_ending=job.cancel_requested or self._is_undone,
-            calls_back=task.workflow.on_fail is not None,
+        self._was_cut_off = False  #: it was told to end, or reached its limit, wherever it was
+        self._passage = self._new_passage(is_ending=job.cancel_requested or self._is_undone)
+
+    def _new_passage(self, *, is_ending: bool) -> Passage:
+        flow = self._task.workflow
+        return Passage(
+            self._journal,
+            self._task.signature,
+            parallel=flow.parallel,
+            is_ending=is_ending,
+            calls_back=flow.on_fail is not None,
         )
 
     async def run(self, arguments: dict[str, Any]) -> Outcome:
         """Play the function, and undo what it did if the run is to end otherwise than completed."""
         attempt, passage = self._attempt, self._passage
-        passage.scopes.bind(attempt.own_task, Branch())
-        parameter = self._task.signature.context_parameter
-        assert parameter is not None, "a workflow takes a Run"
-        arguments[parameter] = Run(passage)
-        outcome = await self._outcome_of(lambda: self._task.function(**arguments))
+        outcome = await self._play(passage, arguments)
         if attempt.control.recorded is not None:
             return attempt.control.recorded
         if self._journal.trouble is not None:
             raise self._journal.trouble
-        if self._passage.undos and self._is_failure(outcome):
-            outcome = await self._undo(outcome)
+        if self._is_failure(outcome):
+            if self._was_cut_off:
+                await self._register_undos()
+            if self._passage.undos:
+                outcome = await self._undo(outcome)
         return await self._call_back(outcome)
+
+    async def _play(self, passage: Passage, arguments: dict[str, Any]) -> Outcome:
+        passage.scopes.bind(self._attempt.own_task, Branch())
+        parameter = self._task.signature.context_parameter
+        assert parameter is not None, "a workflow takes a Run"
+        return await self._outcome_of(lambda: self._task.function(**arguments, **{parameter: Run(passage)}))
+
+    async def _register_undos(self) -> None:
+        """Play the recorded steps again: a function that was cut off may not have said how to undo what it had done."""
+        attempt, journal = self._attempt, self._journal
+        self._hear_nothing_more()
+        await journal.refresh()
+        order = attempt.job.order
+        text = await journal.get(order.input, order.input_ref)
+        self._passage = self._new_passage(is_ending=True)
+        await self._play(self._passage, self._task.signature.decode(text))
+
+    def _hear_nothing_more(self) -> None:
+        """Go on although the attempt was told to end, which is what it does: now only the end of the worker ends it."""
+        control = self._attempt.control
+        control.undoing, control.cancelled, control.stop_reason, control.limit = True, False, "", ""
 
     async def _outcome_of(self, function: Callable[[], Awaitable[Any]]) -> Outcome:
         """Return what the end of the function, whichever it is, means for the run."""
@@ -153,6 +178,7 @@ class _Play:
                 raise self._passage.diverged  # noqa: TRY301 - the function caught it
             return await self._returned(value)
         except LimitReachedError:
+            self._was_cut_off = True
             return execution.timed_out(attempt)
         except BaseException as error:  # whatever the code of the run raises is its failure
             control = attempt.control
@@ -160,6 +186,7 @@ class _Play:
                 if not control.cancelled:
                     raise
                 attempt.own_task.uncancel()
+                self._was_cut_off = True
                 return ConfirmCancel(epoch=self._journal.epoch, reason=control.stop_reason)
             return self._raised(self._passage.diverged or error)
 
@@ -232,8 +259,7 @@ class _Play:
     async def _undo(self, outcome: Outcome) -> Outcome:
         """Take back what was done, the newest first, then return the outcome; a crash meanwhile is gone on from."""
         control = self._attempt.control
-        # What told the attempt to end was heard; from now on only the end of the worker ends it.
-        control.undoing, control.cancelled, control.stop_reason = True, False, ""
+        self._hear_nothing_more()
         if isinstance(outcome, Fail) and not self._is_undone:
             await self._record_why(outcome.error)
         failed: list[StepFailedError] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from jobledger.ledger.model.errors import (
     RefusedError,
     StaleClaimError,
     UnreachableError,
+    WrongSequenceError,
 )
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import OPERATOR, Job
@@ -56,7 +57,7 @@ class AttemptJournal:
         self.chance = chance
         self.epoch = attempt.job.claim_epoch
         #: What kept something from being recorded: the attempt then has no outcome of its own.
-        self.trouble: LedgerFullError | UnreachableError | None = None
+        self.trouble: LedgerFullError | UnreachableError | WrongSequenceError | None = None
         self._ledger = ledger
         self._attempt = attempt
         self._channel = channel
@@ -117,16 +118,14 @@ class AttemptJournal:
         control = self._attempt.control
         control.recording = True
         try:
-            await retry_store(
-                f"the end of run {self.job.id}",
-                lambda: self._channel.append_with(outcome, begin),
-                outage=self._ledger.outage,
-            )
+            with self._troubled():
+                await retry_store(
+                    f"the end of run {self.job.id}",
+                    lambda: self._channel.append_with(outcome, begin),
+                    outage=self._ledger.outage,
+                )
         except (StaleClaimError, IllegalTransitionError):
             return  # whoever records the outcome finds that out, too, and leaves the receipt
-        except (LedgerFullError, UnreachableError) as error:
-            self.trouble = error
-            raise
         finally:
             control.recording = False
         control.recorded = outcome
@@ -139,9 +138,15 @@ class AttemptJournal:
             await asyncio.sleep(_LAG_S)
 
     async def _store(self, what: str, command: StartStep | CompleteStep | FailStep | Join | Pause) -> None:
-        try:
+        with self._troubled():
             await retry_store(what, lambda: self._channel.append(command), outage=self._ledger.outage)
-        except (LedgerFullError, UnreachableError) as error:
+
+    @contextlib.contextmanager
+    def _troubled(self) -> Generator[None, None, None]:
+        """Remember what keeps the run from being gone on with: that is no failure of its code."""
+        try:
+            yield
+        except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
             self.trouble = error
             raise
 
@@ -155,6 +160,12 @@ class AttemptJournal:
         self._news.clear()
         if self._is_hinted:
             self._is_hinted = False
+            with contextlib.suppress(UnreachableError):  # the next look comes
+                await self._channel.refresh()
+
+    async def refresh(self) -> None:
+        """Read what others appended, and what of this attempt was not answered. Raises: UnreachableError."""
+        with self._troubled():
             await self._channel.refresh()
 
     def poke(self) -> None:
@@ -182,38 +193,46 @@ class AttemptJournal:
 
     async def ensure_limits(self, task: str, options: Options) -> None:
         """See `RunJournal.ensure_limits`."""
-        await self._children.ensure_limits(task, options)
+        with self._troubled():
+            await self._children.ensure_limits(task, options)
 
     async def open(self, key: str, *, again: bool) -> None:
         """See `RunJournal.open`."""
-        await retry_store(
-            f"the children of step {key} of run {self.job.id}",
-            lambda: self._children.open(self._attempt.ref, self._channel.chain, key, again=again),
-            outage=self._ledger.outage,
-        )
+        with self._troubled():
+            await retry_store(
+                f"the children of step {key} of run {self.job.id}",
+                lambda: self._children.open(self._attempt.ref, self._channel.chain, key, again=again),
+                outage=self._ledger.outage,
+            )
 
     async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
         """See `RunJournal.ends`."""
-        return await self._children.ends(self._attempt.ref, self.job, key, items)
+        with self._troubled():
+            return await self._children.ends(self._attempt.ref, self.job, key, items)
 
     async def abandon(self, prefix: str) -> None:
         """See `RunJournal.abandon`."""
         steps = self.job.steps.items()
         items = {key: step.open for key, step in steps if key.startswith(prefix) and step.open}
         if items and self._given_children is not None:
-            await self._children.cancel(self._attempt.ref, self._channel.chain, items)
+            with self._troubled():
+                await self._children.cancel(self._attempt.ref, self._channel.chain, items)
 
     async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
         """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
         if self._ledger.inputs.fits_inline(text, what=what):
             return msgspec.Raw(text), None
-        return await retry_store(
-            f"the {what}", lambda: self._ledger.inputs.put(text, what=what), outage=self._ledger.outage
-        )
+        with self._troubled():
+            return await retry_store(
+                f"the {what}", lambda: self._ledger.inputs.put(text, what=what), outage=self._ledger.outage
+            )
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         """See `RunJournal.get`."""
-        return bytes(value) if reference is None else await self._ledger.inputs.get(value, reference)
+        if reference is None:
+            return bytes(value)
+        with self._troubled():
+            return await self._ledger.inputs.get(value, reference)
 
     async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """See `RunJournal.call`."""
