@@ -64,6 +64,7 @@ async def test_a_scrape_of_very_many_queues_and_tasks_is_bounded_and_right(tmp_p
         "error_type": pairs - shown,
         "limit": 0,
         "schedule": 0,
+        "target": 0,
     }
     for column, measure in COUNTERS.items():
         place = STATISTICS.index(column)
