@@ -95,6 +95,7 @@ FIRST ?= 2000
 simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 2000)
 	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
+	@$(BIN)/python -m tests.model.run_simulation --first $(FIRST) --count $(COUNT) --processes 2
 
 clean: ## remove .venv, caches and build results; keeps .jobledger
 	rm -rf $(VENV) .cache .hypothesis build dist

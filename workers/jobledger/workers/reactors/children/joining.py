@@ -42,7 +42,6 @@ class End(msgspec.Struct, eq=False):
     step: str
     item: int
     has_failed: bool
-    again: bool  #: it was delivered before: who had it may have died between counting it and opening others
     is_settled: bool = False
     error: Exception | None = None  #: why it could not be
 
@@ -128,11 +127,12 @@ class Joining:
         )
         before, events = await retry_raced(lambda: self._join(run, command))
         job = run.view.job
-        again = any(end.again for end in ends)
+        counted = bits(end.item for end in ends)
+        known = 0 if before is None or key not in before.steps else before.steps[key].ended
+        # Whoever counted them may have died before it opened others, or before it looked back.
+        told = bool(known & counted)
         if job is None or job.state in CLOSED_STATES:
-            if (
-                again and job is not None
-            ):  # who opened others may have died before it looked what became of the run
+            if told:
                 run.view = await self._reaching.follow(run.ref, run.view, again=True)
             return
         step = job.steps.get(key)
@@ -141,9 +141,7 @@ class Joining:
             return
         if job.state is JobState.RUNNING and step.is_joined:
             self._client.hints.tell_resume(run.ref)  # its worker may wait for this with the run in memory
-        counted = bits(end.item for end in ends)
-        known = 0 if before is None or key not in before.steps else before.steps[key].ended
-        if again and known & counted:  # whoever counted them may have died before it opened others
+        if told:
             run.view = await self._opening.open(run.ref, run.view, key, step.open, again=True)
         elif events:
             run.view = await self._opening.open(run.ref, run.view, key, _opened(events), again=False)

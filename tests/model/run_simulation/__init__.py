@@ -1,0 +1,1 @@
+"""A seeded simulation of runs: their children, signals, pauses and ends, while every process may die between any two awaits."""
