@@ -191,12 +191,15 @@ class Granter:
         `is_new`: it begins to wait now; else it has waited since before what is known, as after a restart.
         """
         priority, queue, fair, limits = order
-        needs = self.holders.needs(job, limits) or (FREE,)
-        share = self.share(priority, fairness_of(fair, limits), limits)
-        line = self.lines.line((priority, queue, share.fair, needs), share)
-        was_empty = not line.head
-        self.lines.add(line, held, job, limits)
-        if was_empty:
+        needs = (self.holders.needs(job, limits) if job in self.holders.jobs else limits) or (FREE,)
+        key = (priority, queue, fairness_of(fair, limits), needs)
+        line = self.lines.lines.get(key)
+        if line is not None:
+            self.lines.add(line, held, job, limits)
+        else:
+            share = self.share(priority, key[2], limits)
+            line = self.lines.line(key, share)
+            self.lines.add(line, held, job, limits)
             if not share.lines and is_new:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
@@ -208,7 +211,8 @@ class Granter:
             self.guard.add(line)
             self.modes.add(line)
             self.picker.stand(line)
-        self.modes.waits(line)
+        if self.modes.any:
+            self.modes.waits(line)
 
     def share(self, priority: int, fair: str, limits: tuple[str, ...]) -> Share:
         """Return the turn of a fairness key, which may be new; `limits`: of one of its jobs."""
@@ -406,7 +410,8 @@ class Granter:
         if self.picker.any_rate:
             for name in self.picker.rated(line.keys):
                 self.picker.key(name).unstarted[job] = None
-        self.modes.waits(line)
+        if self.modes.any:
+            self.modes.waits(line)
 
     def _charge(self, share: Share, keys: tuple[str, ...], held: int) -> None:
         floor = self.floors[share.priority]

@@ -21,7 +21,8 @@ IN_MEMORY_MAX: Final = 100_000  #: jobs of all lines in memory, as long as there
 Order = tuple[float, int]
 #: What tells one line from another: priority (0 is high), queue, fairness key, the keys that its jobs need.
 LineKey = tuple[int, str, str, tuple[str, ...]]
-#: A job that waits, put aside: stream sequence of its `held`, queue, job id, all limits that it names.
+#: A job that waits, put aside: stream sequence of its `held`, queue, job id, all limits that it names; (): those of its
+#: line, as it is with nearly all.
 SpilledJob = tuple[int, str, str, tuple[str, ...]]
 
 
@@ -245,13 +246,17 @@ class Lines:
 
     def add(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
         """Add a job behind all others of its line."""
-        room = len(line.heads) < self._heads_max and len(self.jobs) < self._in_memory_max
-        if self._spill is not None and line.head and (line.spilled or not room):
-            self._spill.put(line.number, (held, *job, limits))
+        is_usual = limits == line.keys
+        if (
+            line.head
+            and self._spill is not None
+            and (line.spilled or len(line.heads) >= self._heads_max or len(self.jobs) >= self._in_memory_max)
+        ):
+            self._spill.put(line.number, (held, *job, () if is_usual else limits))
             line.spilled += 1
             self.spilled += 1
             return
-        self._remember(line, held, job, limits)
+        self._remember(line, held, job, line.keys if is_usual else limits)
         if not line.head:
             line.head = held
 
@@ -266,7 +271,10 @@ class Lines:
         if entry is not None or not self.spilled or self._spill is None:
             return entry
         found = self._spill.find(job)
-        return None if found is None else Waiting(found[1][0], *job, found[1][3], self._numbered[found[0]])
+        if found is None:
+            return None
+        line, (held, _, _, limits) = self._numbered[found[0]], found[1]
+        return Waiting(held, *job, limits or line.keys, line)
 
     def remove(self, entry: Waiting) -> None:
         """Take a job out of its line; of a line that is empty then the `head` is 0, and it is forgotten."""
@@ -302,7 +310,7 @@ class Lines:
         room = max(1, min(self._heads_max, self._in_memory_max - len(self.jobs)))
         page = self._spill.page(line.number, line.through, room)
         for held, queue, job, limits in page:
-            self._remember(line, held, (queue, job), limits)
+            self._remember(line, held, (queue, job), limits or line.keys)
         self._spill.drop(line.number, line.through)
         line.spilled -= len(page)
         self.spilled -= len(page)
@@ -333,7 +341,7 @@ class Lines:
             if not page:
                 return
             for held, queue, job, limits in page:
-                yield Waiting(held, queue, job, limits, line), line.key
+                yield Waiting(held, queue, job, limits or line.keys, line), line.key
             after = page[-1][0]
 
 

@@ -70,7 +70,7 @@ async def fold_up_to(
         prepare(folding.granter, state)
         for begin_at in range(0, len(state.waiting), _NAMED_AT_ONCE):
             await _fold_waiting(ledger, folding, state.waiting[begin_at : begin_at + _NAMED_AT_ONCE])
-    is_restored = snapshot is None
+    is_restored, fold = snapshot is None, folding.fold
     if first <= last:
         async with contextlib.aclosing(read(ledger, first, last)) as batches:
             async for batch in batches:
@@ -78,7 +78,7 @@ async def fold_up_to(
                     if not is_restored and message.stream_sequence > through:
                         restore(folding.granter, state, through)
                         is_restored = True
-                    folding.fold(message)
+                    fold(message)
     if not is_restored:
         restore(folding.granter, state, through)
     folding.position = folding.granter.through = max(folding.position, last)
