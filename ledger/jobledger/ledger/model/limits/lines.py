@@ -43,7 +43,7 @@ class Spill(Protocol):
     """
 
     def put(self, line: int, job: SpilledJob) -> None:
-        """Add a job behind all others of a line."""
+        """Add a job to a line."""
         ...
 
     def page(self, line: int, after: int, most: int) -> Sequence[SpilledJob]:
@@ -245,7 +245,10 @@ class Lines:
         return line
 
     def add(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
-        """Add a job behind all others of its line."""
+        """Add a job to its line by its `held`: behind all others, but for one whose `carried` came after their `held`."""
+        if held < line.through:
+            self._insert(line, held, job, limits)
+            return
         is_usual = limits == line.keys
         if (
             line.head
@@ -264,6 +267,33 @@ class Lines:
         entry = self.jobs[job] = Waiting(held, *job, limits, line)
         line.heads.append(entry)
         line.through = max(line.through, held)
+
+    def _insert(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
+        """Add a job before those in memory that were held later."""
+        heads = line.heads
+        at = len(heads)
+        while at and heads[at - 1].held > held:
+            at -= 1
+        entry = self.jobs[job] = Waiting(held, *job, limits, line)
+        heads.insert(at, entry)
+        if not at:
+            line.head = held
+        if len(heads) > self._heads_max or len(self.jobs) > self._in_memory_max:
+            self._put_aside(line)
+
+    def _put_aside(self, line: Line) -> None:
+        """Move a line's youngest job in memory to the spill, if it has another one there."""
+        heads = line.heads
+        while heads[-1].line is None:
+            heads.pop()
+        if self._spill is None or len(heads) == 1:
+            return
+        last = heads.pop()
+        del self.jobs[last.queue, last.job]
+        self._spill.put(line.number, (last.held, last.queue, last.job, last.limits))
+        line.through = heads[-1].held
+        line.spilled += 1
+        self.spilled += 1
 
     def find(self, job: JobKey) -> Waiting | None:
         """Return a job that waits, None if it does not; of one that was put aside a copy."""

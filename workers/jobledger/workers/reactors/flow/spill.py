@@ -60,7 +60,7 @@ class DiskSpill:
             self._disk = None
 
     def put(self, line: int, job: SpilledJob) -> None:
-        """Add a job behind all others of a line."""
+        """Add a job to a line."""
         held, queue, name, limits = job
         self._put[queue, name] = (line, held, _BETWEEN.join(limits), queue, name)
         if len(self._put) >= _AT_ONCE:
