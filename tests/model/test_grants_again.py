@@ -98,7 +98,9 @@ def test_a_mode_makes_unknown_only_the_grants_that_it_can_reach(limit_name: str)
         held("a", limit_name, fair="t"),
         held("b", limit_name, fair="t"),
     ]
-    jobs = (GrantedJob(queue="q", job="b", held=5),)  # the turn of "a", but for a mode
+    # The turn of "a", but where "b" supersedes it.
+    job, number = ("b", 5) if limit_name == "plain" else ("a", 4)
+    jobs = (GrantedJob(queue="q", job=job, held=number),)
     events.append(
         Granted(at=T0, by="r", shard="main", through=5, limits_sequence=2, jobs=jobs, policy=POLICY, began=0)
     )
