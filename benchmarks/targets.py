@@ -85,6 +85,7 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
         "big restart": Row("restart with {big:,} held: first grant", "s", digits=2),
         "big memory": Row("  reactor's memory", "MB", most=150, digits=0),
         "big ledger": Row("restart with 100 held of {events:,} events", "s", most=1, digits=2),
+        "big ledger, first": Row("  without a snapshot", "s", digits=2),
     },
     "takeover": {
         "killed": Row("one of two hosts killed: next grant", "s", most=2, digits=2),

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.support.limited import define, enqueue, peaks, times_granted
-from tests.support.working import LIMIT_S, Connect, ended, until, working
+from tests.support.limited import (
+    archive_beyond,
+    define,
+    enqueue,
+    grants,
+    peaks,
+    take_snapshot,
+    times_granted,
+)
+from tests.support.working import Connect, ended, until, working
 
-from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive import open_archive
 from jobledger.audit.verify import verify
-from jobledger.ledger import Context, JobHandle, JobState, Ledger, Snooze, task
+from jobledger.ledger import Context, JobHandle, JobState, Snooze, task
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.workers.reactors import hosting
@@ -37,15 +44,6 @@ async def work(ctx: Context, kind: str) -> str | Snooze:
     if kind == "parks" and ctx.attempt == 1:
         return Snooze(1.5)
     return kind
-
-
-async def archive_beyond(ledger: Ledger, folder: Path, sequence: int) -> None:
-    """Archive what may go, until the ledger begins behind a stream sequence."""
-    async with asyncio.timeout(LIMIT_S):
-        while (await ledger.log.head()).first_sequence <= sequence:
-            await asyncio.sleep(0.1)
-            deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
-            await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))
 
 
 async def test_a_fresh_reactor_goes_on_behind_an_archive(
@@ -100,6 +98,36 @@ async def test_a_fresh_reactor_goes_on_behind_an_archive(
             assert report.sound, report.text()
         held, _ = await peaks(joined)
         assert held == {"all": 3, "never": 1}
+
+
+async def test_a_carried_job_keeps_its_place_before_those_that_were_held_later(
+    connected: Connect, tmp_path: Path
+) -> None:
+    early, late = ("a", "b", "c"), ("later", "last")
+    async with connected() as ledger, connected() as fresh:
+
+        async def add(names: tuple[str, ...]) -> list[JobHandle[str]]:
+            return [await enqueue(ledger, work, "all", job_id=each, given={"kind": "x"}) for each in names]
+
+        await define(ledger, "all", slots=0)
+        jobs = await add(early)
+        held = (await ledger.log.head()).last_sequence
+        await take_snapshot(ledger)
+        jobs += await add(late)
+        newest = (await ledger.log.head()).last_sequence
+        await archive_beyond(ledger, tmp_path, held)
+        carried = await ledger.log.last(ledger.names.all_of_type("carried"))
+        assert carried is not None
+        assert (await ledger.log.head()).first_sequence < newest < carried.stream_sequence
+        await define(ledger, "all", slots=1)
+        async with working(fresh, work):
+            for job in jobs:
+                assert (await ended(job)).state is JobState.COMPLETED, job.id
+        granted = [job.job for event in await grants(ledger) for job in event.jobs]
+        assert granted == [*early, *late]
+        report = await verify(await open_archive(ledger.log, tmp_path))
+        assert report.sound, report.text()
+        assert "order" in report.proven
 
 
 def _leave_unqueued(crashing: pytest.MonkeyPatch, job_id: str) -> None:

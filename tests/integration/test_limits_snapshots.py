@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from pathlib import Path
 
+import msgspec
 import pytest
-from tests.support.limited import define, enqueue, grants
+from tests.support.jetstream import api
+from tests.support.limited import archive_beyond, begun, define, enqueue, grants, take_snapshot
 from tests.support.working import LIMIT_S, Connect, ended, working
 
+from jobledger.admin.grant_authors import authors, decided_again
 from jobledger.admin.grants_again import compare_grants
+from jobledger.audit.export import import_export, write_export
 from jobledger.audit.verify import verify
-from jobledger.ledger import Ledger, task
+from jobledger.ledger import JobState, Ledger, task
 from jobledger.ledger.model.errors import PayloadMissingError, ServerUnreachableError, WrongSequenceError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import FLOW, Snapshotted
@@ -20,7 +25,6 @@ from jobledger.ledger.nats.payloads import Stores
 from jobledger.workers.reactors import hosting
 from jobledger.workers.reactors.flow import reading
 from jobledger.workers.reactors.flow.beginning import begin, snapshot, tidy
-from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.looking import present
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
@@ -32,16 +36,6 @@ pytestmark = pytest.mark.anyio
 
 @task(queue="work")
 async def work() -> None: ...
-
-
-async def begun(ledger: Ledger) -> tuple[Chain, Folding]:
-    """Return what a reactor knows that begins now."""
-    chain = Chain(ledger)
-    folding = Folding(
-        chain, on_held=lambda _held: None, on_left=lambda _q, _j: None, on_granted=lambda _e, _s: None
-    )
-    await begin(ledger, chain, folding)
-    return chain, folding
 
 
 async def references(ledger: Ledger) -> list[PayloadRef]:
@@ -122,9 +116,49 @@ async def test_who_begins_with_a_state_that_is_removed_at_that_moment_takes_the_
         monkeypatch.setattr(Chain, "newest_snapshot", answer)
         async with present(ledger) as granter:
             assert (len(granter.lines), answers) == (1, [])
-        answers = [oldest, oldest]  # nothing is newer: then it is lost
-        with pytest.raises(PayloadMissingError):
-            await begun(ledger)
+
+
+async def _with_a_job_behind_its_newest_snapshot(ledger: Ledger, connected: Connect) -> None:
+    await define(ledger, "all", slots=0)
+    first = await enqueue(ledger, work, "all", job_id="first")
+    async with connected(inline_bytes_max=1) as one:
+        await take_snapshot(one)
+    await enqueue(ledger, work, "all", job_id="second")
+    assert await states(ledger) == ["stored"]
+    assert (await first.snapshot()).state is JobState.HELD
+
+
+async def test_a_reactor_begins_from_the_first_event_in_a_ledger_that_was_brought_back(
+    ledger: Ledger, connected: Connect, tmp_path: Path
+) -> None:
+    await _with_a_job_behind_its_newest_snapshot(ledger, connected)
+    names = ledger.names
+    await write_export(ledger.log, tmp_path)
+    for stream in (names.ledger_stream, f"OBJ_{names.payloads_bucket}"):
+        assert (await api(ledger.inbox, f"STREAM.DELETE.{stream}", {}))["success"]
+    async with connected() as again:
+        await import_export(tmp_path, again.log)
+        assert await states(again) == ["gone"], "no export has the states of snapshots"
+        async with present(again) as granter:
+            assert [entry.job for entry, _ in granter.lines.oldest()] == ["first", "second"]
+        await define(again, "all", slots=1)
+        async with working(again, work):
+            for job in ("first", "second"):
+                assert (await ended(await again.job(job))).state is JobState.COMPLETED
+        assert [job.job for event in await grants(again) for job in event.jobs] == ["first", "second"]
+        report = await verify(again.log)
+        assert report.sound, report.text()
+
+
+async def test_without_the_first_events_a_state_that_is_gone_is_missed(
+    ledger: Ledger, connected: Connect, tmp_path: Path
+) -> None:
+    await _with_a_job_behind_its_newest_snapshot(ledger, connected)
+    await archive_beyond(ledger, tmp_path, 1)
+    (state,) = await references(ledger)
+    await ledger.inputs.remove(state)
+    with pytest.raises(PayloadMissingError):
+        await begun(ledger)
 
 
 async def test_a_worker_removes_states_and_jobs_go_on(
@@ -147,6 +181,17 @@ async def test_a_worker_removes_states_and_jobs_go_on(
         again = await compare_grants(ledger)  # from the first event on, where a snapshot's state is gone
         assert (again.archived, again.different) == (0, 0)
         assert again.grants == len(await grants(ledger))
+
+        head = await ledger.log.head()
+        turns = await authors(ledger, head)
+        assert any(turn.snapshot for turn in turns)
+        for state in await references(ledger):  # while they are compared
+            await ledger.inputs.remove(state)
+        decided = [await decided_again(ledger, head, turn) for turn in turns]
+        assert sum(each.grants for each in decided) == again.grants
+        late = msgspec.structs.replace(head, first_sequence=2)
+        behind = [await decided_again(ledger, late, turn) for turn in turns if turn.snapshot]
+        assert sum(each.archived for each in behind) == sum(turn.known for turn in turns if turn.snapshot) > 0
 
 
 async def test_a_short_part_of_a_ledger_is_read_as_a_long_one(

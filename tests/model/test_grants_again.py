@@ -12,8 +12,8 @@ from tests.support.grant_worlds import T0, Ledger, Reactor, completed, fold, hel
 
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.limits.definition import LimitSet, Override, evolve
-from jobledger.ledger.model.limits.flow import Granted
-from jobledger.ledger.model.limits.grants import Granter
+from jobledger.ledger.model.limits.flow import Granted, GrantedJob
+from jobledger.ledger.model.limits.grants import POLICY, Granter
 from jobledger.ledger.model.limits.recompute import Author, Recomputation, Recomputed
 from jobledger.ledger.model.limits.simulation import KeyWaits, Recording, recorded, simulated
 
@@ -88,6 +88,24 @@ def test_a_grant_of_another_job_than_the_one_whose_turn_it_was_is_told() -> None
     told = found.differences[0]
     assert (told.stream_sequence, told.at) == (place + 1, 0)
     assert (told.recorded, told.recomputed) == (f"{second.queue}/{second.job}", f"{first.queue}/{first.job}")
+
+
+@pytest.mark.parametrize("limit_name", ["plain", "last"])
+def test_a_mode_makes_unknown_only_the_grants_that_it_can_reach(limit_name: str) -> None:
+    events: list[Envelope] = [limit("plain", 1), limit("last", 1, mode="newest")]
+    events += [
+        held("m", "last:x", fair="m", priority="low"),
+        held("a", limit_name, fair="t"),
+        held("b", limit_name, fair="t"),
+    ]
+    # The turn of "a", but where "b" supersedes it.
+    job, number = ("b", 5) if limit_name == "plain" else ("a", 4)
+    jobs = (GrantedJob(queue="q", job=job, held=number),)
+    events.append(
+        Granted(at=T0, by="r", shard="main", through=5, limits_sequence=2, jobs=jobs, policy=POLICY, began=0)
+    )
+    found = _recomputed(events)
+    assert (found.different, found.unknown_cancels) == ((1, 0) if limit_name == "plain" else (0, 1))
 
 
 def test_grants_by_other_rules_are_counted_and_not_compared() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support.working import LIMIT_S
 
+from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import JobHandle, Ledger, Task
 from jobledger.ledger.model.chain import commit_all
 from jobledger.ledger.model.codec import StoredEvent
@@ -19,6 +25,9 @@ from jobledger.ledger.model.limits.flow import FLOW, Granted
 from jobledger.ledger.model.limits.holders import Holders, JobKey
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.flow.beginning import begin, snapshot
+from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.place import Chain
 
 
 async def define(ledger: Ledger, limit: str, **terms: Any) -> None:
@@ -97,3 +106,29 @@ def _raise(most: Counter[str], limits: tuple[str, ...], now: Counter[str]) -> No
 async def times_granted(ledger: Ledger) -> Counter[str]:
     """Return how often each job was granted."""
     return Counter(job.job for event in await grants(ledger) for job in event.jobs)
+
+
+async def begun(ledger: Ledger) -> tuple[Chain, Folding]:
+    """Return what a reactor knows that begins now."""
+    chain = Chain(ledger)
+    folding = Folding(
+        chain, on_held=lambda _held: None, on_left=lambda _q, _j: None, on_granted=lambda _e, _s: None
+    )
+    await begin(ledger, chain, folding)
+    return chain, folding
+
+
+async def take_snapshot(ledger: Ledger) -> None:
+    """Append a snapshot, as a reactor does that begins now."""
+    chain, folding = await begun(ledger)
+    with contextlib.closing(folding):
+        await snapshot(ledger, chain, folding, by="one")
+
+
+async def archive_beyond(ledger: Ledger, folder: Path, sequence: int) -> None:
+    """Archive what may go, until the ledger begins behind a stream sequence."""
+    async with asyncio.timeout(LIMIT_S):
+        while (await ledger.log.head()).first_sequence <= sequence:
+            await asyncio.sleep(0.1)
+            deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
+            await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))

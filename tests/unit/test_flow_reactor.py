@@ -21,7 +21,7 @@ from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, 
 from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
-from jobledger.ledger.model.limits.holders import JobKey
+from jobledger.ledger.model.limits.holders import Holding, JobKey
 from jobledger.ledger.model.limits.lines import SpilledJob
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.workers.reactors.flow.admitting import Admitting
@@ -75,6 +75,26 @@ def test_jobs_put_aside_come_back_in_the_order_of_their_line() -> None:
     assert [job[0] for job in spill.page(1, 0, 2)] == [10, 13]
     spill.close()
     assert spill.page(1, 0, 2) == []
+
+
+def test_a_job_that_was_put_aside_names_all_its_limits_again() -> None:
+    granter = Granter(spill := DiskSpill(), heads_max=1)
+    granter.limit(defined("a", slots=9, keep="job"), 1)
+    granter.limit(defined("b", slots=9), 2)
+    for number in (1, 2, 3):
+        granter.job(held(number, "a", "b"), 2 + number)
+    for number in (1, 2, 3):  # as after an attempt that failed: each has kept its slot of one limit
+        granter.holders.put(("q", f"k{number}"), Holding(("a",), ("a",)))
+        granter.wait(("q", f"k{number}"), (1, "q", "", ("a", "b")), 5 + number)
+    assert granter.lines.spilled == 4
+    assert {each.job: each.limits for each, _ in granter.lines.oldest()} == {
+        f"{kind}{number}": ("a", "b") for kind in "jk" for number in (1, 2, 3)
+    }
+    aside = granter.lines.find(("q", "k3")), granter.lines.find(("q", "j3"))
+    assert [each and each.limits for each in aside] == [("a", "b"), ("a", "b")]
+    assert len(granter.decide(NOW).grants) == 6
+    assert {each.limits for each in granter.holders.jobs.values()} == {("a", "b")}
+    spill.close()
 
 
 def test_a_full_disk_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

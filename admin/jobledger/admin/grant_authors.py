@@ -36,13 +36,16 @@ class Turn(msgspec.Struct):
     )
     is_known: bool = True  #: whether all that it knew is in the ledger still, or in a snapshot that was read
     last: int = 0  #: stream sequence of its last grant that can be decided again; 0: none can
-    archived: int = 0  #: grants over events that an archive run took away
+    known: int = 0  #: grants that can be decided again
+    archived: int = (
+        0  #: grants over events that an archive run took away, and no state that is stored says the same
+    )
 
 
 async def authors(ledger: Ledger, head: Head) -> list[Turn]:
     """Return who granted, in the order in which they first appended something.
 
-    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError.
+    Raises: UnreachableError, CorruptLedgerError.
     """
     turns: dict[Author, Turn] = {}
     snapshots: list[int] = []
@@ -57,7 +60,7 @@ async def authors(ledger: Ledger, head: Head) -> list[Turn]:
                 if not turn.is_known and await _is_whole(ledger, head, event, event.through):
                     turn.snapshot, turn.is_known = sequence, True
             elif turn.is_known:
-                turn.last = sequence
+                turn.last, turn.known = sequence, turn.known + 1
             else:
                 turn.archived += 1
     return list(turns.values())
@@ -120,8 +123,20 @@ async def _flow(ledger: Ledger, head: Head) -> AsyncGenerator[tuple[FlowEvent, i
 async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
     """Decide again what was granted in one turn, up to its last grant.
 
-    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError, ScratchSpaceError.
+    The state with which it began may have been removed since `authors` found it: two newer ones are stored then.
+
+    Raises: UnreachableError, CorruptLedgerError, ScratchSpaceError.
     """
+    try:
+        return await _decided_again(ledger, head, turn)
+    except PayloadMissingError:
+        if head.first_sequence > 1:
+            return Recomputed(archived=turn.known)
+    return await _decided_again(ledger, head, msgspec.structs.replace(turn, snapshot=0))
+
+
+async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
+    """As `decided_again`. Raises: PayloadMissingError for a state that is gone."""
     folding = Folding(
         Chain(ledger),
         on_held=lambda _held: None,

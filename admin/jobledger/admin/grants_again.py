@@ -47,7 +47,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 async def compare_grants(ledger: Ledger) -> Recomputed:
     """Decide every grant of the ledger again over what its author knew; each author is followed by itself.
 
-    Raises: UnreachableError, CorruptLedgerError, PayloadMissingError, ScratchSpaceError.
+    Raises: UnreachableError, CorruptLedgerError, ScratchSpaceError.
     """
     from jobledger.admin.grant_authors import authors, decided_again  # noqa: PLC0415
 

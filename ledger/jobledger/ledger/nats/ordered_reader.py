@@ -169,20 +169,21 @@ class OrderedReader:
     def _read(self, taken: list[Raw]) -> tuple[list[Message], CorruptLedgerError | None]:
         """Read what came up to the first that cannot be read; in a dense feed each sequence must be the next."""
         messages: list[Message] = []
-        numbers_at, following = ack_numbers_at(taken[0].reply.split(b".")), self._next
+        first = taken[0].reply.split(b".")
+        words = len(first) - ack_numbers_at(first) - 1  # from the stream sequence on
+        following = self._next
+        is_dense = self._dense and self._from_time is None
+        self._from_time = None  # only the first event is found by time
         try:
             for raw in taken:
-                tokens = raw.reply.split(b".")
-                sequence = int(tokens[numbers_at + 1])
-                if sequence != following and self._dense and self._from_time is None:
+                tokens = raw.reply.rsplit(b".", words)
+                sequence = int(tokens[1])
+                if sequence != following and is_dense:
                     raise _gap(following, sequence)
-                self._from_time = None  # only the first event is found by time
+                is_dense = self._dense
                 following = sequence + 1
-                subject, stored_at = (
-                    raw.subject.decode(errors="replace"),
-                    time_of(int(tokens[numbers_at + 3])),
-                )
-                messages.append(read_message(subject, raw.data, sequence, stored_at))
+                subject = raw.subject.decode("utf-8", "replace")
+                messages.append(read_message(subject, raw.data, sequence, time_of(int(tokens[3]))))
         except CorruptLedgerError as error:
             return messages, error
         finally:

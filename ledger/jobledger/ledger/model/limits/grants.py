@@ -181,22 +181,28 @@ class Granter:
             return
         if state.state == "held":
             line = (_RANK[state.order.priority], event.queue, state.order.fair, limits)
-            self.wait(job, line, wait)
+            self.wait(job, line, wait, is_new=False)
             return
         self.holders.put(job, carried_holding(state, self.keeps))
 
     def wait(self, job: JobKey, order: LineKey, held: int, *, is_new: bool = True) -> None:
-        """Let a job wait at the end of its line; `order`: priority, queue, fairness key, all limits that it names.
+        """Let a job wait in its line, by its `held`; `order`: priority, queue, fairness key, all limits that it names.
 
         `is_new`: it begins to wait now; else it has waited since before what is known, as after a restart.
         """
         priority, queue, fair, limits = order
-        needs = self.holders.needs(job, limits) or (FREE,)
-        share = self.share(priority, fairness_of(fair, limits), limits)
-        line = self.lines.line((priority, queue, share.fair, needs), share)
-        was_empty = not line.head
-        self.lines.add(line, held, job, limits)
-        if was_empty:
+        needs = (self.holders.needs(job, limits) if job in self.holders.jobs else limits) or (FREE,)
+        key = (priority, queue, fairness_of(fair, limits), needs)
+        line = self.lines.lines.get(key)
+        if line is not None:
+            head = line.head
+            self.lines.add(line, held, job, limits)
+            if line.head != head:
+                self._came_before(line)
+        else:
+            share = self.share(priority, key[2], limits)
+            line = self.lines.line(key, share)
+            self.lines.add(line, held, job, limits)
             if not share.lines and is_new:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
@@ -208,7 +214,14 @@ class Granter:
             self.guard.add(line)
             self.modes.add(line)
             self.picker.stand(line)
-        self.modes.waits(line)
+        if self.modes.any:
+            self.modes.waits(line)
+
+    def _came_before(self, line: Line) -> None:
+        """Place a line anew whose first job was held before the one that was its first: places only ever grow there."""
+        self.guard.came_before(line)
+        self.picker.leave(line)
+        self.picker.stand(line)
 
     def share(self, priority: int, fair: str, limits: tuple[str, ...]) -> Share:
         """Return the turn of a fairness key, which may be new; `limits`: of one of its jobs."""
@@ -406,7 +419,8 @@ class Granter:
         if self.picker.any_rate:
             for name in self.picker.rated(line.keys):
                 self.picker.key(name).unstarted[job] = None
-        self.modes.waits(line)
+        if self.modes.any:
+            self.modes.waits(line)
 
     def _charge(self, share: Share, keys: tuple[str, ...], held: int) -> None:
         floor = self.floors[share.priority]

@@ -66,6 +66,13 @@ class Guard:
         if line is self.first and line.head != self.first_head:
             self.first = None
 
+    def came_before(self, line: Line) -> None:
+        """Take note that the first job of a line was held before the one that was its first."""
+        self._ripe[line.priority].discard(line)
+        self.add(line)
+        if line is self.first:
+            self.first = None
+
     def granted(self, keys: Iterable[str], held: int) -> None:
         """Count a job that was granted."""
         for key in keys:

@@ -21,7 +21,8 @@ IN_MEMORY_MAX: Final = 100_000  #: jobs of all lines in memory, as long as there
 Order = tuple[float, int]
 #: What tells one line from another: priority (0 is high), queue, fairness key, the keys that its jobs need.
 LineKey = tuple[int, str, str, tuple[str, ...]]
-#: A job that waits, put aside: stream sequence of its `held`, queue, job id, all limits that it names.
+#: A job that waits, put aside: stream sequence of its `held`, queue, job id, all limits that it names; (): those of its
+#: line, as it is with nearly all.
 SpilledJob = tuple[int, str, str, tuple[str, ...]]
 
 
@@ -42,7 +43,7 @@ class Spill(Protocol):
     """
 
     def put(self, line: int, job: SpilledJob) -> None:
-        """Add a job behind all others of a line."""
+        """Add a job to a line."""
         ...
 
     def page(self, line: int, after: int, most: int) -> Sequence[SpilledJob]:
@@ -244,14 +245,21 @@ class Lines:
         return line
 
     def add(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
-        """Add a job behind all others of its line."""
-        room = len(line.heads) < self._heads_max and len(self.jobs) < self._in_memory_max
-        if self._spill is not None and line.head and (line.spilled or not room):
-            self._spill.put(line.number, (held, *job, limits))
+        """Add a job to its line by its `held`: behind all others, but for one whose `carried` came after their `held`."""
+        if held < line.through:
+            self._insert(line, held, job, limits)
+            return
+        is_usual = limits == line.keys
+        if (
+            line.head
+            and self._spill is not None
+            and (line.spilled or len(line.heads) >= self._heads_max or len(self.jobs) >= self._in_memory_max)
+        ):
+            self._spill.put(line.number, (held, *job, () if is_usual else limits))
             line.spilled += 1
             self.spilled += 1
             return
-        self._remember(line, held, job, limits)
+        self._remember(line, held, job, line.keys if is_usual else limits)
         if not line.head:
             line.head = held
 
@@ -260,13 +268,43 @@ class Lines:
         line.heads.append(entry)
         line.through = max(line.through, held)
 
+    def _insert(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
+        """Add a job before those in memory that were held later."""
+        heads = line.heads
+        at = len(heads)
+        while at and heads[at - 1].held > held:
+            at -= 1
+        entry = self.jobs[job] = Waiting(held, *job, limits, line)
+        heads.insert(at, entry)
+        if not at:
+            line.head = held
+        if len(heads) > self._heads_max or len(self.jobs) > self._in_memory_max:
+            self._put_aside(line)
+
+    def _put_aside(self, line: Line) -> None:
+        """Move a line's youngest job in memory to the spill, if it has another one there."""
+        heads = line.heads
+        while heads[-1].line is None:
+            heads.pop()
+        if self._spill is None or len(heads) == 1:
+            return
+        last = heads.pop()
+        del self.jobs[last.queue, last.job]
+        self._spill.put(line.number, (last.held, last.queue, last.job, last.limits))
+        line.through = heads[-1].held
+        line.spilled += 1
+        self.spilled += 1
+
     def find(self, job: JobKey) -> Waiting | None:
         """Return a job that waits, None if it does not; of one that was put aside a copy."""
         entry = self.jobs.get(job)
         if entry is not None or not self.spilled or self._spill is None:
             return entry
         found = self._spill.find(job)
-        return None if found is None else Waiting(found[1][0], *job, found[1][3], self._numbered[found[0]])
+        if found is None:
+            return None
+        line, (held, _, _, limits) = self._numbered[found[0]], found[1]
+        return Waiting(held, *job, limits or line.keys, line)
 
     def remove(self, entry: Waiting) -> None:
         """Take a job out of its line; of a line that is empty then the `head` is 0, and it is forgotten."""
@@ -302,7 +340,7 @@ class Lines:
         room = max(1, min(self._heads_max, self._in_memory_max - len(self.jobs)))
         page = self._spill.page(line.number, line.through, room)
         for held, queue, job, limits in page:
-            self._remember(line, held, (queue, job), limits)
+            self._remember(line, held, (queue, job), limits or line.keys)
         self._spill.drop(line.number, line.through)
         line.spilled -= len(page)
         self.spilled -= len(page)
@@ -333,7 +371,7 @@ class Lines:
             if not page:
                 return
             for held, queue, job, limits in page:
-                yield Waiting(held, queue, job, limits, line), line.key
+                yield Waiting(held, queue, job, limits or line.keys, line), line.key
             after = page[-1][0]
 
 

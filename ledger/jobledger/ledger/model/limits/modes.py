@@ -50,16 +50,16 @@ class Modes:
         self._picker, self._lines, self._holders, self._remove = picker, lines, holders, remove
         self._changed: dict[str, None] = {}  # keys to look at in the next decision
         self._said: list[Cancel] = []
-        self._any = False  # whether any key has a mode
+        self.any = False  #: whether any key has a mode; without one nothing need be told
 
     def rebuild(self) -> None:
         """Look at every line again: definitions are others than before."""
         keys = self._picker.keys
         has_mode = [key for key in keys.values() if key.terms is not None and key.terms.mode != "queue"]
-        self._any = bool(has_mode)
+        self.any = bool(has_mode)
         for key in keys.values():
             key.lines.clear()
-        if self._any:
+        if self.any:
             for line in self._lines.lines.values():
                 self.add(line)
         self._changed.update(dict.fromkeys(key.name for key in has_mode))
@@ -67,7 +67,7 @@ class Modes:
     def add(self, line: Line) -> None:
         """Take note of a line that has jobs."""
         for key in self._keys_of(line):
-            self._any = True
+            self.any = True
             key.lines[line] = None
 
     def _keys_of(self, line: Line) -> list[Key]:
@@ -76,14 +76,13 @@ class Modes:
 
     def leave(self, line: Line) -> None:
         """Forget a line that is empty."""
-        if self._any:
+        if self.any:
             for name in line.keys:
                 self._picker.key(name).lines.pop(line, None)
 
     def waits(self, line: Line) -> None:
         """Take note that a job began to wait, or that keys of its line were taken."""
-        if self._any:
-            self._changed.update(dict.fromkeys(key.name for key in self._keys_of(line)))
+        self._changed.update(dict.fromkeys(key.name for key in self._keys_of(line)))
 
     def left(self, job: JobKey) -> None:
         """Take note that a job ended what it waited for or held."""

@@ -5,29 +5,33 @@ folds what this one folded, in the same order. A difference is no violation: a c
 kept. It says that by the rules of this version it was another job's turn.
 
 The ledger does not tell everything that an author knew: when it heard that a job had started, where a rate waits for that, and
-whom it was about to cancel for a limit's mode. A grant that comes out otherwise where that can be the cause is counted apart.
+whom it was about to cancel for a limit's mode. A grant that comes out otherwise where that can be the cause is counted apart:
+a key of the job that was granted, of the one whose turn it was, or of the line that had the right of way has a rate or a mode,
+or one of these jobs takes turns with jobs whose keys have a mode: who leaves a line, and when, moves the turns of all of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.events import Cancelled, Carried
+from jobledger.ledger.model.events import Cancelled, Carried, Held
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet, Terms
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.limits.grants import POLICY, Granter
 from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
-from jobledger.ledger.model.limits.lines import Line
+from jobledger.ledger.model.limits.lines import Line, LineKey, Share
 from jobledger.ledger.model.limits.names import split
 
 #: How many differences are told with the jobs they are about.
 TOLD_MAX: Final = 100
 #: How far behind the ledger's end a reactor may be when it decides, in events that matter to limits.
 _UNREAD_MAX: Final = 200_000
+_MOVED_PRUNE_AT: Final = 8_192
 _TELLING: Final = FINAL | OF_AN_ATTEMPT | {Carried}
 
 
@@ -76,7 +80,9 @@ class Recomputation:
         self._after = after
         self._granter = granter
         self._unread: deque[tuple[int, Envelope]] = deque()
+        self._moved: set[Share] = set()  # turns that a limit's mode may have moved
         self._all_started()
+        self._note_moved(granter.lines.lines.values())
 
     def feed(self, event: Envelope, sequence: int) -> None:
         """Take in the next event; those that say nothing about limits are passed over."""
@@ -90,11 +96,21 @@ class Recomputation:
     def _fold(self, sequence: int, event: Envelope) -> None:
         if isinstance(event, LimitSet | LimitRemoved):
             self._granter.limit(event, sequence)
+            self._note_moved(self._granter.lines.lines.values())
         elif isinstance(event, Granted):
             self._granter.granted(event, sequence)
             self._started(event)
         else:
             self._granter.job(event, sequence)  # type: ignore[arg-type]
+            entry = self._granter.lines.find((event.queue, event.job)) if isinstance(event, Held) else None
+            if entry is not None and entry.line is not None:
+                self._note_moved((entry.line,))
+
+    def _note_moved(self, lines: Iterable[Line]) -> None:
+        """Note whose turns the modes of limits may move; those that are forgotten begin anew."""
+        self._moved.update(line.share for line in lines if self._any_mode(line.keys))
+        if len(self._moved) > _MOVED_PRUNE_AT:
+            self._moved &= set(self._granter.shares.values())
 
     def _all_started(self) -> None:
         """Let no rate wait for jobs that have not started: when the author heard of that is not told."""
@@ -141,7 +157,7 @@ class Recomputation:
         keys.update(*map(self._limits, (recorded[at], *decided[at : at + 1])))
         if any(self._may_wait_for_starts(key, recorded[:at]) for key in keys):
             return Recomputed(unknown=1, unknown_starts=1)
-        if any(self._mode_of(key) != "queue" for key in self._granter.picker.keys):
+        if self._may_be_cancels((recorded[at], *decided[at : at + 1]), keys):
             return Recomputed(unknown=1, unknown_cancels=1)
         turn = "/".join(decided[at]) if at < len(decided) else ""
         found = Difference(stream_sequence=sequence, at=at, recorded="/".join(recorded[at]), recomputed=turn)
@@ -155,9 +171,25 @@ class Recomputation:
         used = self._granter.holders.used(key) + sum(key in self._limits(each) for each in before)
         return used >= terms.burst
 
-    def _mode_of(self, key: str) -> str:
-        terms = self._granter.definitions.of(key)
-        return "queue" if terms is None else terms.mode
+    def _may_be_cancels(self, jobs: Iterable[JobKey], keys: set[str]) -> bool:
+        """Whether somebody who was on the way out for a limit's mode may have changed which of these jobs came first."""
+        lines = [self._line_of(job) for job in jobs]
+        if None in lines:  # it left so long ago that nobody knows what it waited for
+            return self._any_mode(self._granter.picker.keys)
+        shares = (self._granter.shares.get((line[0], line[2])) for line in lines if line is not None)
+        return self._any_mode(keys) or any(share in self._moved for share in shares)
+
+    def _any_mode(self, keys: Iterable[str]) -> bool:
+        terms = map(self._granter.definitions.of, keys)
+        return any(each is not None and each.mode != "queue" for each in terms)
+
+    def _line_of(self, job: JobKey) -> LineKey | None:
+        """Return the line in which a job waits, or waited until just now."""
+        entry = self._granter.lines.find(job)
+        if entry is not None and entry.line is not None:
+            return entry.line.key
+        left = self._granter.modes.doomed.get(job) or self._granter.gone.get(job)
+        return None if left is None else left.line
 
     def _limits(self, job: JobKey) -> tuple[str, ...]:
         """Return the limits of a job that waits, or is on the way out."""
@@ -186,7 +218,7 @@ class Recomputation:
             if (
                 isinstance(cancelled, Cancelled)
                 and (job := (cancelled.queue, cancelled.job)) not in named
-                and any(self._mode_of(key) != "queue" for key in self._limits(job))
+                and self._any_mode(self._limits(job))
             ):
                 self._unread.remove((sequence, cancelled))
                 self._fold(sequence, cancelled)

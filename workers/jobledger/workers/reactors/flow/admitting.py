@@ -60,11 +60,11 @@ class Admitting:
 
     def keep(self, stored: StoredEvent) -> None:
         """Keep a job's first event, which holds it, until it is granted or let go."""
-        size = len(stored.data) + _KEPT_COST
-        if stored.event.prev or self._kept_bytes + size > _KEPT_BYTES_MAX:
-            return
-        self._kept[stored.event.queue, stored.event.job] = _Kept(stored.data, stored.stream_sequence)
-        self._kept_bytes += size
+        data, event = stored.data, stored.event
+        total = self._kept_bytes + len(data) + _KEPT_COST
+        if total <= _KEPT_BYTES_MAX and not event.prev:
+            self._kept[event.queue, event.job] = _Kept(data, stored.stream_sequence)
+            self._kept_bytes = total
 
     def let_go(self, queue: str, job: str) -> None:
         """Forget a job that does not wait any more."""

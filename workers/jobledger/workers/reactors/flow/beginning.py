@@ -1,4 +1,4 @@
-"""How the reactor of the limits begins: from the newest snapshot, or from the first event where there is none."""
+"""How the reactor of the limits begins: from the newest snapshot, or from the first event where no snapshot is whole."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ _NAMED_AT_ONCE: Final = 100
 async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
     """Fold what is stored, so that `folding` goes on behind it.
 
-    Raises: CorruptLedgerError, PayloadMissingError for a snapshot whose state is gone, ScratchSpaceError,
-        UnreachableError.
+    Where the state of the newest snapshot is gone, as in a ledger that was brought back from an export, the events from the
+    first one on say the same.
+
+    Raises: CorruptLedgerError, PayloadMissingError for a state that is gone where the first events are in an archive,
+        ScratchSpaceError, UnreachableError.
     """
     found = await chain.newest_snapshot()
     head = await ledger.log.head()  # after the snapshot was read, so that it is not before that
@@ -48,10 +51,12 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
     try:
         state = await fold_up_to(ledger, folding, snapshot, head.first_sequence, head.last_sequence)
     except PayloadMissingError:
-        if await chain.newest_snapshot() == found:
+        if await chain.newest_snapshot() != found:
+            await begin(ledger, chain, folding)  # it was removed meanwhile: there are two that are newer
+            return
+        if head.first_sequence > 1:
             raise
-        await begin(ledger, chain, folding)  # it was removed meanwhile: there are two that are newer
-        return
+        state = await fold_up_to(ledger, folding, None, head.first_sequence, head.last_sequence)
     chain.states.update(state.earlier)
 
 
@@ -70,7 +75,7 @@ async def fold_up_to(
         prepare(folding.granter, state)
         for begin_at in range(0, len(state.waiting), _NAMED_AT_ONCE):
             await _fold_waiting(ledger, folding, state.waiting[begin_at : begin_at + _NAMED_AT_ONCE])
-    is_restored = snapshot is None
+    is_restored, fold = snapshot is None, folding.fold
     if first <= last:
         async with contextlib.aclosing(read(ledger, first, last)) as batches:
             async for batch in batches:
@@ -78,7 +83,7 @@ async def fold_up_to(
                     if not is_restored and message.stream_sequence > through:
                         restore(folding.granter, state, through)
                         is_restored = True
-                    folding.fold(message)
+                    fold(message)
     if not is_restored:
         restore(folding.granter, state, through)
     folding.position = folding.granter.through = max(folding.position, last)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
-from jobledger.ledger.model.events import PRIORITIES, Carried, Held
+from jobledger.ledger.model.events import PRIORITIES, Carried, Held, JobEvent
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import LIMIT, Terms
 from jobledger.ledger.model.limits.flow import FLOW, Granted
@@ -47,6 +47,7 @@ class Folding:
         self.began = 0  #: the ledger's last stream sequence when this began
         self._ran: set[tuple[str, str]] = set()  # jobs that wait, and may have run before
         self._queues: dict[str, bool] = {}  # those that jobs waited in; whether they may be given jobs
+        self._fair_limits: dict[str, str] = {}  # by those queues
         self._fair: set[str] = set()  # those of them whose jobs wait for a fair order
         self._paused: dict[str, QueueState] = {}
         self._is_new = True  # a queue was heard of since `see`
@@ -102,22 +103,34 @@ class Folding:
 
     def _fold_job(self, stored: StoredEvent) -> None:
         event = stored.event
-        is_new = isinstance(event, Held) and event.cause == "new"
-        if not is_new and not isinstance(event, Carried):
-            self._ran.discard((event.queue, event.job))
-            self._on_left(event.queue, event.job)
-        self.granter.job(event, stored.stream_sequence)
-        if isinstance(event, Held) and event.limits:
-            self._note(event.queue, event.job, event.limits, is_new=is_new)
-            self._on_held(stored)
-        elif isinstance(event, Carried) and event.job_state.state == "held":
-            self._note(event.queue, event.job, event.job_state.order.limits, is_new=False)
+        if isinstance(event, Held):
+            is_new = event.cause == "new"
+            if not is_new:
+                self._left(event)
+            self.granter.job(event, stored.stream_sequence)
+            if event.limits:
+                self._note(event.queue, event.job, event.limits, is_new=is_new)
+                self._on_held(stored)
+        elif isinstance(event, Carried):
+            self.granter.job(event, stored.stream_sequence)
+            if event.job_state.state == "held":
+                self._note(event.queue, event.job, event.job_state.order.limits, is_new=False)
+        else:
+            self._left(event)
+            self.granter.job(event, stored.stream_sequence)
+
+    def _left(self, event: JobEvent) -> None:
+        """Forget what was known of a job that waited or held slots."""
+        self._ran.discard((event.queue, event.job))
+        self._on_left(event.queue, event.job)
 
     def _note(self, queue: str, job: str, limits: tuple[str, ...], *, is_new: bool) -> None:
         """Take note of the queue of a job that waits, and of whether it may have run before."""
-        if queue not in self._queues:
+        fair = self._fair_limits.get(queue)
+        if fair is None:
+            fair = self._fair_limits[queue] = f"{_FAIR}{queue}"
             self._queues[queue] = self._is_new = True
-        if queue not in self._fair and f"{_FAIR}{queue}" in limits:
+        if fair in limits and queue not in self._fair:
             self._fair.add(queue)
             self._is_new = True
         if not is_new:

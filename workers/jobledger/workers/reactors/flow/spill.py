@@ -47,7 +47,7 @@ class DiskSpill:
     def __init__(self) -> None:
         """Begin empty; there is no file before the first jobs are put."""
         self._disk: sqlite3.Connection | None = None
-        self._put: dict[JobKey, tuple[int, int, str]] = {}  # line, `held`, limits
+        self._put: dict[JobKey, tuple[int, int, str, str, str]] = {}  # rows of the table, as `_PUT` has them
         self._has_index = False
         self._failed: ScratchSpaceError | None = None
 
@@ -60,16 +60,16 @@ class DiskSpill:
             self._disk = None
 
     def put(self, line: int, job: SpilledJob) -> None:
-        """Add a job behind all others of a line."""
+        """Add a job to a line."""
         held, queue, name, limits = job
-        self._put[queue, name] = (line, held, _BETWEEN.join(limits))
+        self._put[queue, name] = (line, held, _BETWEEN.join(limits), queue, name)
         if len(self._put) >= _AT_ONCE:
             self._execute("")
 
     def page(self, line: int, after: int, most: int) -> Sequence[SpilledJob]:
         """Return up to `most` jobs of a line whose `held` comes after a stream sequence, the oldest first."""
         rows = self._execute(_PAGE, line, after, most)
-        return [(held, queue, job, tuple(limits.split(_BETWEEN))) for held, queue, job, limits in rows]
+        return [(held, queue, job, _apart(limits)) for held, queue, job, limits in rows]
 
     def drop(self, line: int, through: int) -> None:
         """Forget the jobs of a line up to a stream sequence of their `held`."""
@@ -84,8 +84,8 @@ class DiskSpill:
             if not rows:
                 return None
             found = rows[0]
-        line, held, limits = found
-        return line, (held, queue, name, tuple(limits.split(_BETWEEN)))
+        line, held, limits = found[:3]
+        return line, (held, queue, name, _apart(limits))
 
     def remove(self, line: int, held: int) -> None:
         """Forget one job of a line."""
@@ -118,8 +118,12 @@ class DiskSpill:
     def _flush(self, disk: sqlite3.Connection) -> None:
         """Put what waits for it."""
         if self._put:
-            rows = sorted((*placed, *job) for job, placed in self._put.items())  # visits its pages once
+            rows = sorted(self._put.values())  # visits its pages once
             disk.execute("BEGIN")
             disk.executemany(_PUT, rows)
             disk.execute("COMMIT")
             self._put.clear()
+
+
+def _apart(limits: str) -> tuple[str, ...]:
+    return tuple(limits.split(_BETWEEN)) if limits else ()
