@@ -25,7 +25,7 @@ def test_jobs_are_granted_in_the_order_in_which_they_were_held_however_late_they
     while waiting or len(granter.lines):
         for number in waiting[:3]:
             of = lines[number % 2]
-            granter.wait((f"{number}", "q")[::-1], (1, "q", "f", of), number, is_new=False)
+            granter.wait(("q", f"{number}"), (1, "q", "f", of), number, is_new=False)
         del waiting[:3]
         if len(waiting) > 20:
             continue  # let the lines grow before anybody is granted
