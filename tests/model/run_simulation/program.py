@@ -34,7 +34,7 @@ class Program(msgspec.Struct, frozen=True):
 
 def make_program(random: Random) -> Program:
     """Return a run that is mostly about children."""
-    stages = []
+    stages: list[tuple[Spec, ...]] = []
     for number in range(random.choice((1, 1, 2, 2, 3))):
         beside = random.random() < 0.3
         stages.append(tuple(_spec(random, f"{number}.{part}") for part in range(2 if beside else 1)))

@@ -23,7 +23,7 @@ class Totals(msgspec.Struct):
     schedules: int = 0
     events: int = 0
     cpu_s: float = 0.0
-    states: Counter[str] = msgspec.field(default_factory=Counter)
+    states: Counter[str] = msgspec.field(default_factory=Counter[str])
     failed: list[tuple[int, str]] = []  #: seed, first violation
 
     def add(self, other: Totals) -> None:
