@@ -23,18 +23,21 @@ WORKERS = 4
 LIMIT_S = 120
 KILLED_INSIDE_TWICE = 2
 
-FOLDER = Path(os.environ.get("WORKFLOW_KILL_FOLDER", "."))
+
+def folder() -> Path:
+    """Return where workers leave their notes; they are told by the environment."""
+    return Path(os.environ.get("WORKFLOW_KILL_FOLDER", "."))
 
 
 def note(words: str) -> None:
     """Add a line that survives the process."""
-    with (FOLDER / "notes").open("a", encoding="utf-8") as notes:
+    with (folder() / "notes").open("a", encoding="utf-8") as notes:
         notes.write(f"{words}\n")
 
 
 def die_at(run_id: str, place: str) -> None:
     """Kill this process if the run is to lose its worker here, the first time."""
-    told = FOLDER / run_id
+    told = folder() / run_id
     if told.exists() and told.read_text(encoding="utf-8") == place:
         told.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -100,7 +103,7 @@ async def enqueue(ledger: Ledger, runs: int, chance: random.Random) -> dict[str,
             else f"{chance.choice(['between', 'inside'])} {chance.randint(1, STEPS)}"
         )
         run_id = f"run-{number}"
-        (FOLDER / run_id).write_text(place, encoding="utf-8")
+        (folder() / run_id).write_text(place, encoding="utf-8")
         made[run_id] = place, await ledger.enqueue(add_up.options(id=run_id), int(is_wired))
     return made
 
@@ -108,7 +111,7 @@ async def enqueue(ledger: Ledger, runs: int, chance: random.Random) -> dict[str,
 async def check(run_id: str, place: str, job: JobHandle[int]) -> None:
     """Hold what ran against what was recorded."""
     ended = await job.wait(timeout_s=LIMIT_S)
-    lines = (FOLDER / "notes").read_text(encoding="utf-8").splitlines()
+    lines = (folder() / "notes").read_text(encoding="utf-8").splitlines()
     begun = Counter(
         line.split()[1] for line in lines if line.startswith(f"{run_id} ") and line.endswith("begins")
     )
@@ -127,11 +130,9 @@ async def check(run_id: str, place: str, job: JobHandle[int]) -> None:
 
 
 async def main(runs: int = 20, seed: int = 7) -> None:
-    global FOLDER  # noqa: PLW0603 - workers are told by the environment
     with tempfile.TemporaryDirectory() as directory:
-        FOLDER = Path(directory)
         os.environ["WORKFLOW_KILL_FOLDER"] = directory
-        server = EmbeddedServer(FOLDER / "server", port=0)
+        server = EmbeddedServer(folder() / "server", port=0)
         async with server, connect(server.url, lease_s=1) as ledger:  # 15 s unless a ledger is made with less
             made = await enqueue(ledger, runs, random.Random(seed))
             stopped = asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -18,11 +18,9 @@ from jobledger.ledger.model.limits.flow import FLOW, MAIN, FlowEvent, Snapshotte
 from jobledger.ledger.model.limits.recompute import Author, Recomputation, Recomputed
 from jobledger.ledger.model.log import Head, events_among
 from jobledger.ledger.model.subjects import aggregate_of
-from jobledger.workers.reactors.flow.beginning import fold_up_to, state_in
-from jobledger.workers.reactors.flow.folding import Folding
-from jobledger.workers.reactors.flow.place import Chain
-from jobledger.workers.reactors.flow.reading import read
-from jobledger.workers.reactors.flow.snapshots import FlowState
+
+if TYPE_CHECKING:
+    from jobledger.workers.reactors.flow.snapshots import FlowState
 
 _OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: LIMIT}
 
@@ -80,6 +78,8 @@ async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int
 
 async def _state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState | None:
     """Return what a snapshot says, None where that is removed: two newer ones are stored."""
+    from jobledger.workers.reactors.flow.beginning import state_in  # noqa: PLC0415
+
     try:
         return await state_in(ledger, snapshot)
     except PayloadMissingError:
@@ -137,6 +137,11 @@ async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
 
 async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
     """As `decided_again`. Raises: PayloadMissingError for a state that is gone."""
+    from jobledger.workers.reactors.flow.beginning import fold_up_to  # noqa: PLC0415 - loaded for this alone
+    from jobledger.workers.reactors.flow.folding import Folding  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.place import Chain  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.reading import read  # noqa: PLC0415
+
     folding = Folding(
         Chain(ledger),
         on_held=lambda _held: None,

@@ -26,6 +26,7 @@ from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carr
 from jobledger.ledger.model.limits.lines import (
     HEADS_MAX,
     IN_MEMORY_MAX,
+    Gone,
     Line,
     LineKey,
     Lines,
@@ -79,14 +80,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Granted jobs that are not known to have started, at rates that allow no more of them while somebody waits: see
     #: whether they have, and say so with `started`.
     unstarted: tuple[JobKey, ...] = ()
-
-
-class Gone(msgspec.Struct, frozen=True, gc=False):
-    """A job that left while it waited."""
-
-    held: int  #: stream sequence of its `held`
-    line: LineKey  #: in which it waited
-    left: int  #: stream sequence of the event with which it left
 
 
 class _Before(msgspec.Struct, frozen=True, gc=False):

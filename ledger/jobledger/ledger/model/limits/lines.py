@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
+import msgspec
+
 from jobledger.ledger.model.limits.holders import JobKey
 
 HEADS_MAX: Final = 256  #: jobs of one line in memory
@@ -91,6 +93,14 @@ class Waiting:
         self.job = job
         self.limits = limits  #: all that it names
         self.line: Line | None = line  #: None: it left; whoever meets it in its line drops it
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """A job that left while it waited."""
+
+    held: int  #: stream sequence of its `held`
+    line: LineKey  #: in which it waited
+    left: int  #: stream sequence of the event with which it left
 
 
 class Line:

@@ -10,8 +10,9 @@ import msgspec
 
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
-from jobledger.ledger.model.limits.grants import Gone, Granter
+from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.model.limits.holders import Holding, JobKey
+from jobledger.ledger.model.limits.lines import Gone
 from jobledger.ledger.model.limits.modes import Doomed
 
 #: Jobs that a snapshot names, so that a reader may begin behind them.
