@@ -6,6 +6,7 @@ on where these schedules end. JOBLEDGER_SIM_COUNT shortens the test while you wo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
@@ -82,6 +83,10 @@ class Told:
         self.do(lambda client: self.open(client, 1))
         self.do(lambda client: ask(client, RUN, Pause(epoch=2, steps=("m",))))
 
+    def close(self) -> None:
+        """Let go of the world, which has been the running loop."""
+        self.stage.world.end()
+
     def do(self, what: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
         process, client = self.stage.process("p")
         self.stage.start(process, what(client))
@@ -107,30 +112,30 @@ class Told:
 
 def test_whoever_finds_an_end_counted_makes_the_children_that_follow() -> None:
     """Another process got the end later, counted it and died; this one was asleep, and its ack counts for both."""
-    told = Told()
-    told.end_first_child()
-    told.do(lambda client: ask(client, RUN, Join(step="m", completed=((0, 0),))))
-    assert SECOND not in told.stage.jobs
-    told.deliver()
-    assert told.stage.jobs[SECOND].state is JobState.QUEUED
+    with contextlib.closing(Told()) as told:
+        told.end_first_child()
+        told.do(lambda client: ask(client, RUN, Join(step="m", completed=((0, 0),))))
+        assert SECOND not in told.stage.jobs
+        told.deliver()
+        assert told.stage.jobs[SECOND].state is JobState.QUEUED
 
 
 def late_child() -> JobState:
     """Let a run be cancelled, and its children, between the event that opens a child and its making."""
-    told = Told()
-    told.end_first_child()
-    told.do(lambda client: ask(client, RUN, Join(step="m", completed=((0, 0),))))
+    with contextlib.closing(Told()) as told:
+        told.end_first_child()
+        told.do(lambda client: ask(client, RUN, Join(step="m", completed=((0, 0),))))
 
-    async def slow(client: Client) -> None:
-        view = await load(client.log, RUN)
-        await ask(client, RUN, CancelJob())
-        process, other = told.stage.process("reactor")
-        handed = list(told.stage.waiting.values())[-1]
-        await SimReactor(told.stage, other).deal_with(process, handed)
-        await Opening(client).open(RUN, view, "m", 2, again=False)
+        async def slow(client: Client) -> None:
+            view = await load(client.log, RUN)
+            await ask(client, RUN, CancelJob())
+            process, other = told.stage.process("reactor")
+            handed = list(told.stage.waiting.values())[-1]
+            await SimReactor(told.stage, other).deal_with(process, handed)
+            await Opening(client).open(RUN, view, "m", 2, again=False)
 
-    told.do(slow)
-    return told.stage.jobs[SECOND].state
+        told.do(slow)
+        return told.stage.jobs[SECOND].state
 
 
 def test_a_child_that_is_made_after_its_run_has_ended_ends_at_once() -> None:
