@@ -155,7 +155,7 @@ NOTHING_SENT = [
         for value in ("a.b", "a*", "a>", "a b", "a\0b", "x" * 100, "", "ü")
     ),
     (["add", "a=1", "--priority", "urgent"], "--priority"),
-    (["add", "a=1", "--max-attempts", "0"], "max_attempts"),
+    (["add", "a=1", "--max-attempts", "0"], "--max-attempts"),
     (["add", "a=1", "--timeout", "nan"], "timeout"),
     (["add", "a=1", "--ledger-bytes-max", "12"], "ledger_bytes_max"),
 ]

@@ -45,7 +45,7 @@ async def outlive(
         except Exception as error:  # noqa: BLE001 - it goes on
             if connection.is_closed:
                 return
-            _tell(name, error)
+            _tell(connection, name, error)
         if connection.loop.time() - began_at > _RESTART_S_MAX:
             pause_s = _RESTART_S_FIRST
         await asyncio.sleep(pause_s)
@@ -68,8 +68,14 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _tell(name: str, error: Exception) -> None:
-    """Log a sentence of ours as it is, and what nobody foresaw with its traceback."""
+def _tell(connection: Connection, name: str, error: Exception) -> None:
+    """Log a sentence of ours as it is, and what nobody foresaw with its traceback.
+
+    What fails because the server is away needs no line of its own.
+    """
+    if connection.outage.level(error) == logging.DEBUG:
+        logger.debug("%s begins again: %s", name, error)
+        return
     is_ours = type(error).__module__.startswith("jobledger.")
     sentence = str(error) or type(error).__name__
     logger.error("%s failed and begins again: %s", name, sentence, exc_info=None if is_ours else error)

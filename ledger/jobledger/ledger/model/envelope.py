@@ -19,6 +19,8 @@ TIME_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 #: A whole number of an event, from 0; and one that may be below 0, as a sum of durations by a clock that was set back.
 Whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_MAX)]
+#: What the fold counts on from: the sum, too, must fit into 64 bits.
+Counted = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-WHOLE_MAX, le=WHOLE_MAX)]
 #: A time of an event: with a zone, from `TIME_MIN` to `TIME_MAX`; the decoder proves the zone, the codec the years.
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]

@@ -15,6 +15,7 @@ import msgspec
 from jobledger.ledger.model.envelope import (
     NO_VALUE,
     PRIORITIES,
+    Counted,
     ErrorInfo,
     ErrorKind,
     Event,
@@ -201,7 +202,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     )
     order: Order = Order()  #: as requeues and retries changed it
     attempts: tuple[CarriedAttempt, ...] = ()  #: the newest ones, in their order
-    attempts_dropped: Whole = 0  #: how many older attempts are not among them
+    attempts_dropped: Counted = 0  #: how many older attempts are not among them
     attempts_given_back: Whole = 0  #: interrupted, snoozed and paused attempts, which do not count
     claim_epoch: Whole = 0  #: of the running attempt; 0 when nobody holds the job
     dispatches: Whole = 0  #: `queued` events since the last `started` or `held`

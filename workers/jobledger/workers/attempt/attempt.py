@@ -139,14 +139,12 @@ class Attempts:
         async with self._execution.place(task, wait=delivery.delivered > _PROCESS_DELIVERIES) as has_place:
             if not has_place:  # a job that waits for a process is not claimed yet
                 return nak(_PROCESS_DELAY_S)
-            pauses = self._pauses
-            if pauses is not None and queued.queue in pauses.states and pauses.holds_back(queued.queue):
+            if (pauses := self._pauses) and queued.queue in pauses.states and pauses.holds_back(queued.queue):
                 return nak(settlements.elsewhere_s(delivery.delivered))
             claimed = await self._claimer.claim(delivery, queued)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
-            if queued.version or (task is not None and task.makes_runs):
-                task = self._of_version(claimed)
+            task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
             attempt = self._begin(claimed, task)
             try:
                 with self._span(attempt.job) as span:
