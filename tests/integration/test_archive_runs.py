@@ -96,7 +96,8 @@ async def test_a_parked_run_survives_an_archive_run(
             Pause(epoch=0, steps=("paid", "pages"), until=until, undos=1),
         )
         done = await archive(ledger, tmp_path)
-        assert (done.jobs_carried, before.last_sequence < done.first_sequence) == (1, True)
+        # The run, and two children whose results it has yet to read.
+        assert (done.jobs_carried, before.last_sequence < done.first_sequence) == (3, True)
         after = (await load(ledger.log, REF)).job
         assert after is not None
         assert unmoved(after) == unmoved(before)

@@ -14,6 +14,7 @@ from tests.support.working import LIMIT_S, Connect, ended, types, working
 
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, task
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.chain import JobView, load
 from jobledger.ledger.model.commands import Claim, Complete, Discard, Enqueue, Pause, RequestPause, ResumeJob
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -23,7 +24,7 @@ from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder, Take, item
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.children.opening import ChildIdTakenError, Opening
-from jobledger.workers.reactors.children.reaching import Reaching, child_ref
+from jobledger.workers.reactors.children.reaching import Reaching
 from jobledger.workers.reactors.children.reactor import CONSUMER, ChildrenReactor
 
 pytestmark = pytest.mark.anyio

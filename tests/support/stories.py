@@ -40,6 +40,7 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import Cause, ErrorInfo, JobEvent
+from jobledger.ledger.model.job import CLOSED_STATES, Job
 from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob, Snapshotted
 from jobledger.ledger.model.log import Entry
@@ -141,7 +142,7 @@ class Story:
 
     def archive(self, through: int) -> int:
         """Carry what lives, and say that everything up to `through` is archived; nothing is taken away."""
-        for job_id in [ref.job_id for ref in self.chains]:
+        for job_id in [ref.job_id for ref, chain in self.chains.items() if not self._is_read(chain.job)]:
             with contextlib.suppress(LedgerError):
                 self.do(job_id, Carry(through=through))
         return self.react(
@@ -156,6 +157,14 @@ class Story:
                 count=through,
             )
         )
+
+    def _is_read(self, job: Job | None) -> bool:
+        """Whether a child has ended, and its run needs nothing of it any more."""
+        if job is None or job.member is None or job.state not in CLOSED_STATES:
+            return False
+        run = self.chains[self.ref(job.member.job)].job
+        step = None if run is None else run.steps.get(job.member.step)
+        return run is None or run.state in CLOSED_STATES or (step is not None and step.has_ended)
 
     def append_lock(self, event: lock_events.LockEvent) -> int:
         entry = lock_events.LOCK.link(NAMES, [event], self.lock)[0]

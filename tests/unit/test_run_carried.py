@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.runs import BOOM, CLAIM, LATER, NEW, Story, end, fail, group, start
+from tests.support.runs import REF as STORY_REF
 
 from jobledger.ledger.model.codec import decode, encode
 from jobledger.ledger.model.commands import (
     Carry,
     Command,
+    Complete,
     Dispatch,
+    Enqueue,
     GiveSignal,
     Interrupt,
     Join,
@@ -25,7 +28,15 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.deciding.carried import difference
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.events import Carried, CarriedStep, ChildOrder, JobEvent, PayloadRef
+from jobledger.ledger.model.events import (
+    Carried,
+    CarriedStep,
+    ChildOrder,
+    JobEvent,
+    Member,
+    Order,
+    PayloadRef,
+)
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean, references_of
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
@@ -33,6 +44,7 @@ from jobledger.ledger.model.runs import carrying
 from jobledger.ledger.model.transitions import violation
 
 REF = PayloadRef(sha256="0" * 64, size_bytes=70_000)
+MEMBER = Member(queue="orders", job="parent", step="pages")
 YES = msgspec.Raw(b"true")
 
 commands: st.SearchStrategy[Command] = st.one_of(
@@ -179,3 +191,12 @@ def test_large_values_of_a_carried_run_are_known() -> None:
     (carried, *_) = carried_by(story, Carry(through=99))
     assert list(references_of(carried)) == [("inputs", REF)] * 3
     assert [list(references_of(event)) for event in story.events[-3:]] == [[("inputs", REF)]] * 3
+
+
+@pytest.mark.parametrize(("member", "store"), [(None, "results"), (MEMBER, "inputs")])
+def test_a_large_result_is_looked_for_where_it_was_put(member: Member | None, store: str) -> None:
+    """Those of children are where inputs are: other results expire."""
+    new = Enqueue(ref=STORY_REF, task="fetch", order=Order(member=member))
+    story = Story(new, CLAIM, Complete(epoch=0, result_ref=REF))
+    (carried,) = carried_by(story, Carry(through=2))
+    assert [list(references_of(event)) for event in (story.events[-1], carried)] == [[(store, REF)]] * 2

@@ -10,6 +10,9 @@ import msgspec
 
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import child_id
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
 
 _ID_MAX: Final = 64  #: characters, as of every name in a subject
 _ID_HEAD: Final = 31  #: of a longer one, before its hash
@@ -67,3 +70,10 @@ class Children:
             tenant=order.tenant or parent.tenant,
             correlation=order.correlation or parent.correlation or parent.job_id,
         )
+
+
+def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
+    """Return the name of the child of a run for an item of a step."""
+    assert step.order is not None, "only a group has children"
+    node = step.order.node(item)
+    return JobRef(queue=node.queue, job_id=node.id or child_id(parent.job_id, step.number, item))

@@ -40,6 +40,7 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidInputError,
+    JobNotFoundError,
     PayloadTooLargeError,
     ScheduleNotFoundError,
     SequenceGapError,
@@ -85,11 +86,12 @@ class Archiver:
     async def plan(self, before: datetime) -> ArchivePlan:
         """Return what `run` would do; nothing is changed.
 
-        Raises: InvalidInputError, CorruptLedgerError, UnreachableError.
+        Raises: ArchiveRefusedError, InvalidInputError, CorruptLedgerError, UnreachableError.
         """
         bounded, held_back_by = await self._bound(before)
         first = (await self._log.head()).first_sequence
         found = await read_prefix(self._log, first, bounded, self._progress("check"))
+        members = await found.members.needed(self._log)
         newest = await newest_archived(self._log)
         recorded = 0 if newest is None or newest.through_sequence < first else newest.through_sequence
         waiting = self._waiting(first)
@@ -99,8 +101,8 @@ class Archiver:
             stored_until=found.newest_at,
             events=found.events,
             bytes=found.bytes,
-            jobs_archived=found.jobs_over,
-            jobs_carried=len(found.jobs),
+            jobs_archived=found.jobs_over - members.ended_here,
+            jobs_carried=len(found.jobs) + len(members.refs),
             work_items=found.work_items,
             held_back_by=held_back_by,
             unread=tuple(await self._deps.unread(bounded)) if found.events else (),
@@ -182,8 +184,10 @@ class Archiver:
         export = ExportLog(self._place(first, through), self._log.names)
         self._progress("check")(0, manifest.count)
         found = await self._check(export, force=force)
-        self._progress("carry")(0, len(found.jobs))
-        await self._carry(list(found.jobs), through)
+        members = await found.members.needed(self._log)
+        living = [*found.jobs, *members.refs]
+        self._progress("carry")(0, len(living))
+        await self._carry(living, through)
         late = await self._carry_fenced(through)
         await restate(self._log, through)
         await self._carry_schedules(through)
@@ -192,7 +196,7 @@ class Archiver:
         self._progress("record")(0, 1)
         await self._record(export)
         await self._purge(through)
-        self._jobs_archived += found.jobs_over - late
+        self._jobs_archived += found.jobs_over - members.ended_here - late
 
     def _place(self, first: int, through: int) -> Path:
         return self._folder / export_name(first, through)
@@ -309,7 +313,8 @@ class Archiver:
         """Carry one job unless that was done; whoever works on it meanwhile is not disturbed."""
         try:
             job = await self._carried(ref, through)
-        except IllegalTransitionError:  # carried before
+        except (IllegalTransitionError, JobNotFoundError):
+            # Carried before. Or never made: another job had said that it is this child of a run.
             job = (await load(self._log, ref)).job
         if job is not None and job.due_at is not None and job.state in WAITING_STATES:
             # The event that asked for its timer goes away, and perhaps no worker has heard of it.
@@ -426,7 +431,8 @@ class Archiver:
             late = await self._carry_fenced(through)
             self._done.append(chain[-1].folder)
             self._events += newest.count
-            self._jobs_archived += found.jobs_over - late
+            members = await found.members.needed(self._log)
+            self._jobs_archived += found.jobs_over - members.ended_here - late
         await self._purge(through)
 
     async def _purge(self, through: int) -> None:

@@ -12,12 +12,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from jobledger.audit.archive.members import Members
 from jobledger.audit.verify.checker import Checker
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import WrongSequenceError
-from jobledger.ledger.model.events import Carried, Fenced
+from jobledger.ledger.model.events import Carried, Fenced, StepCompleted, StepFailed
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
@@ -50,7 +51,7 @@ class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     bytes: int  #: of these events
     jobs_archived: int  #: jobs that are over: all of their events go
-    jobs_carried: int  #: jobs that live on in the ledger
+    jobs_carried: int  #: jobs that stay in the ledger
     work_items: int  #: of them, those that wait for a worker or run
     held_back_by: str  #: what must not go yet, "" where nothing does
     unread: tuple[Unread, ...]  #: subscribers that would miss events
@@ -140,8 +141,9 @@ class Prefix:
     def __init__(self) -> None:
         self.events = 0
         self.bytes = 0
-        self.jobs_over = 0  #: jobs that come to their end in the prefix, and all of whose events are in it
+        self.jobs_over = 0  #: jobs that come to their end in the prefix
         self.jobs: dict[JobRef, Job] = {}  #: the others, without inputs and errors
+        self.members = Members()  #: children that come to their end in the prefix
         self.keys: dict[KeyRef, Taken] = {}  #: unique keys that jobs may still hold, as they were taken last
         self.newest_at: datetime | None = None
 
@@ -170,9 +172,12 @@ class Prefix:
         if job.state in CLOSED_STATES:
             self.jobs_over += not isinstance(event, Carried)  # that one came to its end before
             self.jobs.pop(ref, None)
+            self.members.take(ref, event, job)
             self._let_go(job)
         else:
             self.jobs[ref] = job
+            if isinstance(event, StepCompleted | StepFailed) and job.steps[event.step].has_ended:
+                self.members.forget(ref, event.step)
 
     def _let_go(self, job: Job) -> None:
         """Forget the key of a job that is over, unless it was taken for a time."""

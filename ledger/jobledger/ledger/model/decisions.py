@@ -351,7 +351,8 @@ def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
     # A run that went less far carried it, and left the work item where it was: then it is carried once more.
     if job.carried_sequence > command.through and not needs_work_item:
         raise IllegalTransitionError(job.id, f"carried at {job.carried_sequence} already", "be carried again")
-    if job.state in CLOSED_STATES and job.last_sequence <= command.through:
+    # A child may be needed: its run reads how it ended when the last child of the step has ended.
+    if job.state in CLOSED_STATES and job.last_sequence <= command.through and job.member is None:
         raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
     state = carried_job(job, tracebacks=command.tracebacks)
     carried = [

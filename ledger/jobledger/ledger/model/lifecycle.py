@@ -53,6 +53,7 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Joined,
+    Member,
     Order,
     Paused,
     PauseRequested,
@@ -391,10 +392,17 @@ _DUE_OF: Final[Mapping[type[JobEvent], Callable[[JobEvent], Any]]] = {
 
 def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
     """Yield the large values that an event refers to, and where each lies: results of runs' children live as inputs do."""
-    is_child = isinstance(event, Completed) and event.member is not None
+    is_child = _member_of_end(event) is not None
     for store, path in LIFECYCLE[type(event)].payloads:
         for reference in _at(event, path):
             yield "inputs" if is_child else store, reference
+
+
+def _member_of_end(event: JobEvent) -> Member | None:
+    """Return whose child a job is, by an event that may say its result."""
+    if isinstance(event, Carried):
+        return event.job_state.order.member
+    return event.member if isinstance(event, Completed) else None
 
 
 def _at(value: Any, path: str) -> Iterator[PayloadRef]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.chain import JobView, load
@@ -21,7 +22,7 @@ from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
 from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.children.reaching import Reaching, child_ref
+from jobledger.workers.reactors.children.reaching import Reaching
 
 #: Up to so many children are read one by one; more of them by what their run's id finds.
 _ONE_BY_ONE_MAX: Final = 8
@@ -102,7 +103,8 @@ class ChildJobs:
         completed = [item for item in items if not step.failed >> item & 1]
         if len(completed) > _ONE_BY_ONE_MAX:
             await self._find_many(ref, step, set(completed), found)
-            items = [item for item in items if step.failed >> item & 1]
+            # What those say that were carried over by an archive run is in no `completed` any more.
+            items = [item for item in items if item not in found]
         for start in range(0, len(items), _AT_ONCE):
             some = items[start : start + _AT_ONCE]
             views = await asyncio.gather(

@@ -29,7 +29,7 @@ from jobledger.ledger.model.events import (
     Queued,
     StepStarted,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, Job
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
 from jobledger.ledger.model.runs.orders import ChildOrder, bits_of, child_id
 from jobledger.ledger.model.runs.steps import Step
 
@@ -223,7 +223,8 @@ class RunRules:
             group = self._group(f"{member.queue}/{member.job}", member.step, is_whole=False)
             self._families.grow(group.begun.add(member.item))
             if job.is_final:
-                self._families.grow(group.failed.add(member.item))
+                ended = group.completed if job.state is JobState.COMPLETED else group.failed
+                self._families.grow(ended.add(member.item))
 
     def at_end(self, name: str, job: Job, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
         """Yield what is wrong with a job that is not over when the ledger ends."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, link, load, transact
 from jobledger.ledger.model.commands import Enqueue, Join, Stamp
 from jobledger.ledger.model.decisions import decide
@@ -22,7 +23,7 @@ from jobledger.ledger.model.runs.orders import Member, Take, items_of
 from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
-from jobledger.workers.reactors.children.reaching import Reaching, child_ref
+from jobledger.workers.reactors.children.reaching import Reaching
 
 #: First events of children on their way at a time.
 _IN_FLIGHT_MAX: Final = 500

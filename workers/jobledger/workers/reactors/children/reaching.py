@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.chain import JobView, catch_up, load, transact
 from jobledger.ledger.model.commands import CancelJob, Command, RequestPause, ResumeJob
 from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.runs.orders import child_id, items_of
-from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -56,13 +56,6 @@ def open_items(job: Job) -> dict[str, int]:
         for key, step in job.steps.items()
         if step.order is not None and step.order.on_parent_end == "cancel" and step.open
     }
-
-
-def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
-    """Return the name of a child."""
-    assert step.order is not None, "only a group has children"
-    node = step.order.node(item)
-    return JobRef(queue=node.queue, job_id=node.id or child_id(parent.job_id, step.number, item))
 
 
 class Reaching:
