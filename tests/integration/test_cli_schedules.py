@@ -102,6 +102,17 @@ def test_a_name_that_does_something_else_is_refused_unless_it_is_to_be_replaced(
     assert schedules.schedule().definition.spec.cron == "30 3 * * *"
 
 
+def test_a_schedule_on_demand_makes_a_job_each_time_it_is_triggered(schedules: Schedules) -> None:
+    answer = schedules("add", "import", "--task", "report", "--on-demand")
+    assert answer.out == "schedule import: report on demand; no run is to come\n"
+    assert schedules("next", "import").code == 0
+    made = [schedules.told("trigger", "import")[0]["id"] for _ in range(2)]
+    assert made[0] != made[1]
+    (row,) = schedules.told("list")
+    assert (row["status"], row["next_run_at"], row["run_count"]) == ("active", None, 0)
+    assert re.search(r"import +active +- +- +on demand", schedules("list").out)
+
+
 def test_with_the_tasks_code_its_options_hold_and_the_input_is_checked(
     schedules: Schedules, tmp_path: Path
 ) -> None:
@@ -130,9 +141,9 @@ def test_with_the_tasks_code_its_options_hold_and_the_input_is_checked(
         (("--every", "1.5"), "whole seconds"),
         (
             ("--every", "10", "--cron", "* * * * *"),
-            "give one of --cron, --every, --at, not --cron and --every",
+            "give one of --cron, --every, --at, --on-demand, not --cron and --every",
         ),
-        ((), "give one of --cron, --every, --at"),
+        ((), "give one of --cron, --every, --at, --on-demand"),
         (("--at", "2020-01-01"), "would never tick"),
         (("--every", "1h", "--ends-at", "2020-01-01"), "would never tick"),
         (("--every", "10", "--timezone", "Europe/Berlin"), "belongs to a cron expression"),

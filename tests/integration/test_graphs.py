@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,18 @@ from tests.support.groups import Groups
 from tests.support.working import LIMIT_S, ended, types, working
 
 from jobledger.audit.verify import verify
-from jobledger.ledger import Graph, InvalidInputError, JobFailedError, JobState, Ledger, task
+from jobledger.ledger import (
+    Graph,
+    InvalidInputError,
+    JobFailedError,
+    JobState,
+    Ledger,
+    Limit,
+    ScheduleExistsError,
+    ScheduleNotFoundError,
+    sync,
+    task,
+)
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +50,11 @@ async def tell(lines: list[str | None]) -> int:
 @task(queue="mail")
 async def tidy() -> str:
     return "tidy"
+
+
+@task(queue="mail")
+async def count(batch: str, counts: dict[str, int]) -> str:
+    return f"{batch}: {sum(counts.values())}"
 
 
 ALL = (fetch, merge, fail, tell, tidy)
@@ -110,6 +127,51 @@ async def test_graphs_go_on_where_every_worker_has_one_slot(ledger: Ledger) -> N
         for job in jobs:
             assert len(await job.result(timeout_s=LIMIT_S)) == 7
     assert (await Groups.of(ledger.log)).wrong == []
+
+
+async def test_a_graph_that_is_stored_under_a_name_runs_whenever_its_schedule_says_so(ledger: Ledger) -> None:
+    def graph(page: int) -> Graph:
+        made = Graph("g")
+        made.add(merge.options(limits=[Limit("merges", slots=2)]), made.add(fetch, page), [])
+        return made
+
+    stored = await ledger.schedules.add("nightly", graph(2), cron="30 2 * * *")
+    again = await ledger.schedules.add("nightly", graph(2), cron="30 2 * * *")
+    await ledger.schedules.add("by-hand", graph(1), on_demand=True)
+    assert (again, stored.definition.queue) == (stored, BUILT_IN_QUEUE)
+    assert await ledger.schedules.next("by-hand") == []
+    with pytest.raises(ScheduleExistsError):
+        await ledger.schedules.add("nightly", graph(3), cron="30 2 * * *")
+    with pytest.raises(InvalidInputError, match="leave input out"):
+        await ledger.schedules.add("other", graph(3), input={}, on_demand=True)
+    with pytest.raises(ScheduleNotFoundError, match="nigthly"):
+        await ledger.schedules.trigger("nigthly")
+    async with working(ledger, *ALL):
+        for name, lines in (("nightly", ["2.0", "2.1"]), ("by-hand", ["1.0"])):
+            job = await ledger.job(await ledger.schedules.trigger(name))
+            assert await job.result(timeout_s=LIMIT_S) == {"fetch": lines, "merge": "".join(lines)}
+    assert (await verify(ledger.log)).violations == ()
+
+
+async def test_blocking_code_runs_graphs_and_batches(ledger: Ledger) -> None:
+    graph = Graph("g")
+    graph.add(fetch, 1)
+
+    def call() -> list[Any]:
+        config = ledger.config
+        with sync.connect(config.url, environment=config.environment, create=False) as blocking:
+            run = blocking.run_graph(graph, id="g-1")
+            pages = ({"page": page} for page in range(3))
+            made = blocking.enqueue_many(fetch, pages, batch="pages", on_end=count)
+            blocking.schedules.add("stored", graph, on_demand=True)
+            stored = blocking.job(blocking.schedules.trigger("stored"))
+            ends = [blocking.job(name).result(timeout_s=LIMIT_S) for name in ("pages", "pages-end")]
+            return [run.result(timeout_s=LIMIT_S), stored.result(timeout_s=LIMIT_S), made.created, *ends]
+
+    async with working(ledger, *ALL, count):
+        found = await asyncio.to_thread(call)
+    result = {"fetch": ["1.0"]}
+    assert found == [result, result, 3, {"completed": 3}, "pages: 3"]
 
 
 async def test_a_graph_without_nodes_is_refused(ledger: Ledger) -> None:

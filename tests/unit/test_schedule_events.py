@@ -322,6 +322,7 @@ def test_two_moments_within_one_second_are_two_ticks() -> None:
         ({"spec": Spec()}, InvalidInputError),
         ({"spec": Spec(cron="* * * * *", every_s=5)}, InvalidInputError),
         ({"spec": Spec(every_s=5, timezone="Europe/Berlin")}, InvalidInputError),
+        ({"spec": Spec(every_s=5, on_demand=True)}, InvalidInputError),
         ({"spec": Spec(every_s=10**9)}, InvalidInputError),
         ({"spec": Spec(cron="* * * * *", timezone="Europe/Bielefeld")}, InvalidInputError),
         ({"spec": Spec(cron="* * * * *", timezone="../../etc/passwd")}, InvalidInputError),
@@ -339,6 +340,15 @@ def test_two_moments_within_one_second_are_two_ticks() -> None:
 def test_a_definition_that_cannot_tick_is_refused(changes: dict[str, Any], error: type[LedgerError]) -> None:
     with pytest.raises(error):
         Declare(definition=replace(HOURLY, **changes))
+
+
+def test_a_schedule_on_demand_never_ticks_and_makes_jobs_when_it_is_triggered() -> None:
+    paused, resumed, triggered = (1, Pause()), (2, Resume()), (3, Trigger())
+    schedule, events = run(declared(spec=Spec(on_demand=True)), paused, resumed, triggered)
+    assert (schedule.next_tick, schedule.next_at, len(events)) == (None, None, 4)
+    assert broken(*events) == []
+    with pytest.raises(RefusedError, match="has no tick to come"):
+        decide(NAME, schedule, Tick(), stamp(after(4)))
 
 
 def broken(*events: ScheduleEvent) -> list[str]:

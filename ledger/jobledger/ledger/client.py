@@ -189,9 +189,8 @@ class Ledger:
 
     async def run_graph(self, graph: Graph, *, id: str | None = None) -> JobHandle[dict[str, Any]]:  # noqa: A002
         """Begin a graph as one job, whose result has those of the nodes by label. Raises: as `enqueue`."""
-        from jobledger.ledger.graphs.beginning import begin_graph  # noqa: PLC0415 - as `Batching`
-
-        return await begin_graph(self, self._enqueuer, graph, id)
+        task, values = await graph.as_task(self)
+        return await self._enqueuer.one(task.options(id=id), **values)
 
     @overload
     async def job(

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from jobledger.ledger import client, event_stream, handle
 from jobledger.ledger.dead_letters import Changes
@@ -33,6 +33,9 @@ from jobledger.ledger.schedules.blocking import BlockingSchedules
 from jobledger.ledger.signalling.giving import AnySignal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+
+if TYPE_CHECKING:
+    from jobledger.ledger.graphs.graph import Graph
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -171,17 +174,25 @@ class Ledger:
         *,
         ids: Callable[[Mapping[str, Any]], str] | None = None,
         on_progress: Callable[[int], None] | None = None,
+        batch: str | None = None,
+        on_end: Task[..., Any] | TaskWithOptions[..., Any] | None = None,
     ) -> BulkResult:
-        """Add a job for each input, as a stream. See `client.Ledger.enqueue_many`.
+        """Add a job for each input, as a stream, perhaps as a batch. See `client.Ledger.enqueue_many`.
 
         `inputs` is iterated in the thread that calls; `ids` and `on_progress` are called in the ledger's own.
         """
         feed = Feed(inputs)
         return feed.serve(
             self._caller.start(
-                lambda ledger: ledger.enqueue_many(task, feed.items(), ids=ids, on_progress=on_progress)
+                lambda ledger: ledger.enqueue_many(
+                    task, feed.items(), ids=ids, on_progress=on_progress, batch=batch, on_end=on_end
+                )
             )
         )
+
+    def run_graph(self, graph: Graph, *, id: str | None = None) -> JobHandle[dict[str, Any]]:  # noqa: A002
+        """Begin a graph as one job, whose result has those of the nodes by label. See `client.Ledger.run_graph`."""
+        return JobHandle(self._caller, self._caller.call(lambda ledger: ledger.run_graph(graph, id=id)))
 
     def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """End a waiting job at once, ask a running one to end. See `client.Ledger.cancel`."""

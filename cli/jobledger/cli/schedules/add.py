@@ -36,6 +36,7 @@ def add(
     timezone: options.Timezone = "UTC",
     every: options.Every = None,
     at: options.At = None,
+    on_demand: options.OnDemand = False,
     input_text: options.Input = "{}",
     app: shared.App = None,
     queue: of_job.Queue = None,
@@ -60,6 +61,7 @@ def add(
         "every_s": _whole("--every", every or 0),
         "at": time_of("--at", at, ahead=True),
         "timezone": timezone,
+        "on_demand": on_demand,
         "overlap": overlap,
         "catchup": catchup,
         "window_s": _whole("--window", window),
@@ -145,4 +147,4 @@ def _check(task: str, when: When) -> None:
     Declare(definition=Definition(spec=spec, task=task, queue="default", **fields))
 
 
-_SPECS = {"--cron": "cron", "--every": "every_s", "--at": "at"}
+_SPECS = {"--cron": "cron", "--every": "every_s", "--at": "at", "--on-demand": "on_demand"}

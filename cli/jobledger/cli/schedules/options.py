@@ -38,6 +38,10 @@ Every = Annotated[
 At = Annotated[
     str | None, typer.Option("--at", metavar="TIME", help="Instead of --cron: tick once, at this time (UTC).")
 ]
+OnDemand = Annotated[
+    bool,
+    typer.Option("--on-demand", help="Instead of --cron: no ticks; `schedules trigger` makes its jobs."),
+]
 EndsAt = Annotated[
     str | None, typer.Option("--ends-at", metavar="TIME", help="No tick after this time (UTC).")
 ]

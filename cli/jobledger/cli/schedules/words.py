@@ -12,7 +12,9 @@ _UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)
 
 
 def when_words(cron: str, every_s: int, at: datetime | None, timezone: str) -> str:
-    """Return when a schedule ticks: `30 2 * * * in Europe/Berlin`, `every 90 seconds`, `once at ...`."""
+    """Return when a schedule ticks: `30 2 * * * in Europe/Berlin`, `every 90 seconds`, `once at ...`, `on demand`."""
+    if not cron and at is None and not every_s:
+        return "on demand"
     if cron:
         return cron if timezone == "UTC" else f"{cron} in {timezone}"
     if at is not None:

@@ -1,10 +1,11 @@
 """`Graph`: jobs that wait for each other and pass results on, all of them known before the first one runs.
 
-It becomes the input of one job, a run of the built-in task `run_graph`, whose only step is a group of children. Pure.
+It becomes the input of one job, a run of the built-in task `run_graph`, whose only step is a group of children.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
 
@@ -13,10 +14,11 @@ import msgspec
 from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
-from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, ChildOrder, Take
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ITEMS_MAX, ChildNode, ChildOrder, Take
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
@@ -88,6 +90,14 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def items(self) -> bytes:
         """The nodes' inputs as the JSON array that goes with `order`."""
         return msgspec.json.encode([node.input for node in self.nodes])
+
+
+def _asked(graph: GraphSpec) -> dict[str, Any]:
+    """Have the input and the result of `run_graph`, which workers have."""
+    raise NotImplementedError(graph)
+
+
+_RUN: Final = Task[..., dict[str, Any]](_asked, RUN_GRAPH, Options(queue=BUILT_IN_QUEUE))
 
 
 class NodeResult:
@@ -233,6 +243,19 @@ class Graph:
         )
         spec.check()
         return spec
+
+    async def as_task(self, client: Client) -> tuple[Task[..., dict[str, Any]], dict[str, Any]]:
+        """Return the task that runs this graph and its input, once what the nodes' code defines of limits is in the ledger.
+
+        Raises: as `spec`; ConfigurationError for a limit that is defined otherwise, UnreachableError.
+        """
+        spec = self.spec()
+        for options, task in self.declared:
+            queue = options.declared_queue
+            limits = (*options.declared, *(() if queue is None else queue.limits))
+            ensure = functools.partial(client.code_limits.ensure, limits, task, options.queue)
+            await client.patience.read(ensure)
+        return _RUN, {"graph": spec}
 
     def _add(
         self,

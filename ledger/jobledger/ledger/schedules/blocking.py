@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.schedules.in_code import AnyTask
-from jobledger.ledger.schedules.verbs import ScheduleVerbs, When
+from jobledger.ledger.schedules.verbs import HasTask, ScheduleVerbs, When
 
 R = TypeVar("R")
 
@@ -40,7 +40,7 @@ class BlockingSchedules:
     def add(
         self,
         name: str,
-        task: AnyTask,
+        task: AnyTask | HasTask,
         *,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
         replace: bool = False,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ScheduleNotFoundError
+from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError
 from jobledger.ledger.model.inputs import keep_utc
 from jobledger.ledger.model.schedules.decisions import (
     Backfill,
@@ -40,11 +40,21 @@ class When(TypedDict, total=False):
     every_s: int
     at: datetime | None
     timezone: str
+    on_demand: bool
     overlap: Overlap
     catchup: Catchup
     window_s: int
     jitter_s: int
     ends_at: datetime | None
+
+
+@runtime_checkable
+class HasTask(Protocol):
+    """What is run by a task, and is its input: a `Graph`."""
+
+    async def as_task(self, client: Client) -> tuple[AnyTask, Mapping[str, Any]]:
+        """Return the task and its input."""
+        ...
 
 
 class Enqueues(Protocol):
@@ -86,22 +96,29 @@ class ScheduleVerbs(Schedules):
     async def add(
         self,
         name: str,
-        task: AnyTask,
+        task: AnyTask | HasTask,
         *,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
         replace: bool = False,
         by: str = "",
         **when: Unpack[When],
     ) -> Schedule:
-        """Declare a schedule: exactly one of `cron`, `every_s` and `at` says when; `Definition` says the rest.
+        """Declare a schedule: exactly one of `cron`, `every_s`, `at` and `on_demand` says when; `Definition` says the rest.
 
-        The task's options (`task.options(queue=..., max_attempts=...)`) are those of each job. A schedule that does the
+        With `on_demand=True` it does not tick: only `trigger` makes its jobs. Instead of a task it may be given a `Graph`,
+        which then is stored under this name: each job is a run of it. The task's options (`task.options(queue=..., max_attempts=...)`) are those of each job. A schedule that does the
         same already stays as it is; with `replace` one that does something else is changed.
 
         Raises: ScheduleExistsError without `replace`; InvalidInputError, InvalidTokenError, PayloadTooLargeError;
             ConfigurationError for an id, a run_at or a delay_s, which each tick decides.
         """
         check_token("schedule name", name)
+        if isinstance(task, HasTask):
+            if input is not None:
+                raise InvalidInputError(
+                    f"schedule {name} runs a graph, which has all its input: leave input out"
+                )
+            task, input = await task.as_task(self._client)  # noqa: A001 - as above
         check_options(name, task.unpacked[1])
         return await self.declare(
             name, await self._enqueuer.like(task, input or {}), replace=replace, by=by, **when

@@ -240,7 +240,7 @@ def _status(event: ScheduleEvent) -> str:
         return "removed"
     if event.paused:
         return "paused"
-    return "ended" if event.next_at is None else "active"
+    return "active" if event.next_at is not None or event.definition.spec.on_demand else "ended"
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -209,7 +209,9 @@ def _declare(name: str, schedule: Schedule | None, command: Declare, stamp: Stam
 
 def _declared(name: str, after: Schedule, stamp: Stamp) -> Declared:
     """Refuse a person's schedule that would never tick; code may declare one whose moment has come, at each start."""
-    if after.next_tick is None and not after.paused and after.definition.source == "operator":
+    definition = after.definition
+    never = after.next_tick is None and not after.paused and not definition.spec.on_demand
+    if never and definition.source == "operator":
         raise InvalidInputError(
             f"schedule {name} would never tick: its last moment has passed, give a later one"
         )

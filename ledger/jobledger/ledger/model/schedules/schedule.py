@@ -33,7 +33,8 @@ def _words(event: ScheduleEvent) -> str:
     match event:
         case Declared(definition=definition):
             spec = definition.spec
-            when = spec.cron or (f"every {spec.every_s} s" if spec.every_s else f"at {spec.at}")
+            otherwise = "on demand" if spec.on_demand else f"at {spec.at}"
+            when = spec.cron or (f"every {spec.every_s} s" if spec.every_s else otherwise)
             zone = f" in {spec.timezone}" if spec.cron else ""
             return f"{definition.task} {when}{zone}, by {definition.source}"
         case Ticked(skipped="", job=job, missed=missed):

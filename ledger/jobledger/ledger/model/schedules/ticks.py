@@ -28,7 +28,7 @@ _DAY: Final = timedelta(days=1)
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """When a schedule ticks: exactly one of `cron`, `every_s` and `at`."""
+    """When a schedule ticks: exactly one of `cron`, `every_s` and `at`, or never by itself: `on_demand`."""
 
     cron: str = ""  #: five fields: minute, hour, day of the month, month, day of the week
     every_s: Whole = (
@@ -36,6 +36,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     )
     at: Moment | None = None  #: one moment
     timezone: str = "UTC"  #: whose wall time `cron` means; a name of the IANA database
+    on_demand: bool = False  #: no ticks: its jobs are made when somebody triggers it
 
 
 def check_spec(spec: Spec) -> None:
@@ -43,8 +44,8 @@ def check_spec(spec: Spec) -> None:
 
     Raises: InvalidInputError.
     """
-    if bool(spec.cron) + bool(spec.every_s) + (spec.at is not None) != 1:
-        raise InvalidInputError("give exactly one of a cron expression, an interval and a moment")
+    if bool(spec.cron) + bool(spec.every_s) + (spec.at is not None) + spec.on_demand != 1:
+        raise InvalidInputError("give exactly one of a cron expression, an interval, a moment and on_demand")
     if spec.every_s:
         check_whole("every_s", spec.every_s, 1)
         if spec.every_s > INTERVAL_S_MAX:
@@ -126,6 +127,8 @@ def zone_of(name: str) -> tzinfo:
 
 
 def _next(spec: Spec, after: datetime) -> datetime | None:
+    if spec.on_demand:
+        return None
     if spec.at is not None:
         return spec.at if spec.at > after else None
     if spec.every_s:
