@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -343,6 +344,20 @@ async def test_groups_at_half_the_rate_end_after_one_look() -> None:
         await bench.burst(40, per_second=6_000, batch_s=0.02)
     assert 1 <= bench.batches <= 8
     assert not bench.writer.grouping
+
+
+async def test_trials_in_vain_become_rare() -> None:
+    bench = Bursts()
+    trials: list[float] = []
+    while bench.time_s < 1_000:
+        before = bench.writer.grouping
+        await bench.burst(40, per_second=4_000, batch_s=0.02)
+        bench.time_s += 0.25
+        if bench.writer.grouping and not before:
+            trials.append(bench.time_s)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(trials)]
+    assert len(trials) == 5, "the first, and after 20, 60, 180 and 540 seconds"
+    assert pauses == sorted(pauses)
 
 
 async def test_too_few_for_a_batch_go_one_by_one_while_others_are_grouped() -> None:

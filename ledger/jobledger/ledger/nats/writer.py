@@ -40,7 +40,10 @@ _GROUPS_WIN_BY: Final = 1.5
 #: So many windows in a row: a disk hiccups, and what several processes append in turns is fast only once all of them
 #: group. One window is enough where groups are at half the rate.
 _LOSSES_MAX: Final = 4.0
+#: Groups that won are compared with plain appends again after this time; so are groups that did not win, and after
+#: each trial in vain three times as late as before: a trial delays the bursts that fall into it.
 _LOOK_AGAIN_S: Final = 20.0
+_LOOK_AGAIN_MAX_S: Final = 600.0
 #: After a look that changed nothing so many appends go by unobserved: looking at each is a twentieth of a worker's time.
 _UNOBSERVED: Final = 2_048
 
@@ -255,6 +258,7 @@ class _Observation:
         )
         self._won = False  # whether they did since the last look at plain appends
         self._look_again_at = 0.0
+        self._vain_s = _LOOK_AGAIN_S  # how long the next trial in vain puts off the one after it
 
     def answered(self, messages: int, in_flight: int, now: float, *, grouping: bool) -> bool | None:
         """Count answered messages; return whether to group from here on, None while there is nothing to say."""
@@ -263,7 +267,7 @@ class _Observation:
             return None
         if grouping:
             if rate > _GROUPS_WIN_BY * self._alone_rate:
-                self._lost, self._won = 0.0, True
+                self._lost, self._won, self._vain_s = 0.0, True, _LOOK_AGAIN_S
                 if now < self._look_again_at:
                     return True
             else:
@@ -271,13 +275,19 @@ class _Observation:
                 if self._lost < _LOSSES_MAX:
                     return True
             # Where groups won before, it may be the disk that is slower now: plain appends are looked at before they go.
-            self._look_again_at = now if self._won else now + _LOOK_AGAIN_S
+            self._look_again_at = now if self._won else now + self._put_off_s()
             return False
         if rate > _FAST_RATE or now < self._look_again_at:
             return False
         self._alone_rate, self._lost, self._won = rate, 0.0, False
         self._look_again_at = now + _LOOK_AGAIN_S
         return True
+
+    def _put_off_s(self) -> float:
+        """Return how long no groups are tried after a trial in vain."""
+        put_off_s = self._vain_s
+        self._vain_s = min(3 * put_off_s, _LOOK_AGAIN_MAX_S)
+        return put_off_s
 
     def sent(self, in_flight: int, now: float) -> None:
         """Let the time count from here on if enough are in flight, where it did not count before."""

@@ -75,7 +75,8 @@ class Attempts:
     ) -> None:
         """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome.
 
-        `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a person runs them past their queues.
+        `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a
+        person runs them past their queues.
         """
         self._ledger = ledger
         self._tasks = tasks
