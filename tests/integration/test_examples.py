@@ -12,7 +12,7 @@ import pytest
 from tests.support.warm import SOURCES, start
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"), key=lambda path: path.name)
 
 #: What each one has to print, in this order.
 SHOWN = {
