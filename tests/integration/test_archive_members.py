@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.groups import KEY, begin
-from tests.support.stranded import becomes, reacting
-from tests.support.working import LIMIT_S, Connect, working
+from tests.support.stranded import reacting
+from tests.support.working import LIMIT_S, Connect, becomes, working
 
 from jobledger.audit.archive import Archiver, Done, archive_deps, open_archive
 from jobledger.audit.errors import ArchiveRefusedError

@@ -8,7 +8,6 @@ import pytest
 from tests.support.jetstream import api
 from tests.support.stranded import (
     Puller,
-    becomes,
     dispatches,
     has_dispatches,
     make_consumer,
@@ -18,7 +17,7 @@ from tests.support.stranded import (
     take_lease,
     until_advised,
 )
-from tests.support.working import LIMIT_S, Connect, types, working
+from tests.support.working import LIMIT_S, Connect, becomes, types, working
 
 from jobledger.ledger import Hooks, Job, JobState, Ledger, Notice, task
 from jobledger.ledger.model.commands import Dispatch

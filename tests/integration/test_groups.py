@@ -9,8 +9,8 @@ import pytest
 from tests.support.groups import KEY, Groups, begin
 from tests.support.jetstream import api
 from tests.support.limited import define
-from tests.support.stranded import becomes, reacting
-from tests.support.working import LIMIT_S, Connect, ended, types, working
+from tests.support.stranded import reacting
+from tests.support.working import LIMIT_S, Connect, becomes, ended, types, working
 
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, task

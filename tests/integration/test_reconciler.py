@@ -10,7 +10,6 @@ import pytest
 from tests.support.jetstream import api
 from tests.support.stranded import (
     Puller,
-    becomes,
     dispatches,
     has_dispatches,
     make_consumer,
@@ -19,7 +18,7 @@ from tests.support.stranded import (
     take_lease,
     until_advised,
 )
-from tests.support.working import LIMIT_S, Connect, working
+from tests.support.working import LIMIT_S, Connect, becomes, until, working
 
 from jobledger.ledger import Job, JobState, Ledger, task
 from jobledger.ledger.model.subjects import JobRef
@@ -125,9 +124,7 @@ async def test_what_waits_or_runs_or_is_held_by_somebody_is_not_dispatched_anew(
     looked = _Looks(ledger)
     async with Puller(ledger) as puller:
         puller.keeps = True
-        async with asyncio.timeout(LIMIT_S):
-            while len(puller.seen) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(puller.seen) >= 2)
         await take_lease(ledger, "w-1-abc")
         await start(ledger, running.ref, "w-1-abc")
     waiting = await ledger.enqueue(send, 3)  # nobody asks any more
@@ -143,9 +140,7 @@ async def test_a_dispatch_that_is_held_for_far_too_long_counts_as_given_up(ledge
     held = await ledger.enqueue(send, 1)
     async with Puller(ledger) as puller:
         puller.keeps = True
-        async with asyncio.timeout(LIMIT_S):
-            while not puller.seen:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(puller.seen))
     async with reacting(reconciler(ledger, suspect_s=0.5), ledger=ledger):
         await has_dispatches(held, 2)
 
@@ -167,9 +162,7 @@ class _Looks(Reconciler):
     async def at(self, *refs: JobRef) -> None:
         """Wait until each was looked at once more."""
         self.seen.clear()
-        async with asyncio.timeout(LIMIT_S):
-            while not set(refs) <= set(self.seen):
-                await asyncio.sleep(0.02)
+        await until(lambda: set(refs) <= set(self.seen))
 
 
 async def test_finished_jobs_are_passed_over_without_reading_them(ledger: Ledger) -> None:
@@ -210,9 +203,7 @@ async def test_a_quiet_ledger_costs_two_requests_a_look(
             send_as_ever(subject, reply, headers, data)
 
         monkeypatch.setattr(ledger.connection, "send", count)
-        async with asyncio.timeout(LIMIT_S):
-            while len(asked) < 5:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(asked) >= 5)
     kinds = {
         ".".join(subject.split(".")[:4]) for subject in asked
     }  # the second: the newest event of any queue

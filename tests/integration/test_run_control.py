@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.working import LIMIT_S, ended, types, until, working
+from tests.support.working import LIMIT_S, becomes, ended, types, until, working
 
 from jobledger.ledger import (
-    JobHandle,
     JobState,
     Ledger,
     Limit,
@@ -55,12 +54,6 @@ def forget() -> None:
     GATE.clear()
 
 
-async def paused(job: JobHandle[Any]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while await job.state() is not JobState.PAUSED:
-            await asyncio.sleep(0.005)
-
-
 @step
 async def slow(number: int) -> int:
     CALLS["slow"] += 1
@@ -82,7 +75,7 @@ async def test_a_running_run_pauses_before_its_next_step_until_it_is_resumed(led
         await until(lambda: CALLS["slow"] == 1)
         await ledger.execute(job.ref, RequestPause(reason="a deploy"))
         GATE["open"].set()
-        await paused(job)
+        await becomes(job, JobState.PAUSED)
         found = await job.snapshot()
         assert (found.paused_by_operator, CALLS["slow"], list(found.steps)) == (True, 1, ["slow"])
         await ledger.signal(job, go_on, 3)
@@ -98,7 +91,7 @@ async def test_a_run_that_is_paused_while_it_waits_goes_on_with_what_came_meanwh
     GATE["open"].set()
     async with working(ledger, works):
         job = await ledger.enqueue(works)
-        await paused(job)
+        await becomes(job, JobState.PAUSED)
         await ledger.execute(job.ref, RequestPause())
         await ledger.signal(job, go_on, 3)
         assert (await job.snapshot()).paused_by_operator
@@ -202,7 +195,7 @@ async def test_a_look_into_a_run_calls_no_step_that_is_recorded_and_writes_nothi
     GATE["open"].set()
     async with working(ledger, works):
         job = await ledger.enqueue(works)
-        await paused(job)
+        await becomes(job, JobState.PAUSED)
         await ledger.signal(job, go_on, 3)
         assert await job.result(timeout_s=LIMIT_S) == 6
     before = await job.history()

@@ -6,11 +6,10 @@ import asyncio
 from collections import Counter
 
 import pytest
-from tests.support.working import LIMIT_S, Connect, ended, until, working
+from tests.support.working import LIMIT_S, Connect, becomes, ended, until, working
 
 from jobledger.ledger import (
     Backoff,
-    JobHandle,
     JobState,
     Ledger,
     Run,
@@ -38,12 +37,6 @@ go_on = Signal("go_on", int)
 def forget() -> None:
     CALLS.clear()
     TOLD.clear()
-
-
-async def paused(job: JobHandle[object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while await job.state() is not JobState.PAUSED:
-            await asyncio.sleep(0.005)
 
 
 @step
@@ -131,7 +124,7 @@ async def test_somebody_is_told_once_how_a_run_ended(
     async with working(ledger, calls_back, tell):
         job = await ledger.enqueue(calls_back.options(id="r"), how)
         if how == "wait":
-            await paused(job)
+            await becomes(job, JobState.PAUSED)
             await job.cancel(reason="changed my mind")
         assert (await ended(job)).state.value == state
         await until(lambda: bool(TOLD))
@@ -193,9 +186,7 @@ async def test_a_parked_run_goes_on_without_its_chain_being_read(connected: Conn
         try:
             job = await client.enqueue(often.options(id="o"), 3)
             for number in range(3):
-                async with asyncio.timeout(LIMIT_S):
-                    while len(kept) == 0:
-                        await asyncio.sleep(0.005)
+                await until(lambda: len(kept) > 0)
                 await client.signal(job, go_on, number)
             assert await job.result(timeout_s=LIMIT_S) == 3
         finally:
@@ -212,7 +203,7 @@ async def test_a_kept_chain_that_somebody_wrote_to_meanwhile_is_not_used(connect
             await until(lambda: len(worker._kept) == 1)
         async with working(other, often):  # the first one's worker does not hear of what it does
             await other.signal(job, go_on, 1)
-            await paused(job)
+            await becomes(job, JobState.PAUSED)
         view = JobView()
         assert worker._kept._drop(job.ref) != view
         await ledger.signal(job, go_on, 2)
@@ -247,7 +238,7 @@ async def races(run: Run) -> int:
 async def test_the_children_of_a_branch_that_lost_are_cancelled(ledger: Ledger) -> None:
     async with working(ledger, races, never):
         job = await ledger.enqueue(races.options(id="race"))
-        await paused(job)
+        await becomes(job, JobState.PAUSED)
         await ledger.signal(job, go_on, 7)
         assert await job.result(timeout_s=LIMIT_S) == 7
         child = await ended(await ledger.job("race-1-0"))

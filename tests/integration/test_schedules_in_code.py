@@ -80,12 +80,19 @@ async def test_a_worker_declares_what_its_code_says_of_the_queues_that_it_serves
     assert len(await facts(ledger)) == 1
 
 
-async def test_a_worker_that_is_told_so_declares_nothing(ledger: Ledger) -> None:
-    async with working(ledger, registry=_registry(_nightly()), schedules=False) as worker:
+async def test_a_worker_that_is_told_so_declares_nothing(connected: Connect, ledger: Ledger) -> None:
+    """A second worker, which declares, starts later: once its schedule is there, the first one's would be too."""
+    told = TaskRegistry([add])
+    told.add_schedule(_nightly())
+    async with working(ledger, registry=told, schedules=False) as worker:
         await worker.taking.wait()
-        job = await ledger.enqueue(add, 1)
-        assert await job.result(timeout_s=LIMIT_S) == 2
-    assert await facts(ledger) == []
+        async with connected() as another, working(another, elsewhere):
+
+            async def declared() -> bool:
+                return await _definition(ledger, "elsewhere") is not None
+
+            await until(declared)
+    assert await _definition(ledger) is None
 
 
 async def test_versions_of_code_side_by_side_do_not_take_turns(connected: Connect, ledger: Ledger) -> None:

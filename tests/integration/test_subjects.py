@@ -21,9 +21,8 @@ from tests.support.jetstream import api
 from tests.support.limited import define, undefine
 from tests.support.limited import enqueue as limited
 from tests.support.schedules import declare
-from tests.support.stranded import becomes
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
-from tests.support.working import LIMIT_S, ended, until, working
+from tests.support.working import LIMIT_S, becomes, ended, until, working
 
 from jobledger.cli.main import run
 from jobledger.ledger import Backoff, Context, JobState, Ledger, Limit, Unique, connect, task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -14,11 +15,13 @@ from jobledger.ledger.model.commands import (
     CompleteStep,
     Enqueue,
     FailStep,
+    Pause,
     Stamp,
     StartStep,
+    TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.events import ChildOrder, ErrorInfo, JobEvent, Order
+from jobledger.ledger.model.events import ChildOrder, ErrorInfo, JobEvent, Order, event_type
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.runs.orders import OnFailure, items_of
 from jobledger.ledger.model.runs.steps import Step
@@ -31,6 +34,9 @@ REF: Final = JobRef(queue="orders", job_id="order-77")
 BOOM: Final = ErrorInfo(kind="exception", type="ValueError", message="boom")
 NEW: Final = Enqueue(ref=REF, task="order", order=Order(max_attempts=3))
 CLAIM: Final = Claim(worker="w1", lease_s=15.0)
+TAKE_OVER: Final = TakeOver(worker="w2", lease_s=15.0, lost_epoch=0)
+PARK: Final = Pause(epoch=0, steps=("approved",), until=LATER)
+YES: Final = msgspec.Raw(b'{"yes":true}')
 
 
 class Story:
@@ -102,3 +108,20 @@ def group(
 
 def opened(step: Step) -> list[int]:
     return items_of(step.opened)
+
+
+WAIT: Final = start("approved", kind="wait", target="approved", until=LATER)
+
+
+def running(*commands: Command) -> Story:
+    """Return a run that a worker has claimed, after some commands."""
+    return Story(NEW, CLAIM, *commands)
+
+
+def parked(*commands: Command, undos: int = 0) -> Story:
+    """Return a run that is paused until it is sent signal `approved`, for an hour at most."""
+    return running(*commands, WAIT, msgspec.structs.replace(PARK, undos=undos))
+
+
+def types(events: Iterable[JobEvent]) -> list[str]:
+    return [event_type(each) for each in events]

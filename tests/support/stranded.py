@@ -10,7 +10,7 @@ from typing import Any, Self
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger import Job, JobHandle, JobState, Ledger
+from jobledger.ledger import Job, JobHandle, Ledger
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.subjects import JobRef
@@ -70,13 +70,6 @@ class Puller:
 
 async def dispatches(job: JobHandle[Any]) -> list[str]:
     return [each.event.cause for each in await job.history() if isinstance(each.event, Queued)]
-
-
-async def becomes(job: JobHandle[Any], state: JobState) -> Job:
-    async with asyncio.timeout(LIMIT_S):
-        while (found := await job.snapshot()).state is not state:
-            await asyncio.sleep(0.02)
-    return found
 
 
 async def has_dispatches(job: JobHandle[Any], count: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from tests.support import limits
 
-from jobledger.ledger import Job, JobHandle, Ledger, Task, TaskRegistry
+from jobledger.ledger import Job, JobHandle, JobState, Ledger, Task, TaskRegistry
 from jobledger.ledger.model.commands import Claim, Fail
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.workers import Worker, WorkerConfig
@@ -64,3 +64,11 @@ async def attempts(job: JobHandle[Any]) -> list[str]:
 async def ended(job: JobHandle[Any]) -> Job:
     """Wait for a job's end."""
     return await job.wait(timeout_s=LIMIT_S)
+
+
+async def becomes(job: JobHandle[Any], state: JobState) -> Job:
+    """Wait until a job is in a state, and return it as it is then."""
+    async with asyncio.timeout(LIMIT_S):
+        while (found := await job.snapshot()).state is not state:
+            await asyncio.sleep(0.01)
+    return found

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.runs import BOOM, CLAIM, LATER, NEW, REF, Story, end, fail, group, start
+from tests.support.runs import (
+    BOOM,
+    CLAIM,
+    LATER,
+    NEW,
+    PARK,
+    REF,
+    TAKE_OVER,
+    WAIT,
+    Story,
+    end,
+    fail,
+    group,
+    parked,
+    running,
+    start,
+    types,
+)
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.commands import (
@@ -30,7 +45,6 @@ from jobledger.ledger.model.commands import (
     Rescue,
     ResumeJob,
     Snooze,
-    TakeOver,
 )
 from jobledger.ledger.model.errors import IllegalTransitionError
 from jobledger.ledger.model.events import (
@@ -47,24 +61,6 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.job import ATTEMPTS_KEPT, JobState
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import bits, bits_of, child_id, items_of, ranges_of
-
-TAKE_OVER = TakeOver(worker="w2", lease_s=15.0, lost_epoch=0)
-WAIT = start("approved", kind="wait", target="approved", until=LATER)
-PARK = Pause(epoch=0, steps=("approved",), until=LATER)
-YES = msgspec.Raw(b'{"yes":true}')
-
-
-def running(*commands: Command) -> Story:
-    return Story(NEW, CLAIM, *commands)
-
-
-def parked(*commands: Command, undos: int = 0) -> Story:
-    return running(*commands, WAIT, msgspec.structs.replace(PARK, undos=undos))
-
-
-def types(events: Any) -> list[str]:
-    return [event_type(each) for each in events]
-
 
 # Attempts
 

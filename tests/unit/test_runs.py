@@ -8,7 +8,25 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.runs import BOOM, CLAIM, LATER, NEW, NOW, REF, Story, end, fail, group, opened, start
+from tests.support.runs import (
+    BOOM,
+    CLAIM,
+    LATER,
+    NOW,
+    PARK,
+    REF,
+    WAIT,
+    YES,
+    Story,
+    end,
+    fail,
+    group,
+    opened,
+    parked,
+    running,
+    start,
+    types,
+)
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.commands import (
@@ -22,7 +40,6 @@ from jobledger.ledger.model.commands import (
     Join,
     Pause,
     Requeue,
-    TakeOver,
 )
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidError, StaleClaimError
 from jobledger.ledger.model.events import (
@@ -36,30 +53,11 @@ from jobledger.ledger.model.events import (
     Signalled,
     Started,
     StepCompleted,
-    event_type,
 )
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, items_of
 from jobledger.ledger.model.runs.steps import admissible, admit, is_over, next_signal, open_children
-
-TAKE_OVER = TakeOver(worker="w2", lease_s=15.0, lost_epoch=0)
-WAIT = start("approved", kind="wait", target="approved", until=LATER)
-PARK = Pause(epoch=0, steps=("approved",), until=LATER)
-YES = msgspec.Raw(b'{"yes":true}')
-
-
-def running(*commands: Command) -> Story:
-    return Story(NEW, CLAIM, *commands)
-
-
-def parked(*commands: Command, undos: int = 0) -> Story:
-    return running(*commands, WAIT, msgspec.structs.replace(PARK, undos=undos))
-
-
-def types(events: Any) -> list[str]:
-    return [event_type(each) for each in events]
-
 
 # Steps
 
