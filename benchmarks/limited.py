@@ -236,7 +236,7 @@ async def restart(held: int) -> tuple[float, float]:
 
 
 async def restarts_among(held: int, others: int) -> tuple[float, float]:
-    """Return the seconds to the first grant among so many jobs without limits: where no snapshot is, and where one is."""
+    """Return the seconds to the first grant in a ledger with `others` jobs without limits: without and with a snapshot."""
     async with fresh() as (server, ledger):
         for begin in range(0, others, _OTHERS_AT_ONCE):
             numbers = range(begin, min(others, begin + _OTHERS_AT_ONCE))

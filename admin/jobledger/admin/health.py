@@ -17,6 +17,7 @@ from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
 from jobledger.admin.schedules import find_late
+from jobledger.audit.trail_words import first_few
 from jobledger.audit.watch import Audited, audited
 from jobledger.ledger.client import Ledger, connect
 from jobledger.ledger.config import LedgerConfig
@@ -248,14 +249,8 @@ async def _check_schedules(ledger: Ledger, path: Path) -> Check:
     late = await find_late(ledger, path)
     if late.since is None:
         return Check(check="schedules", status="ok", found=f"{late.known:,} tick, none is late")
-    named = ", ".join(late.names[:_SCHEDULES_SHOWN_MAX])
-    more = (
-        f" and {len(late.names) - _SCHEDULES_SHOWN_MAX:,} more"
-        if len(late.names) > _SCHEDULES_SHOWN_MAX
-        else ""
-    )
     waits = duration((ledger.clock.now() - late.since).total_seconds())
-    found = f"{named}{more}: late by up to {waits}"
+    found = f"{first_few(late.names, _SCHEDULES_SHOWN_MAX)}: late by up to {waits}"
     advice = (
         "schedules tick while a worker runs: start one; `jobledger timers status` says whether timers are set"
     )

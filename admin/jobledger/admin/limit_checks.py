@@ -9,6 +9,7 @@ from typing import Final
 
 from jobledger.admin.checks import Check
 from jobledger.admin.held import present, undefined
+from jobledger.audit.trail_words import first_few
 from jobledger.audit.why_held import to_define
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
@@ -39,10 +40,9 @@ async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
         waiting, missing = len(granter.lines), undefined(granter)
         could = len(granter.decide(ledger.clock.now()).grants)
     if missing:
-        named = ", ".join(f"{each.limit} ({each.jobs:,} held)" for each in missing[:_NAMES_SHOWN])
-        more = f" and {len(missing) - _NAMES_SHOWN:,} more" if len(missing) > _NAMES_SHOWN else ""
+        named = first_few([f"{each.limit} ({each.jobs:,} held)" for each in missing], _NAMES_SHOWN)
         advice = f"`jobledger limits set {to_define(missing[0].limit)} --slots N` defines one"
-        said = f"jobs are held by limits that nobody defined: {named}{more}"
+        said = f"jobs are held by limits that nobody defined: {named}"
         found.append(Check(check="limits", status="warn", found=said, advice=advice))
     if could and not await _is_granted(ledger):
         said = (

@@ -9,9 +9,9 @@ import msgspec
 
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import ChildOrder
-from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.runs.steps import Step, name_in
 
-#: A drawing of more says nothing.
+#: Nobody can read a drawing of more nodes.
 NODES_MAX: Final = 500
 
 
@@ -38,8 +38,8 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 def graph_of(job: Job) -> RunGraph:
     """Return the graph of what a run recorded.
 
-    Steps of one branch follow each other. A branch begins after the step that the branch around it did last, which goes on
-    after all branches that began in it.
+    Steps of one branch follow each other. A branch begins after the last step of the branch around it; that one goes on
+    after all branches that began in it have ended.
     """
     nodes: list[Node] = []
     edges: list[tuple[str, str]] = []
@@ -73,7 +73,7 @@ def _before(tails: dict[str, list[str]], branch: str) -> list[str]:
 
 
 def _label(step: Step) -> str:
-    name = step.key.rpartition("/")[2].partition("#")[0]
+    name = name_in(step.key)
     kind = "" if step.kind in ("step", "undo", name) else f"{step.kind} "
     about = f" ({step.target})" if step.target not in ("", name) else ""
     order = step.order

@@ -23,12 +23,12 @@ from jobledger.projections.tables.steps import (
     step_of,
 )
 
-#: Of the children of one step so many are shown, those that did not complete first.
+#: At most so many children of one step are shown; those that did not complete come first.
 CHILDREN_SHOWN: Final = 10
-#: So many jobs one tree shows, and so deep.
+#: A tree shows at most so many jobs, and so many levels.
 TREE_JOBS_MAX: Final = 200
 TREE_DEPTH_MAX: Final = 8
-_OPEN_SHOWN: Final = 3  #: children that `why` names
+_OPEN_SHOWN: Final = 3  #: `why` names at most so many open children of a step
 
 _FINAL: Final = ", ".join(f"'{state.value}'" for state in sorted(FINAL_STATES))
 _CHILD: Final = "queue, id, parent_item, status, worker, due_at, limits"
@@ -67,7 +67,7 @@ class TreeStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step in a tree, and the jobs that it asked for."""
 
     step: StepRow
-    children: tuple[Tree, ...]  #: the first of them, those that did not complete before the others
+    children: tuple[Tree, ...]  #: some of them; those that did not complete come first
     hidden: int  #: how many more there are
 
 
@@ -83,7 +83,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     since: str  #: time of its newest event
     item: int | None  #: of a child: its number among those of its step
     late: bool  #: of a child that was counted as not completed, and completed when a person gave it another attempt
-    undos: int  #: how many undos are registered, as its newest pause said
+    undos: int  #: how many undos are registered, by its newest pause
     error: str | None
     steps: tuple[TreeStep, ...]
 

@@ -5,6 +5,7 @@ Pure. Texts of users are cut, and made safe to show by whoever shows them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -127,6 +128,16 @@ def _in_units(seconds: int, large: tuple[int, str], small: tuple[int, str]) -> s
     whole, rest = divmod(seconds, large[0])
     parts = rest // small[0]
     return f"{whole} {large[1]}" + (f" {parts} {small[1]}" if parts else "")
+
+
+def first_few(names: Sequence[str], shown_max: int, total: int = 0) -> str:
+    """Return the first of some names, and how many more there are: `a, b and 3 more`.
+
+    `total`: how many there are where `names` holds only some of them.
+    """
+    shown = names[:shown_max]
+    more = max(total, len(names)) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def count(number: int, what: str, several: str = "") -> str:

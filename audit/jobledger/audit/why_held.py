@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.audit.trail_words import count
+from jobledger.audit.trail_words import count, first_few
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import Terms, rate_words
 from jobledger.ledger.model.limits.names import RESERVED, split
@@ -59,9 +59,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.limit} has room ({used})"
 
     def _who(self) -> str:
-        shown = ", ".join(self.holders[:_HOLDERS_SHOWN])
-        more = self.used - min(len(self.holders), _HOLDERS_SHOWN)
-        return f"{shown} and {more:,} more" if more else shown
+        return first_few(self.holders, _HOLDERS_SHOWN, self.used)
 
 
 class HeldFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.audit.trail_words import first_few
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.awaiting import Awaited, awaited_of
 from jobledger.ledger.model.runs.steps import Step, admissible, next_signal
@@ -155,6 +156,5 @@ def _children(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Mome
         of = f"{of}; {waiting:,} more after them"
     if not children:
         return of, f"jobledger jobs show {job.id} --tree"
-    named = ", ".join(each.words(moment) for each in children)
-    more = f" and {is_open - len(children):,} more" if len(children) < is_open else ""
-    return f"{of}: {named}{more}", f"jobledger jobs why {children[0].job}"
+    named = first_few([each.words(moment) for each in children], len(children), is_open)
+    return f"{of}: {named}", f"jobledger jobs why {children[0].job}"

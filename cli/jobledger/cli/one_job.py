@@ -17,7 +17,7 @@ from jobledger.cli.command import Cli
 from jobledger.cli.errors import LedgerNotSoundError
 from jobledger.cli.output import Output
 from jobledger.cli.past import option_words
-from jobledger.ledger import Ledger
+from jobledger.ledger import Job, Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
 from jobledger.projections import Moment
@@ -66,6 +66,11 @@ async def moment_of_found(found: Found, past: AsOf, job_id: str, command: str) -
     except MomentArchivedError as error:
         hint = f"`{command} {job_id} {option_words(past)} --archive DIR` reads that as well"
         raise MomentArchivedError(error.what, error.to, hint) from error
+
+
+def status_of(job: Job) -> dict[str, str]:
+    """Return which job it is and its state, for programs."""
+    return {"id": job.id, "queue": job.queue, "status": job.state.value}
 
 
 def refuse_broken(check: ChainCheck, label: str) -> None:

@@ -32,6 +32,7 @@ from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
 from jobledger.audit.export.payloads import check_payloads
+from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
@@ -168,12 +169,9 @@ class Archiver:
     async def _check_subscribers(self, through: int, *, force: bool) -> None:
         behind = [] if force else await self._deps.unread(through)
         if behind:
-            named = ", ".join(
-                f"{each.consumer} (from stream sequence {each.sequence} on)" for each in behind[:5]
-            )
-            more = f" and {len(behind) - 5} more" if len(behind) > 5 else ""  # noqa: PLR2004
+            named = [f"{each.consumer} (from stream sequence {each.sequence} on)" for each in behind]
             raise ArchiveRefusedError(
-                f"subscribers have not dealt with events that would go away: {named}{more}; "
+                f"subscribers have not dealt with events that would go away: {first_few(named, 5)}; "
                 "let them catch up, delete them, or archive all the same with --force"
             )
 

@@ -129,7 +129,7 @@ class RecordStore(Generic[R]):
     def _make_room(self, bytes_max: int) -> None:
         """Put aside what was not used for longest, until half of the room is free.
 
-        The record used last stays, however large: a long run would else be written anew at each of its events.
+        The record that was used last always stays: else a long run would be written to disk at each of its events.
         """
         with translated():
             if self._disk is None:

@@ -16,9 +16,10 @@ from jobledger.cli import bulk, options
 from jobledger.cli.command import CHOOSES, ROWS, Cli, command
 from jobledger.cli.errors import DONE, UsageError
 from jobledger.cli.groups import JOBS, QUEUES
+from jobledger.cli.one_job import status_of
 from jobledger.cli.session import operator
 from jobledger.cli.times import parse_span, seconds, time_of
-from jobledger.ledger import Job, JobState
+from jobledger.ledger import JobState
 from jobledger.ledger.model.job import WAITING_STATES
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time
@@ -136,7 +137,7 @@ async def cancel(
     async with cli.ledger() as ledger:
         job = await acts.cancel(cli.rows(ledger), choice.ids[0], queue, reason=reason, by=operator())
     if cli.output.as_json:
-        cli.output.object({**_status(job), "cancel_requested": job.cancel_requested})
+        cli.output.object({**status_of(job), "cancel_requested": job.cancel_requested})
     elif job.state is JobState.CANCELLED:
         cli.output.say(f"job {job.id} is cancelled")
     else:
@@ -181,7 +182,7 @@ async def retry(
     async with cli.ledger() as ledger:
         job = await acts.retry(cli.rows(ledger), choice.ids[0], queue, reason=reason, by=operator())
     if cli.output.as_json:
-        cli.output.object({**_status(job), "attempts_left": job.attempts_left})
+        cli.output.object({**status_of(job), "attempts_left": job.attempts_left})
     else:
         left = f"{job.attempts_left} attempt{'s' if job.attempts_left > 1 else ''}"
         cli.output.say(f"job {job.id} is queued in {job.queue} with {left} left")
@@ -272,7 +273,3 @@ async def purge(
     choice = _choice(cli, _CANCELLED, queue=queue, older_than=older_than)
     act = cancel_act(reason, by=operator(), running=False)
     return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
-
-
-def _status(job: Job) -> dict[str, str]:
-    return {"id": job.id, "queue": job.queue, "status": job.state.value}

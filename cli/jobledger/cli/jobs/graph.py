@@ -14,7 +14,7 @@ from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.step_words import mark
-from jobledger.cli.one_job import JobId, found_history, newest, refuse_broken
+from jobledger.cli.one_job import JobId, found_history, newest, refuse_broken, status_of
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, shortened
 from jobledger.ledger.model.chain import fold
@@ -56,8 +56,7 @@ async def graph(
     assert job is not None, "a history is not empty"
     drawn = graph_of(job)
     if output.as_json:
-        named = {"id": job.id, "queue": job.queue, "status": job.state.value}
-        output.object({**named, **msgspec.structs.asdict(drawn), "chain": found.chain.as_object()})
+        output.object({**status_of(job), **msgspec.structs.asdict(drawn), "chain": found.chain.as_object()})
     elif form == "mermaid":
         output.raw("\n".join(_mermaid(drawn)))
     elif form == "svg":

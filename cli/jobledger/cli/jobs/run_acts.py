@@ -10,10 +10,10 @@ from jobledger.admin import run_acts
 from jobledger.cli import bulk, options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
-from jobledger.cli.one_job import JobId
+from jobledger.cli.one_job import JobId, status_of
 from jobledger.cli.session import operator
 from jobledger.cli.text import state_words
-from jobledger.ledger import Job, JobState
+from jobledger.ledger import JobState
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The signal's name.")]
 _Value = Annotated[
@@ -43,7 +43,7 @@ async def signal(
         )
     job, output = told.job, cli.output
     if output.as_json:
-        output.object({**_status(job), "signal": name, "signal_id": signal_id, "is_new": told.is_new})
+        output.object({**status_of(job), "signal": name, "signal_id": signal_id, "is_new": told.is_new})
         return
     if not told.is_new:
         output.say(f"run {job.id} was sent signal {signal_id!r} before: nothing was changed")
@@ -66,7 +66,7 @@ async def pause(cli: Cli, *, job_id: JobId, reason: bulk.Why = "", queue: option
     async with cli.ledger() as ledger:
         job = await run_acts.pause(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
     if cli.output.as_json:
-        cli.output.object({**_status(job), "pause_requested": job.pause_requested})
+        cli.output.object({**status_of(job), "pause_requested": job.pause_requested})
     elif job.state is JobState.PAUSED:
         cli.output.say(f"job {job.id} is paused; `jobledger jobs resume {job.id}` lets it go on")
     else:
@@ -82,12 +82,8 @@ async def resume(cli: Cli, *, job_id: JobId, reason: bulk.Why = "", queue: optio
     async with cli.ledger() as ledger:
         job = await run_acts.resume(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
     if cli.output.as_json:
-        cli.output.object(_status(job))
+        cli.output.object(status_of(job))
     elif job.state in _GOES_ON:
         cli.output.say(f"job {job.id} is {state_words(job.state.value)} in {job.queue}")
     else:
         cli.output.say(f"job {job.id} waits as before it was paused: `jobledger jobs why {job.id}`")
-
-
-def _status(job: Job) -> dict[str, str]:
-    return {"id": job.id, "queue": job.queue, "status": job.state.value}

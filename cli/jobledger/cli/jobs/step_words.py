@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from jobledger.admin.amounts import duration, size
+from jobledger.ledger.model.runs.steps import name_in
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.steps import StepRow
 
@@ -29,8 +30,8 @@ def mark(status: str) -> str:
 
 
 def step_name(step: StepRow) -> str:
-    """Return a step's key, with what it is about where the key does not say so: `wait approved`, `pages (map fetch)`."""
-    name = step.key.rpartition("/")[2].partition("#")[0]
+    """Return a step's key, with what it is about where the key does not say so: `wait approved`, `map pages (fetch)`."""
+    name = name_in(step.key)
     if step.kind in ("step", "undo"):
         return step.key
     if step.target in ("", name, step.kind):

@@ -13,10 +13,11 @@ from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.step_words import step_details, took
-from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken
+from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken, status_of
 from jobledger.cli.output import Output
 from jobledger.cli.past import asked
 from jobledger.cli.text import colored, shortened
+from jobledger.ledger.model.runs.steps import name_in
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.steps import SignalRow, StepRow
 
@@ -45,8 +46,9 @@ async def steps(
         output.say(moment_words(then), style="dim")
     if output.as_json:
         signals = [msgspec.structs.asdict(each) for each in run.signals]
-        named = {"id": run.job.id, "queue": run.job.queue, "status": run.job.state.value}
-        output.object({**named, "steps": run.steps, "signals": signals, "chain": found.chain.as_object()})
+        output.object(
+            {**status_of(run.job), "steps": run.steps, "signals": signals, "chain": found.chain.as_object()}
+        )
     else:
         _show(output, run)
     if found.missing:
@@ -66,7 +68,7 @@ def _show(output: Output, run: Recorded) -> None:
 def _step(row: StepRow) -> tuple[Any, ...]:
     begun = "" if row.started_at is None else f"since {shown_time(datetime.fromisoformat(row.started_at))}"
     more = step_details(row) or ([begun] if row.status == "started" and begun else [])
-    about = [] if row.key.rpartition("/")[2].partition("#")[0] == row.target else [row.target]
+    about = [] if name_in(row.key) == row.target else [row.target]
     return (
         row.number,
         shortened(row.key, 64),

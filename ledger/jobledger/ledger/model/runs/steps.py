@@ -334,6 +334,11 @@ def _is_joined(step: Step, order: ChildOrder) -> bool:
     return bool(failed and order.on_failure == "stop") or ended.bit_count() >= step.count
 
 
+def name_in(key: str) -> str:
+    """Return the name in a step's key: `charge` in `first/charge#2`."""
+    return key.rpartition("/")[2].partition("#")[0]
+
+
 def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:
     """Return whether what a step waits for has come, as far as it is recorded, or its moment has passed."""
     if step.has_ended or step.is_joined:
