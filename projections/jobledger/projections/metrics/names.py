@@ -202,7 +202,7 @@ STEPS: Final = Measure(
 STEP_RUN: Final = Measure(
     "jobledger_step_run_seconds",
     "histogram",
-    "Last executions of steps that completed, waits and children left out.",
+    "How long completed steps took in their last try; waits and children are left out.",
     ("queue", "target"),
 )
 JOINS: Final = Measure(

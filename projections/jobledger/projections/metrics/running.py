@@ -38,7 +38,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_running(store: Store, values_max: int) -> Running:
-    """Return so many queues and targets by name, and the others together."""
+    """Return at most `values_max` queues and targets by name, and the others added up."""
     steps, folded = _shown(store.select(_STEPS), 2, values_max)
     runs, _ = _shown(store.select(_RUNS), 1, values_max)
     waiting: dict[str, int] = dict.fromkeys(AWAITED, 0)

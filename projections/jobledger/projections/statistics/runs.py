@@ -102,8 +102,13 @@ class RunTally:
     def _join(self, stored: StoredEvent, run: Job, fact: Joined | JoinFact) -> None:
         completed, failed = bits_of(fact.completed), bits_of(fact.failed)
         cell = self._run(run.queue)
-        for name, count in (("joins", 1), ("children_completed", completed), ("children_failed", failed)):
-            cell.counts[RUN_COUNTERS.index(name)] += count.bit_count() if name != "joins" else count
+        counted = {
+            "joins": 1,
+            "children_completed": completed.bit_count(),
+            "children_failed": failed.bit_count(),
+        }
+        for name, count in counted.items():
+            cell.counts[RUN_COUNTERS.index(name)] += count
         step = run.steps.get(fact.step)
         if step is not None and step.order is not None and not step.order.is_open:
             now_us = microseconds(stored.stored_at)
