@@ -6,65 +6,81 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+ACCEPTED = ("accepted", "runs", "graphs")
+REFUSED = ("refused", "runs_refused", "graphs_refused")
+#: By the name of a file, and in it by the number of a line, what a checker says.
+Said = Mapping[str, Mapping[int, str]]
+
+pytestmark = pytest.mark.timeout(120)
 
 
-def mypy(path: Path) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file",
-        str(ROOT / "pyproject.toml"),
-        "--no-error-summary",
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """All files at once: a checker takes longer to start than to read one of them.
+
+    Those that are refused are no .py in the tree, so that the checkers of the project itself do not stumble over them.
+    """
+    folder = tmp_path_factory.mktemp("refused")
+    for name in REFUSED:
+        (folder / f"{name}.py").write_text(_source(name), encoding="utf-8")
+    return [
+        *(str(HERE / f"{name}.py") for name in ACCEPTED),
+        *(str(folder / f"{name}.py") for name in REFUSED),
     ]
-    run = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def mypy(paths: list[str]) -> Said:
+    config = str(ROOT / "pyproject.toml")
+    command = [sys.executable, "-m", "mypy", "--config-file", config, "--no-error-summary", *paths]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.stderr == ""
-    return run.stdout
+    said: dict[str, dict[int, str]] = {}
+    for line in run.stdout.splitlines():
+        found = re.fullmatch(r"(.+\.py):(\d+): (.*)", line)
+        assert found is not None, run.stdout
+        name = Path(found[1]).stem
+        if name not in REFUSED or not found[3].startswith("note: "):
+            said.setdefault(name, {})[int(found[2])] = found[3]
+    return said
 
 
-def pyright(path: Path) -> set[int]:
-    """Return the numbers of the lines that it refuses."""
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(path)]
+@pytest.fixture(scope="module")
+def pyright(paths: list[str]) -> Said:
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, *paths]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     answer = json.loads(run.stdout)
-    assert answer["summary"]["filesAnalyzed"] == 1
-    return {each["range"]["start"]["line"] + 1 for each in answer["generalDiagnostics"]}
+    assert answer["summary"]["filesAnalyzed"] == len(paths)
+    said: dict[str, dict[int, str]] = {}
+    for each in answer["generalDiagnostics"]:
+        said.setdefault(Path(each["file"]).stem, {})[each["range"]["start"]["line"] + 1] = each["message"]
+    return said
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["accepted", "runs", "graphs"])
-def test_what_is_right_is_accepted(name: str) -> None:
-    assert mypy(HERE / f"{name}.py") == ""
+@pytest.fixture(scope="module", params=["mypy", "pyright"])
+def said(request: pytest.FixtureRequest) -> Said:
+    found: Said = request.getfixturevalue(request.param)
+    assert found.keys() <= {*ACCEPTED, *REFUSED}
+    return found
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["refused", "runs_refused", "graphs_refused"])
-def test_what_is_wrong_is_refused_line_by_line(tmp_path: Path, name: str) -> None:
-    """The file is no .py, so that the checkers of the project itself do not stumble over it."""
-    copy, expected = _refused(tmp_path, name)
-    found = {int(number) for number in re.findall(rf"{name}\.py:(\d+): error:", mypy(copy))}
-    assert found == expected
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_right_is_accepted(said: Said, name: str) -> None:
+    assert said.get(name, {}) == {}
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("right", "wrong"), [("accepted", "refused"), ("runs", "runs_refused"), ("graphs", "graphs_refused")]
-)
-def test_the_other_checker_accepts_and_refuses_the_same(tmp_path: Path, right: str, wrong: str) -> None:
-    copy, expected = _refused(tmp_path, wrong)
-    assert pyright(HERE / f"{right}.py") == set()
-    assert pyright(copy) == expected
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_refused_line_by_line(said: Said, name: str) -> None:
+    lines = enumerate(_source(name).splitlines(), start=1)
+    assert said[name].keys() == {number for number, line in lines if "# error:" in line}
 
 
-def _refused(folder: Path, name: str) -> tuple[Path, set[int]]:
-    """Return a copy with a name that checkers read, and the lines that they must refuse."""
-    source = (HERE / f"{name}.py.txt").read_text(encoding="utf-8")
-    copy = folder / f"{name}.py"
-    copy.write_text(source, encoding="utf-8")
-    return copy, {number for number, line in enumerate(source.splitlines(), start=1) if "# error:" in line}
+def _source(name: str) -> str:
+    return (HERE / f"{name}.py.txt").read_text(encoding="utf-8")
