@@ -222,8 +222,8 @@ async def test_a_child_that_is_enqueued_after_its_run_was_cancelled_and_swept_is
         await late.reached.wait()
         await run.cancel()
         consumer = f"CONSUMER.INFO.{ledger.names.ledger_stream}.{CONSUMER}"
-        while (await api(ledger.inbox, consumer, {}))["num_ack_pending"] > 1:  # the sweep is done
-            await asyncio.sleep(0.01)
+        while (info := await api(ledger.inbox, consumer, {}))["num_pending"] or info["num_ack_pending"] > 1:
+            await asyncio.sleep(0.01)  # until the sweep is done
         late.go_on.set()
         job = await becomes(await child(ledger, run, 1), JobState.CANCELLED)
     assert await types(await child(ledger, run, 1)) == ["queued", "cancelled"]

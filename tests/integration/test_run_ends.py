@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from tests.support.runs import running
 from tests.support.working import LIMIT_S, Connect, becomes, ended, until, working
 
 from jobledger.ledger import (
@@ -22,6 +23,7 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.chain import JobView
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs import length
 from jobledger.workers import Worker
 from jobledger.workers.attempt.kept import KeptChains
@@ -201,21 +203,27 @@ async def test_a_kept_chain_that_somebody_wrote_to_meanwhile_is_not_used(connect
         async with working(ledger, often, concurrency=1) as worker:
             job = await ledger.enqueue(often, 2)
             await until(lambda: len(worker._kept) == 1)
+            stale = worker._kept._drop(job.ref)
         async with working(other, often):  # the first one's worker does not hear of what it does
             await other.signal(job, go_on, 1)
             await becomes(job, JobState.PAUSED)
-        view = JobView()
-        assert worker._kept._drop(job.ref) != view
+        assert stale is not None
         await ledger.signal(job, go_on, 2)
         async with working(ledger, often) as third:
-            third._kept.keep(job.ref, view)
+            third._kept.keep(job.ref, stale)
+            assert len(third._kept) == 1
             assert await job.result(timeout_s=LIMIT_S) == 3
             assert third._kept.hits == 0
 
 
 def test_kept_chains_have_a_bound() -> None:
-    kept = KeptChains(bytes_max=0)
-    assert len(kept) == 0
+    kept, view = KeptChains(bytes_max=10_000), JobView(running().run)
+    first, *others = (JobRef(queue="runs", job_id=f"r-{number}") for number in range(3))
+    for ref in (first, *others):
+        kept.keep(ref, view)
+    assert len(kept) == 2
+    assert kept._drop(first) is None
+    assert [kept._drop(ref) for ref in others] == [view, view]
 
 
 @task(queue="kids")
