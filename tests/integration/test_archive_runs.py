@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.archiving import unmoved
-from tests.support.runs import end, fail, group, start
+from tests.support.runs import end, fail, group, of_holder, start
 from tests.support.working import Connect
 
 from jobledger.audit.archive.archiver import Archiver
@@ -44,9 +44,8 @@ CLAIM = Claim(worker="w1", lease_s=15.0)
 async def do(ledger: Ledger, *commands: Command) -> Job:
     job: Job | None = (await load(ledger.log, REF)).job
     for command in commands:
-        if job is not None and hasattr(command, "epoch"):
-            command = msgspec.structs.replace(command, epoch=job.claim_epoch)  # noqa: PLW2901
-        job = (await transact(ledger.log, REF, command, lambda: ledger.stamp("w1"))).job
+        by_holder = of_holder(command, job)
+        job = (await transact(ledger.log, REF, by_holder, lambda: ledger.stamp("w1"))).job
     assert job is not None
     return job
 

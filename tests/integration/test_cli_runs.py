@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from tests.support import waiting_runs as runs
 from tests.support.command_line import Answer, CommandLine
+from tests.support.runs import step
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import JobState, Ledger
@@ -158,7 +159,7 @@ def test_a_signal_that_came_during_a_persons_pause_lets_the_run_go_on_once_it_is
 def test_a_run_that_runs_is_asked_to_pause_and_why_names_the_step_it_is_in(cli: Runs) -> None:
     async def make(ledger: Ledger) -> None:
         await runs.running(ledger, "order-77")
-        await runs.do(ledger, "order-77", runs.step(StartStep, "wire", kind="once"))
+        await runs.do(ledger, "order-77", step(StartStep, "wire", kind="once"))
 
     cli.with_ledger(make)
     assert "which was asked to pause it" in cli.jobs("pause", "order-77").out

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.support.orders import enqueue_of
 from tests.support.projections import finish
+from tests.support.runs import of_holder, step
 
 from jobledger.admin.runs import recorded, run_tree
 from jobledger.ledger.model.chain import commit, load, transact
@@ -71,11 +72,7 @@ class World:
         self.at += timedelta(seconds=1)
 
     async def do(self, command: Command, ref: JobRef = RUN, by: str = "w1") -> Job:
-        chain = await load(self.log, ref)
-        job = chain.job
-        assert job is not None
-        if getattr(command, "epoch", None) == 0:
-            command = msgspec.structs.replace(command, epoch=job.claim_epoch)
+        command = of_holder(command, (await load(self.log, ref)).job)
         after = (await transact(self.log, ref, command, lambda: Stamp(at=self.at, by=by))).job
         self.at += timedelta(seconds=1)
         assert after is not None
@@ -91,10 +88,6 @@ class World:
         await self.claim(ref)
         await self.do(Fail(epoch=0, error=BOOM) if fails else Complete(epoch=0), ref)
         return ref
-
-
-def step(command: type[Any], key: str, **fields: Any) -> Any:
-    return command(**{"epoch": 0, "step": key, "kind": "step", "target": key, **fields})
 
 
 async def story(world: World) -> None:

@@ -55,12 +55,8 @@ class Story:
         return self.job
 
     def decided(self, command: Command) -> tuple[JobEvent, ...]:
-        """Decide, without recording; a command of the holder is by the claim that holds, unless it names another."""
-        if getattr(command, "epoch", None) == 0 and self.job is not None:
-            command = msgspec.structs.replace(command, epoch=self.job.claim_epoch)
-        if getattr(command, "lost_epoch", None) == 0 and self.job is not None:
-            command = msgspec.structs.replace(command, lost_epoch=self.job.claim_epoch)
-        return decide(self.job, command, Stamp(at=self.at, by="w1"))
+        """Decide, without recording."""
+        return decide(self.job, of_holder(command, self.job), Stamp(at=self.at, by="w1"))
 
     def do(self, command: Command) -> list[JobEvent]:
         """Record what follows from a command, and return it."""
@@ -82,20 +78,33 @@ class Story:
         return job
 
 
-def _fields(key: str, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"epoch": 0, "step": key, "kind": "step", "target": key, **fields}
+def of_holder(command: Command, job: Job | None) -> Command:
+    """Return a command of the claim's holder by the claim that holds now, unless it names another one."""
+    if job is not None:
+        for name in ("epoch", "lost_epoch"):
+            if getattr(command, name, None) == 0:
+                command = msgspec.structs.replace(command, **{name: job.claim_epoch})
+    return command
+
+
+def step(command: type[Any], key: str, **fields: Any) -> Any:
+    """Return a command on a step, which is of kind `step` and has its key as target unless told otherwise."""
+    return command(**{"epoch": 0, "step": key, "kind": "step", "target": key, **fields})
 
 
 def start(key: str, **fields: Any) -> StartStep:
-    return StartStep(**_fields(key, fields))
+    made: StartStep = step(StartStep, key, **fields)
+    return made
 
 
 def end(key: str, **fields: Any) -> CompleteStep:
-    return CompleteStep(**_fields(key, fields))
+    made: CompleteStep = step(CompleteStep, key, **fields)
+    return made
 
 
 def fail(key: str, **fields: Any) -> FailStep:
-    return FailStep(**_fields(key, {"error": BOOM, **fields}))
+    made: FailStep = step(FailStep, key, **{"error": BOOM, **fields})
+    return made
 
 
 def group(

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+from tests.support.runs import of_holder, step
 
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.commands import (
@@ -33,10 +34,8 @@ def ref_of(job_id: str) -> JobRef:
 async def do(ledger: Ledger, job_id: str, command: Command, *, queue: str = QUEUE) -> Job:
     """Record what follows from a command; one of the claim's holder is by the claim that holds."""
     ref = JobRef(queue=queue, job_id=job_id)
-    if getattr(command, "epoch", None) == 0:
-        job = await (await ledger.job(job_id, queue=queue)).snapshot()
-        command = msgspec.structs.replace(command, epoch=job.claim_epoch)
-    return await ledger.execute(ref, command, by="w1")
+    job = await (await ledger.job(job_id, queue=queue)).snapshot()
+    return await ledger.execute(ref, of_holder(command, job), by="w1")
 
 
 async def running(ledger: Ledger, job_id: str, **order: Any) -> None:
@@ -47,10 +46,6 @@ async def running(ledger: Ledger, job_id: str, **order: Any) -> None:
     await do(ledger, job_id, Claim(worker="w1", lease_s=600))
     result = msgspec.Raw(b'"ch_77"')
     await do(ledger, job_id, step(CompleteStep, "charge", result=result, tries=2, duration_ms=1_200.0))
-
-
-def step(command: type[Any], key: str, **fields: Any) -> Any:
-    return command(**{"epoch": 0, "step": key, "kind": "step", "target": key, **fields})
 
 
 async def for_signal(ledger: Ledger, job_id: str, *, days: float = 3.0) -> None:
