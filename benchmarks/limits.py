@@ -32,7 +32,7 @@ from jobledger.workers.process import tune_collector
 
 
 class Sizes(NamedTuple):
-    """How much of everything; the targets are about what stands here."""
+    """How much each part measures; the targets hold for the defaults."""
 
     pairs: int = 9
     rounds: int = 3

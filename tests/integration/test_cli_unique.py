@@ -82,7 +82,7 @@ def test_keys_that_are_not_there_are_told(cli: Cli) -> None:
     cli.with_ledger(_fill)
     none = cli("unique", "show", "report", "user=3")
     assert none.out == "no job of task report has taken a key with user=3\n"
-    assert "it is in the id: `jobledger jobs list --task report`" in none.err
+    assert "it is part of the job's id: `jobledger jobs list --task report`" in none.err
     bad = cli("unique", "show", "a.b")
     assert (bad.code, "task name 'a.b' is not valid" in bad.err) == (2, True)
     assert "'user' is not an argument of the form key=value" in cli("unique", "show", "report", "user").err

@@ -46,7 +46,7 @@ async def show(cli: Cli, *, task: _Task, words: _Words = None, limit: _Limit = _
         named = " ".join(words or [])
         output.say(f"no job of task {task} has taken a key{f' with {named}' if named else ''}")
         output.note(
-            f"a fixed period (for_s alone) takes none, it is in the id: `jobledger jobs list --task {task}`"
+            f"a fixed period (for_s alone) takes no key, it is part of the job's id: `jobledger jobs list --task {task}`"
         )
     else:
         rows: list[tuple[Cell, ...]] = [

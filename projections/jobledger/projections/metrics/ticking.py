@@ -57,5 +57,5 @@ def ticking_metrics(rows: Sequence[TickingRow], now: datetime) -> Iterator[Metri
 
 
 def seconds_since(due: str | None, now: datetime) -> float:
-    """Return for how long a moment of the tables, ISO-8601 text, has been past; 0 for none and before it."""
+    """Return how many seconds ago a moment of the tables (ISO-8601 text) was; 0 without one and for one to come."""
     return 0.0 if due is None else max(0.0, (now - datetime.fromisoformat(due)).total_seconds())

@@ -61,7 +61,7 @@ _CHANGING: Final = {
         is_internal=True,
     ),
 }
-#: NULL, without a word from the projector, but for runs and their children: an ordinary job pays nothing for them.
+#: The projector writes these for runs and their children alone; in other rows they stay NULL and cost nothing.
 _OF_RUNS: Final = {
     "parent_queue": text("of the child of a run: the run's queue; NULL: it is nobody's child"),
     "parent_id": text("of the child of a run: the run's id"),

@@ -77,7 +77,7 @@ SIGNALS: Final = Table(
     sequence="sequence",
 )
 
-#: What the fold does not keep, as it is in the file: it stays as long as no event says it anew.
+#: Columns that the fold does not keep: the value in the file stays until an event says it anew.
 _SAID: Final = {
     "result_bytes": "coalesce(excluded.result_bytes, result_bytes)",
     "attempt": "coalesce(excluded.attempt, attempt)",
@@ -275,7 +275,7 @@ def _has_values(step: Step) -> bool:
 
 
 def _begun(event: StepEvent) -> datetime:
-    """A step of which nothing was recorded before its end began as long before that as it took."""
+    """Return when a step began: where only its end was recorded, as long before that as it took."""
     if not isinstance(event, StepCompleted):
         return event.at
     try:

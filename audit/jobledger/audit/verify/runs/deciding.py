@@ -157,7 +157,7 @@ def _wrong_items(step: Step, completed: int, failed: int) -> str:
 
 
 def _woken(job: Job, event: JobEvent, decided: JobEvent, what: str) -> Broken | None:
-    """Tell where one of two wakes the run and the other does not."""
+    """Return what is wrong where `event` wakes the run and `decided` does not, or the other way round."""
     wakes = isinstance(event, _Ready)
     if wakes == isinstance(decided, _Ready):
         return None
@@ -196,7 +196,7 @@ def _ready(job: Job, event: _Ready) -> Broken | None:
 
 
 def _resumed(job: Job, event: _Ready) -> Broken | None:
-    """Hold a wake that tells of nothing new to what is recorded."""
+    """Return what is wrong with a wake that brings no end and no signal: something it waits for must be over already."""
     if event.reason or not (job.awaited or job.paused_by_operator):
         return None  # a person's wish, or a job that waits for no step
     if job.paused_by_operator:
@@ -213,7 +213,7 @@ def _resumed(job: Job, event: _Ready) -> Broken | None:
 
 def _waits(job: Job, event: Paused) -> Broken | None:
     if not event.steps or event.event == OPERATOR:
-        return None  # who lets it go on looks what came meanwhile
+        return None  # whoever lets it go on looks for what came meanwhile
     if job.paused_by_operator:
         decided: JobEvent = resume(job, ResumeJob(), _stamp(event))[0]
     elif job.state is JobState.RUNNING:
@@ -239,7 +239,7 @@ def _waits(job: Job, event: Paused) -> Broken | None:
 
 
 def _ends(job: Job, event: _End) -> Broken | None:
-    """Who ends says how many of its children are open: they are cancelled because of that."""
+    """Hold the number of open children in a run's end to what is recorded: they are cancelled because it says so."""
     if not (event.open_children or job.steps):
         return None
     are = open_children(job.steps)
