@@ -75,7 +75,7 @@ async def drain_with(tree: Path, jobs: int) -> dict[str, float]:
 
 
 async def compare(commit: str, pairs: int, jobs: int) -> dict[str, list[float]]:
-    """Return of each pair by how many percent this tree's drain and worker's CPU a job are above those of the commit.
+    """Return, for each pair, how many percent more jobs a second and CPU a job this tree has than the commit.
 
     Each is measured on a fresh server of this tree: one that has run jobs before is faster. Who is first alternates.
     """

@@ -111,7 +111,7 @@ async def measure(load: Load, durability: Any = "process") -> dict[str, float]:
 
 
 async def shares(server: int | None, workers: list[int], seconds: float) -> tuple[float, float]:
-    """Return how much of a core the server and the workers together take, for so long."""
+    """Return the shares of a core that the server, and all workers together, take in the next `seconds`."""
     began, before = time.monotonic(), (cpu_s(server), sum(map(cpu_s, workers)))
     await asyncio.sleep(seconds)
     took_s = time.monotonic() - began
@@ -119,7 +119,7 @@ async def shares(server: int | None, workers: list[int], seconds: float) -> tupl
 
 
 def verdict(figures: dict[str, float]) -> str:
-    """Say whether the target for 200 ticks a second holds; of another number the share that ticks take is converted."""
+    """Say whether the target for 200 ticks a second holds; what another number of ticks takes is converted to 200."""
     server = figures["server_idle_percent"] + figures["server_us_per_tick"] * 200 / 1e4
     met = server <= SERVER_PERCENT_MAX and figures["late_p99_ms"] <= LATE_P99_MS_MAX
     return (
