@@ -3,7 +3,7 @@
     python benchmarks/metrics.py [--jobs N] [--rounds N] [--tasks N] [--json]
 
 Off and on take turns on fresh servers; compare the two, not one with another day. While metrics are on, they
-are scraped once a second. The exporter is scraped with so many tasks in the ledger.
+are scraped once a second. The exporter is scraped while the ledger has all tasks of the benchmark.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def noop(number: int) -> int:
 
 
 async def until_head(ledger: Ledger, sequence: int) -> None:
-    """Wait until the ledger holds so many events."""
+    """Wait until the ledger holds this many events."""
     async with asyncio.timeout(LIMIT_S):
         while (await ledger.log.head()).last_sequence < sequence:  # noqa: ASYNC110 - nothing is sent to wait for
             await asyncio.sleep(0.02)

@@ -202,7 +202,7 @@ async def large(events: int) -> None:
 
 
 async def fill(log: Log, events: int) -> None:
-    """Append so many events."""
+    """Append this many events."""
     pipelined = Pipelined(log)
     await history(pipelined, -(-events // 3), IN_FLIGHT)
     await pipelined.settle()
@@ -255,7 +255,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how fast a projection is followed and rebuilt.")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--no-server", action="store_true", help="read from memory only")
-    parser.add_argument("--events", type=int, help="write so many to a nats-server, and measure on that")
+    parser.add_argument("--events", type=int, help="write this many events to a server, and measure on that")
     for name in ("--step", "--url", "--folder", "--server-pid"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     chosen = parser.parse_args()

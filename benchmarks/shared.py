@@ -62,14 +62,14 @@ async def worker_process(ledger: Ledger, *words: str) -> AsyncGenerator[subproce
 async def worker_processes(
     script: str, url: str, ledger: Ledger, count: int = 1
 ) -> AsyncGenerator[list[int], None]:
-    """Run `script --worker URL` so many times; give the pids once all hold a lease."""
+    """Run `script --worker URL` in several processes; give their pids once all hold a lease."""
     async with contextlib.AsyncExitStack() as stack:
         command = (script, "--worker", url)
         yield [(await stack.enter_async_context(worker_process(ledger, *command))).pid for _ in range(count)]
 
 
 async def reached(ledger: Ledger, sequence: int) -> None:
-    """Wait until the ledger holds so many events, asking rarely: a reader beside the worker would share its core."""
+    """Wait until the ledger holds this many events, asking rarely: a reader beside the worker would share its core."""
     async with asyncio.timeout(LIMIT_S):
         while (await ledger.log.head()).last_sequence < sequence:  # noqa: ASYNC110 - nothing is sent to wait for
             await asyncio.sleep(0.02)

@@ -27,8 +27,8 @@ class Row(NamedTuple):
 
     what: str
     unit: str
-    most: float | None = None  #: the target: so much at the most
-    least: float | None = None  #: or so much at the least
+    most: float | None = None  #: the target: at most this much
+    least: float | None = None  #: or at least this much
     or_noise: bool = (
         False  #: it is met as well where the figure is smaller than the distance of the quartiles
     )

@@ -42,7 +42,7 @@ class _Bursts:
 
 
 async def _burst(ledger: Ledger, chance: random.Random, size: int) -> float:
-    """Enqueue so many jobs, more or less at once; return the longest time in which none of them ended."""
+    """Enqueue `size` jobs, more or less at once; return the longest time in which none of them ended."""
     _Bursts.left = size
     began = _Bursts.ended_at = time.monotonic()
 

@@ -33,7 +33,7 @@ ITEMS, LIMIT = 2_000, 50
 NODES, NODES_LIMIT = 200, 20
 WORKERS = 3
 HARM_S = 60.0
-CALM_S = 1.0  # up to four times so long after each harm
+CALM_S = 1.0  # at least this many seconds after each harm, at most four times as many
 Inputs = list[dict[str, Any]]
 
 

@@ -59,7 +59,7 @@ def refused(fleet: Fleet, tmp_path: Path) -> Path:
 async def fill(
     ledger: Ledger, task: Task[..., Any], chance: random.Random, jobs: int, *, seconds: float = 0.008
 ) -> list[str]:
-    """Enqueue so many jobs of three limits each, that take up to so many seconds; return their ids."""
+    """Enqueue jobs of three limits each, which take at most the seconds given; return their ids."""
     for name, slots in SLOTS.items():
         await define(ledger, name, slots=slots)
     ids: list[str] = []
@@ -173,7 +173,7 @@ async def harmed(
     jobs: int,
     seconds: float = 0.008,
 ) -> Harmed:
-    """Run so many jobs on so many workers, harm these once 20 grants are stored, and prove that every job ended once.
+    """Run jobs on several workers, harm these once 20 grants are stored, and prove that every job ended once.
 
     `harm` returns after how many seconds another one granted.
     """

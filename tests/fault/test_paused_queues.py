@@ -23,7 +23,7 @@ TASKS = load_tasks()
 ROUNDS = 20
 WORKERS = 3
 JOBS = 900
-#: What was delivered at the moment of a pause may be started so much later.
+#: A job that was delivered at the moment of a pause may be started this long after it.
 GRACE = timedelta(seconds=0.5)
 
 

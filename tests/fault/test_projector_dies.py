@@ -74,7 +74,7 @@ class Mother:
         return self._process.stdout.readline().strip()
 
     async def run_and_kill(self, work: str, after_s: float) -> None:
-        """Let one work for so long, and no longer."""
+        """Let a projector work for `after_s` seconds, then kill it."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{work}\n")
         self._process.stdin.flush()

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(300)]
 
 PROCESSES = 5
 SCHEDULES = 200
-#: So many let the job of a tick wait for the one before, by a limit, and have their jobs run.
+#: Of this many schedules the jobs are run; a limit lets the job of a tick wait for the one before it.
 WAITING = 10
 SECONDS = 60
 #: Of 200 ticks a second: a death between the two appends every five seconds or so.

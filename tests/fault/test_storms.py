@@ -270,7 +270,7 @@ async def test_exhausted_deliveries_are_seen_to_without_reactor_and_without_advi
 
 
 async def _advised(ledger: Ledger, count: int) -> None:
-    """Wait until the server has said of so many dispatches that it gives them up."""
+    """Wait until the server has said of `count` dispatches that it gives them up."""
     stream = ledger.names.advisories_stream
     async with asyncio.timeout(20):
         while (await api(ledger.inbox, f"STREAM.INFO.{stream}", {}))["state"]["messages"] < count:

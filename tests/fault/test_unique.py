@@ -46,7 +46,7 @@ class Clients:
         self.ends: Counter[int] = Counter()  #: by exit code
 
     async def run(self) -> None:
-        """Keep so many alive, until this is cancelled."""
+        """Keep `CLIENTS` clients alive, until this is cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(self._one_after_the_other())
@@ -130,7 +130,7 @@ class Read:
 
 
 async def _until_enqueued(clients: Clients, fleet: Fleet, chance: random.Random, count: int) -> int:
-    """Kill clients and workers at random until so many enqueues have returned; return how many clients."""
+    """Kill clients and workers at random until `count` enqueues have returned; return how many clients were killed."""
     kills = 0
     worker = await fleet.begin("--concurrency", "20")
     async with asyncio.timeout(200):

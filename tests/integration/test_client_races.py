@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 def claims(ledger: Ledger, ref: JobRef, chain: Any, count: int) -> list[Any]:
-    """Claims by so many workers, all decided on the same view."""
+    """Claims by `count` workers, all decided on the same view."""
     return [
         link(
             chain,

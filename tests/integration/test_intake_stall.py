@@ -39,7 +39,7 @@ async def filled(ledger: Ledger, jobs: int) -> AsyncGenerator[None, None]:
 
 
 async def longest_still_s(ledger: Ledger, connected: Connect, jobs: int) -> float:
-    """Run so many jobs with a worker; return the longest time between two ends."""
+    """Run the jobs with a worker; return the longest time between two ends."""
     async with (
         filled(ledger, jobs),
         Watch.following(ledger) as watch,

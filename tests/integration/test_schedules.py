@@ -367,7 +367,7 @@ async def _tick(ledger: Ledger, times: int) -> None:
 
 
 async def _are(ledger: Ledger, name: str, wanted: Callable[[int], list[str]]) -> bool:
-    """Return whether the jobs of a schedule's ticks are in the states that are wanted of so many."""
+    """Return whether the jobs of a schedule's ticks are in the states that `wanted` returns for that many jobs."""
     jobs = [each.job for each in await facts(ledger, name) if isinstance(each, Ticked)]
     handles = [await ledger.job(JobRef(queue="cron", job_id=job)) for job in jobs]
     return [(await each.snapshot()).state for each in handles] == wanted(len(jobs))

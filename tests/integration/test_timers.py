@@ -286,7 +286,7 @@ async def test_worker_processes_share_the_work_and_a_killed_one_leaves_it_to_the
 
 
 class _Skewed:
-    """A machine's clock that is off by so many seconds."""
+    """A machine's clock that is off by `offset_s` seconds."""
 
     def __init__(self, offset_s: float) -> None:
         self._offset = timedelta(seconds=offset_s)

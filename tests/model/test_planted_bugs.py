@@ -8,7 +8,7 @@ import pytest
 from tests.model.simulation.mutations import MUTATIONS, Planted, keep_a_lease_beyond_its_end
 from tests.model.simulation.run import run_seeds
 
-#: A planted bug that so many schedules do not find would not be found by a nightly run either.
+#: A planted bug that this many schedules do not find would not be found by a nightly run either.
 SEEDS_TO_FIND_A_BUG = 1_500
 #: Where the search begins for a bug that chance finds late: the schedules before take long and find nothing.
 LATE: dict[Callable[[], Planted], int] = {keep_a_lease_beyond_its_end: 1_100}

@@ -52,7 +52,7 @@ class WorkerProcess:
         self._heard.set()
 
     async def ready(self, workers: int = 1) -> None:
-        """Wait until so many workers, since the beginning, have said that they take jobs."""
+        """Wait until this many workers, since the beginning, have said that they take jobs."""
         async with asyncio.timeout(_START_S):
             while sum("worker" in each for each in self.said) < workers:
                 assert not self._reading.done(), self.log_path.read_text(encoding="utf-8")
@@ -151,7 +151,7 @@ class Fleet:
         return at
 
     async def freeze(self, pid: int, seconds: float) -> None:
-        """Let a process stand still for so long; one that does already is left alone."""
+        """Let a process stand still for some seconds; one that does already is left alone."""
         if pid in self.standing_still:
             return
         began = self.stop_still(pid)

@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
 
 def plans(count: int, chance: random.Random, *, poison: dict[str, int]) -> list[Plan]:
-    """Return so many plans; of `poison` (a way to die -> how many) each is among them."""
+    """Return `count` plans; those of `poison` (a way to die -> how many) are among them."""
     kinds = chance.choices(list(_SHARES), list(_SHARES.values()), k=count)
     places = chance.sample(range(count // 10, count * 9 // 10), sum(poison.values()))
     ways = [way for way, number in poison.items() for _ in range(number)]

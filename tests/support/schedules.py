@@ -32,7 +32,7 @@ async def declare(
 
 
 async def overdue(ledger: Ledger, known: Known, *, hours: float) -> Known:
-    """Let a schedule be one whose next tick was due so long ago."""
+    """Let a schedule be one whose next tick was due `hours` hours ago."""
     assert known.event is not None
     every_s = known.event.definition.spec.every_s or 60  # an expression's: at whole minutes
     due = (datetime.now(UTC) - timedelta(hours=hours)).timestamp() // every_s * every_s

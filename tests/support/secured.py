@@ -151,7 +151,7 @@ class Operator:
         )
 
     def user(self, user: Key, *, expires_s: int = 0) -> Path:
-        """Write a credentials file; with `expires_s` its time ends so many seconds from now, or ended before."""
+        """Write a credentials file; with `expires_s` it expires that many seconds from now, or expired before if negative."""
         claims = {"exp": int(time.time()) + expires_s} if expires_s else {}
         body = {"type": "user", "issuer_account": self._account.public, "subs": -1, "data": -1, "payload": -1}
         jwt = _jwt(self._account, user.public, "U", {**body, "version": 2}, claims)

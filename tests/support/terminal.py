@@ -15,7 +15,7 @@ def terminal(columns: int = 80) -> dict[str, str]:
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> None:
-    """Let commands in this process fold and cut to so many columns."""
+    """Let commands in this process fold and cut to `columns` columns."""
     for name, value in terminal(columns).items():
         monkeypatch.setenv(name, value)
 

@@ -89,11 +89,11 @@ class Watch:
                 await asyncio.sleep(_POLL_S)
 
     async def until_started(self, attempts: int) -> None:
-        """Wait until so many attempts have begun."""
+        """Wait until this many attempts have begun."""
         await self.until(lambda: self.count["started"] >= attempts)
 
     async def until_ended(self, jobs: int, limit_s: float = 60.0) -> None:
-        """Wait until so many jobs have come to an end."""
+        """Wait until this many jobs have ended."""
         try:
             await self.until(lambda: len(self.ended) >= jobs, limit_s)
         except TimeoutError:

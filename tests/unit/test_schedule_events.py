@@ -60,7 +60,7 @@ def after(hours: float = 0, seconds: float = 0) -> datetime:
 
 
 def run(*steps: tuple[float, ScheduleCommand]) -> tuple[Schedule, list[ScheduleEvent]]:
-    """Return the schedule and its events after commands, each so many hours after noon."""
+    """Return the schedule and its events after commands, each given with its hours after noon."""
     schedule: Schedule | None = None
     events: list[ScheduleEvent] = []
     for hours, command in steps:
@@ -77,7 +77,7 @@ def declared(definition: Definition = HOURLY, **changes: Any) -> tuple[float, De
 
 
 def late(hours: float, **changes: Any) -> Ticked:
-    """Return what follows when the tick of 13:00 is looked at so many hours after noon."""
+    """Return what follows when the tick of 13:00 is looked at `hours` hours after noon."""
     event = run(declared(**changes), (hours, Tick()))[1][-1]
     assert isinstance(event, Ticked)
     return event
@@ -188,7 +188,7 @@ def test_decide(
     assert (event.schedule, event.at, event.by) == (NAME, after(hours), "ann")
 
 
-# What becomes of ticks from 13:00 on that are looked at so many hours after noon: tick, jobs, missed, why none.
+# What becomes of ticks from 13:00 on: settings, hours after noon of the look, then tick, jobs, missed, why none.
 CAUGHT_UP: list[tuple[dict[str, Any], float, tuple[float, int, int, str]]] = [
     ({}, 1 + 59 / 3600, (1, 1, 0, "")),  # late, not missed
     ({}, 1.5, (1, 1, 0, "")),

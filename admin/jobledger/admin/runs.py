@@ -23,12 +23,12 @@ from jobledger.projections.tables.steps import (
     step_of,
 )
 
-#: At most so many children of one step are shown; those that did not complete come first.
+#: A tree shows at most this many children of one step; those that did not complete come first.
 CHILDREN_SHOWN: Final = 10
-#: A tree shows at most so many jobs, and so many levels.
+#: A tree shows at most this many jobs, on at most this many levels.
 TREE_JOBS_MAX: Final = 200
 TREE_DEPTH_MAX: Final = 8
-_OPEN_SHOWN: Final = 3  #: `why` names at most so many open children of a step
+_OPEN_SHOWN: Final = 3  #: `why` names at most this many open children of a step
 
 _FINAL: Final = ", ".join(f"'{state.value}'" for state in sorted(FINAL_STATES))
 _CHILD: Final = "queue, id, parent_item, status, worker, due_at, limits"

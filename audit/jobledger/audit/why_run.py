@@ -48,7 +48,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     step: str  #: the step's key
     target: str  #: the signal, task or function that it is about
     sequence: int  #: stream sequence of the event that began the wait
-    until: datetime | None  #: when it is over at the latest
+    until: datetime | None  #: the moment at which it ends even if nothing has come
     children_open: int  #: of a group: how many of its children did not end
     children: tuple[ChildNow, ...]  #: the first of them
     sentence: str

@@ -154,7 +154,7 @@ class JobHandle(Generic[R_co]):
         reason: str = "",
         by: str = "",
     ) -> Job:
-        """Give the job another time, a moment or so many seconds from now, if it is scheduled or waits for a retry.
+        """Give the job another time, a moment or a number of seconds from now, if it is scheduled or waits for a retry.
 
         Raises: JobNotFoundError, IllegalTransitionError for a job that waits for no time, InvalidError, UnreachableError.
         """

@@ -52,7 +52,7 @@ _RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`
 _CLOSE_S: Final = 2.0
 #: Who hears that a lock is free looks after this, divided by the seconds it has waited: long waits come first.
 _HEAD_START_S: Final = 0.02
-#: Who gave back a lock that others want leaves it alone for so long: longer than the last of them needs.
+#: Whoever gave back a lock that others want waits this long (seconds) before taking it again: longer than they need.
 _REST_S: Final = 0.05
 _RESTS_MAX: Final = 1_000
 

@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
     timeout_s: float | None = None  #: of one attempt; None: no limit
     id: str | None = None  #: None: a new UUIDv7
-    delay_s: float | None = None  #: not before so many seconds after enqueueing
+    delay_s: float | None = None  #: seconds after enqueueing before which it does not run
     run_at: datetime | None = None  #: not before this moment; one that is past means at once
     limits: tuple[str, ...] = ()  #: limits the job waits for, `name` or `name:key`; at most 8, kept sorted
     declared: tuple[Limit, ...] = ()  #: more limits, each with the key that the job has for it
@@ -44,8 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
-    debounce_s: float | None = None  #: run so long after the last call of its kind, with that call's input
-    max_wait_s: float | None = None  #: with `debounce_s`: so long after the first call at the latest
+    debounce_s: float | None = None  #: seconds between the last call of its kind and the run with its input
+    max_wait_s: float | None = None  #: with `debounce_s`: at most this long after the first call
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -110,7 +110,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     retry_on: ExceptionTypes = ()  #: when given, any other exception makes the job a dead letter at once
     give_up_on: ExceptionTypes = ()  #: these make it one at once, whatever attempts are left
     hooks: Hooks = Hooks()
-    heartbeat_s: float | None = None  #: the attempt fails after so long without a sign of life; None: never
+    heartbeat_s: float | None = (
+        None  #: seconds without a sign of life after which an attempt fails; None: no limit
+    )
 
     def __post_init__(self) -> None:
         """Check every rule.

@@ -19,7 +19,7 @@ from jobledger.ledger.nats.timer_stream import PAGE
 from jobledger.ledger.timers import AnyTimer, KnownWaits, ScheduleTimer, Timer, Timers, read_timer, timer_in
 
 _AT_ONCE: Final = 128
-#: Beyond so many timers the next moment is looked for among the oldest of them only.
+#: Where there are more timers than this, the next moment is looked for among the oldest ones only.
 LOOKED_AT_MAX: Final = 100_000
 
 
@@ -36,7 +36,7 @@ class TimersStatus(msgspec.Struct, frozen=True, kw_only=True):
     timers_set: int  #: waiting for their moment
     fired: int  #: due, and not yet dealt with by a worker
     next_due_at: datetime | None  #: None when no timer is set
-    next_is_exact: bool  #: False when there are so many timers that only some were looked at
+    next_is_exact: bool  #: False when only some timers were looked at, because there are too many
     unset_events: (
         int | None
     )  #: events in the ledger whose timers are still to be set; None when no worker ever set any

@@ -36,7 +36,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.publisher import AppendRefusedError
 from jobledger.ledger.nats.timer_stream import TimerStream
 
-#: The server fires 250 ms after it fired last, at the soonest; a timer is set so much before its moment.
+#: Seconds by which a timer is set before its moment: the server fires at most once in 250 ms.
 LEAD_S: Final = 0.5
 #: No timer is set further ahead: the server's schedules end in the year 2262. One that fires early is set again.
 _AHEAD_MAX: Final = timedelta(days=3650)

@@ -444,7 +444,7 @@ class Store:
         return self._query(sql, values)
 
     def batches(self, sql: str, rows_max: int) -> Generator[list[tuple[Any, ...]], None, None]:
-        """Yield the rows of a SELECT, at most so many at once; see `select`."""
+        """Yield the rows of a SELECT, at most `rows_max` at once; see `select`."""
         with files.translated(self.path, self._busy_timeout_s):
             cursor = self._connection.execute(sql)
             while rows := cursor.fetchmany(rows_max):

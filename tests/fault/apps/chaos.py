@@ -64,7 +64,7 @@ def nap_in_process(context: Context, seconds: float, note: str = "") -> int:
 
 @task(queue=QUEUE, backoff=_SOON)
 async def stumble(context: Context, failures: int, note: str = "") -> int:
-    """Fail so often, then do."""
+    """Fail in the first `failures` attempts, then complete."""
     with traced(context):
         await asyncio.sleep(0)
         if context.attempt <= failures:

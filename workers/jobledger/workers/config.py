@@ -35,8 +35,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
     pool_size: int | None = None  #: processes for tasks with `run_in="process"`; None: one per CPU
     pool_memory_bytes_max: int | None = None  #: address space of each of them; None: no limit
-    pool_calls_max: int | None = None  #: a process is replaced after so many attempts; None: never
-    stall_s: float = 1.0  #: a task that blocks the event loop for so long is named in the log
+    pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
+    stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
     schedules: bool = (
         True  #: declare the schedules of the loaded modules whose jobs go to a queue that is served

@@ -25,12 +25,12 @@ from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.times import time_text
 from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
-#: A file is full when it holds so much.
+#: A file is full when it holds this many bytes.
 FILE_BYTES_MAX: Final = 64 << 20
 #: The largest message any server takes is 64 MiB, which base64 makes a third larger.
 LINE_BYTES_MAX: Final = 96 << 20
 _BUFFER_BYTES: Final = 1 << 20
-_INDEX_EVERY: Final = 512  # lines; so many are read at most to find one event
+_INDEX_EVERY: Final = 512  # lines; at most this many are read to find one event
 _DRAFT_SUFFIX: Final = ".part"
 _READ_ROWS: Final = 256
 _READ_BYTES: Final = 4 << 20

@@ -158,7 +158,8 @@ async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list
 async def leftovers(inbox: Inbox, names: Names, *, within_s: float = 0.0) -> list[Leftover]:
     """Ask the server what the work consumers of the ledger still hold; [] is as it should be when all is done.
 
-    Acknowledgements are sent without waiting for an answer: `within_s` asks again for so long while anything is left.
+    Acknowledgements are sent without waiting for an answer: while anything is left it is asked for again,
+    for at most `within_s` seconds.
 
     Raises: LedgerError, UnreachableError.
     """

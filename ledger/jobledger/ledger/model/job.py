@@ -88,7 +88,7 @@ AttemptState = Literal[
 
 
 OPERATOR: Final = "operator"  #: what `paused` says the job waits for where a person paused it
-ATTEMPTS_KEPT: Final = 50  #: so many attempts of a job are kept; of older ones only their number
+ATTEMPTS_KEPT: Final = 50  #: a job keeps at most this many attempts; of older ones it keeps only their number
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -46,7 +46,7 @@ SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
 _RECONNECT_WAIT_S: Final = 0.25
-#: A server that was silent for so many pings is given up: within 8 s, whatever its process or the network do.
+#: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
 _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
 _CLOSE_S: Final = 2.0
 _PERMISSION: Final = re.compile(

@@ -29,7 +29,7 @@ _GROUP_BYTES_MAX: Final = 4 << 20
 _GROUPS_IN_FLIGHT_MAX: Final = 2
 #: A batch costs as much as about ten appends with an fsync each: fewer than that are sent one by one, all at once.
 _FEW: Final = 8
-#: Observing: a window counts only while so many are in flight, and needs so many answers and so much time.
+#: A window of observation counts while at least this many appends are in flight, with this many answers in this time.
 _OBSERVED_DEPTH_MIN: Final = 8
 _OBSERVED_COUNT: Final = 256
 _OBSERVED_S: Final = 0.05
@@ -37,14 +37,14 @@ _OBSERVED_S: Final = 0.05
 #: machine does without, 15,000/s and more; where groups are tried in vain a client loses a tenth of its rate for a moment.
 _FAST_RATE: Final = 12_000.0
 _GROUPS_WIN_BY: Final = 1.5
-#: So many windows in a row: a disk hiccups, and what several processes append in turns is fast only once all of them
-#: group. One window is enough where groups are at half the rate.
+#: Groups are given up after this many slower windows in a row: a disk hiccups, and where several processes append in
+#: turns, groups pay only once all of them group. One window is enough where groups are at half the rate.
 _LOSSES_MAX: Final = 4.0
 #: Groups that won are compared with plain appends again after this time; so are groups that did not win, and after
 #: each trial in vain three times as late as before: a trial delays the bursts that fall into it.
 _LOOK_AGAIN_S: Final = 20.0
 _LOOK_AGAIN_MAX_S: Final = 600.0
-#: After a look that changed nothing so many appends go by unobserved: looking at each is a twentieth of a worker's time.
+#: After a window that changed nothing, this many appends are not observed: observing all takes 5 % of a worker's time.
 _UNOBSERVED: Final = 2_048
 
 

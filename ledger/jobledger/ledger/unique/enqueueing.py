@@ -26,7 +26,7 @@ from jobledger.ledger.model.unique import decide as decide_key
 from jobledger.ledger.unique.holders import NOBODY, Holder, find_holder, find_waiting
 from jobledger.ledger.unique.keys import Wish
 
-#: Each lost race means that somebody else made progress with the same key: so many may come at the same moment.
+#: A lost race means that somebody else made progress with the same key. At most this many may enqueue it at one moment.
 _TRIES_MAX: Final = 64
 #: Pause before a replica is asked again that does not show yet why something was refused.
 _LAG_S: Final = 0.02

@@ -17,7 +17,7 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
     """At most one job of its kind: of the task, for the tenant, with the same values of the chosen arguments."""
 
     args: tuple[str, ...] | None = None  #: the arguments that count, by name; None: all; (): none of them
-    #: One job in each period of so many seconds. Without `sliding` in each queue: the period gives the job its id.
+    #: One job in each period of this many seconds. Without `sliding` one in each queue: the period gives the job its id.
     for_s: float | None = None
     #: A period begins when a job is enqueued; False: one period follows the other, from 1970 on.
     sliding: bool = False

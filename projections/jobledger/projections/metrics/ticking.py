@@ -38,7 +38,7 @@ class TickingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_ticking(store: Store, values_max: int) -> tuple[list[TickingRow], int]:
-    """Return at most so many schedules by name, the others added up, and how many these others are."""
+    """Return at most `values_max` schedules by name, the others added up, and how many these others are."""
     rows = store.select(_SHOWN, (values_max,))
     ((others, *summed),) = store.select(_OTHERS, (values_max,))
     if others:

@@ -46,7 +46,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     sum_s: float
-    counts: tuple[int, ...]  #: per bound, how many took at most so long; `count` has the longer ones too
+    counts: tuple[int, ...]  #: per bound, how many took at most that long; `count` has the longer ones too
 
     def quantile_s(self, share: float) -> float | None:
         """Return below which time a `share` (0 to 1) lies, by linear interpolation between bounds.

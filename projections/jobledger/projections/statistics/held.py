@@ -63,7 +63,7 @@ def read_held(select: Callable[[str], Sequence[Sequence[Any]]], taken: Mapping[s
 
 
 def folded(rows: Sequence[HeldRow], values_max: int, other: str) -> list[HeldRow]:
-    """Return at most so many rows as they are, the first ones by name, and the rest as one row of the name `other`."""
+    """Return the first `values_max` rows by name as they are, and the rest as one row of the name `other`."""
     shown, rest = list(rows[:values_max]), rows[values_max:]
     if rest:
         since = [row.oldest for row in rest if row.oldest is not None]

@@ -74,7 +74,7 @@ BOUNDS: Final = (
     (86_400.0, "1d"),
 )
 HISTOGRAM_BOUNDS_S: Final = tuple(bound for bound, _ in BOUNDS)
-#: The columns of `totals` and `buckets` that add up; `_le_` counts what took at most so long.
+#: The columns of `totals` and `buckets` that add up; `_le_` counts what took at most as long as the bound.
 STATISTICS: Final = COUNTERS + tuple(
     f"{name}_{part}"
     for name in HISTOGRAMS

@@ -47,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     memory_bytes_max: int | None  #: address space (RLIMIT_AS); None: no limit
     silence_s: (
         float | None
-    )  #: the process ends itself after hearing nothing from the worker for so long; None: never
+    )  #: the process ends itself when it hears nothing from the worker for this many seconds; None: never
     log_level: int  #: of the root logger
     task_log_level: int  #: of `jobledger.task`, to which a context's logger writes
 

@@ -50,7 +50,7 @@ _FETCH_S: Final = 5.0
 _SHORT_S: Final = 2.0  # a batch that is old enough so soon is waited for
 _LOOKS_A_GRACE: Final = 10
 _RETRY_S: Final = 1.0
-#: The server caps the consumers of a stream at 1,000: with so many, queues matter more than a second look at them.
+#: From this many consumers on the reconciler makes none of its own: the server allows 1,000, and queues need them more.
 _CONSUMERS_MAX: Final = 600
 _NANOSECONDS: Final = 1_000_000_000
 

@@ -34,7 +34,7 @@ from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
 from jobledger.ledger.model.runs.orders import bits_of, ranges_of
 from jobledger.ledger.model.runs.steps import Step, admissible, admit, fold_join, is_over, next_signal
 
-#: So many messages a run may be sent.
+#: A run may be sent at most this many messages.
 SIGNALS_MAX: Final = 10_000
 
 

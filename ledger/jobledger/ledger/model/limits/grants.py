@@ -42,7 +42,7 @@ from jobledger.ledger.model.limits.rates import Rates, moment_of, nanoseconds
 
 #: The version of the rules by which `decide` chooses. `granted` names it; it is raised when they change.
 POLICY: Final = 1
-#: Every so many grants the lowest priority comes first, so that it is never shut out; as workers do.
+#: One in this many grants goes to the lowest priority first, so that it is never shut out; workers do the same.
 LOWEST_FIRST_EVERY: Final = 16
 #: How many jobs that left while they waited are remembered, for a `granted` whose author did not know that yet.
 GONE_MAX: Final = 10_000

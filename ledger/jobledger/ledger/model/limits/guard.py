@@ -15,7 +15,7 @@ from typing import Final
 
 from jobledger.ledger.model.limits.lines import Line, Order, Spot
 
-#: So many jobs that were held later may be granted at each key of a job before its line gets the right of way.
+#: A line may get the right of way once this many jobs that were held later were granted at each of its keys.
 LATER: Final = 8
 _PRUNE_AT: Final = 4_096
 _RIPE: Final = " ripe"  # no key has such a name

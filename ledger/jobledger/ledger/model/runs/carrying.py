@@ -28,7 +28,7 @@ class CarriedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     tries: Whole = 0  #: how often it was executed
     duration_ms: float = 0.0  #: of the last execution
     retry_at: Moment | None = None  #: when the next try is due
-    until: Moment | None = None  #: when its wait is over at the latest
+    until: Moment | None = None  #: the moment at which its wait ends even if nothing has come
     order: ChildOrder | None = None  #: its children
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None  #: where a large array of them lies

@@ -24,7 +24,7 @@ class _OfStep(Event, frozen=True, kw_only=True, gc=False):
 class StepStarted(_OfStep, frozen=True, kw_only=True, tag="step_started", gc=False):
     """The run is going to do this step: recorded before anything of it happens."""
 
-    until: Moment | None = None  #: when the wait is over at the latest
+    until: Moment | None = None  #: the moment at which the wait ends even if nothing has come
     order: ChildOrder | None = None  #: the children that it asks for
     items: msgspec.Raw = NO_VALUE  #: JSON array of the children's inputs, each an object of keyword arguments
     items_ref: PayloadRef | None = None  #: where a large array lies

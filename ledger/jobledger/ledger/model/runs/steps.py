@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     tries: int = 0
     duration_ms: float = 0.0
     retry_at: datetime | None = None  #: when the next try is due
-    until: datetime | None = None  #: when its wait is over at the latest
+    until: datetime | None = None  #: the moment at which its wait ends even if nothing has come
     order: ChildOrder | None = None  #: its children
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None

@@ -50,7 +50,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     overlap: Overlap = "skip"  #: what happens while the job of the newest tick has not ended
     catchup: Catchup = "latest"  #: what happens to missed ticks
     window_s: Whole = WINDOW_S_DEFAULT  #: seconds; with the catch-up `all`: older ticks are not caught up
-    jitter_s: Whole = 0  #: seconds; a tick is due at most so long after its planned moment
+    jitter_s: Whole = 0  #: seconds; a tick is due at most this long after its planned moment
     ends_at: Moment | None = None  #: the last moment at which it may tick; None: it never ends
     hooks: bool = (
         False  #: whether a tick makes a job that calls the hooks of its code, and then makes the tick's job

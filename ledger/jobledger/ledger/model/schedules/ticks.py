@@ -95,7 +95,7 @@ def newest_tick(spec: Spec, first: datetime, until: datetime) -> datetime:
 
 
 def ticks_from(spec: Spec, first: datetime, until: datetime, count_max: int) -> list[datetime]:
-    """Return the ticks from the tick `first` to `until`, the oldest first, at most so many."""
+    """Return the ticks from the tick `first` to `until`, the oldest first, at most `count_max`."""
     found: list[datetime] = []
     tick: datetime | None = first
     while tick is not None and tick <= until and len(found) < count_max:

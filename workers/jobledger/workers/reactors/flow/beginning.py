@@ -31,7 +31,7 @@ from jobledger.workers.reactors.flow.snapshots import (
     waiting_of,
 )
 
-#: Jobs that a snapshot names are read so many at a time.
+#: At most this many of the jobs that a snapshot names are read at once.
 _NAMED_AT_ONCE: Final = 100
 
 

@@ -20,4 +20,4 @@ class FlowOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     polite_s: float = _POLITE_S  #: how long another reactor may leave undone what could be granted
     snapshot_events: int = _SNAPSHOT_EVENTS  #: events read between two snapshots
-    snapshot_s: float = _SNAPSHOT_S  #: or so much time, where anything was stored meanwhile
+    snapshot_s: float = _SNAPSHOT_S  #: seconds between two snapshots, where anything was stored meanwhile

@@ -323,7 +323,7 @@ class Session:
         return bool(decision.grants)
 
     async def _is_snapshot_due(self) -> bool:
-        """Whether enough was read since the newest snapshot, or so much time has gone by in which anything was stored."""
+        """Whether enough events were read, or enough time went by with anything stored, since the newest snapshot."""
         read_since = self._folding.folded - self._folded_at_snapshot
         if read_since >= self._options.snapshot_events:
             return True
