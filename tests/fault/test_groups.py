@@ -1,40 +1,60 @@
-"""Children of runs under fire: workers with their reactors are killed and frozen between any two of their appends."""
+"""Runs under fire: workers with their reactors, and the server, are killed, frozen and restarted between any two appends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
-from tests.support.cluster import SIZE, Cluster, cluster
+from tests.fault.apps import groups as app
+from tests.support.cluster import SIZE, cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
-from tests.support.groups import KEY, Groups, begin
+from tests.support.groups import Groups
 from tests.support.jetstream import api
-from tests.support.proof import prove
+from tests.support.nemesis import freeze_server, kill_server, restart_server
+from tests.support.proof import Proof, prove
 from tests.support.watch import make_consumers
 
-from jobledger.ledger import JobHandle, JobState, Ledger, connect
-from jobledger.ledger.model.chain import load
-from jobledger.ledger.model.commands import Claim, Complete
-from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
+from jobledger.audit.verify.report import RUN_RULES
+from jobledger.ledger import (
+    Graph,
+    IllegalTransitionError,
+    JobHandle,
+    JobState,
+    Ledger,
+    UnreachableError,
+    connect,
+)
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers.reactors.children.reactor import CONSUMER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(420)]
 
-APP: Final = Path(__file__).parent / "apps" / "groups.py"
-QUEUES: Final = {"page": "one", "part": "two", "rest": "three"}
+APP: Final = Path(app.__file__)
+QUEUES: Final = ("one", "two", "three", app.QUEUE, BUILT_IN_QUEUE)
 ITEMS, LIMIT = 2_000, 50
 NODES, NODES_LIMIT = 200, 20
+ASKING = 40  # small runs that wait in each way there is
 WORKERS = 3
-HARM_S = 60.0
-CALM_S = 1.0  # at least this many seconds after each harm, at most four times as many
-Inputs = list[dict[str, Any]]
+LEADERS = 2  #: that are killed, one after the other
+HARM_S = 30.0
+END_S = 180.0  # in which every run ends once nothing is harmed any more
+#: What is done in each round, in an order of its own.
+HARMS: Final = (
+    *("worker killed",) * 4,
+    *("worker frozen",) * 2,
+    "server killed",
+    "server frozen",
+    "server restarted",
+)
 
 
 @pytest.fixture
@@ -42,63 +62,95 @@ def durability() -> str:
     return "process"
 
 
-def a_map(chance: random.Random, count: int, seconds: float, **changes: Any) -> tuple[ChildOrder, Inputs]:
-    given = [{"n": n, "seconds": chance.uniform(0.0, seconds)} for n in range(count)]
-    return ChildOrder(task="page", queue="one", count=count, max_attempts=50, **changes), given
-
-
-def a_graph(chance: random.Random, count: int, seconds: float) -> tuple[ChildOrder, Inputs]:
-    """Return nodes over three queues, each of which waits for up to three of the twenty before it."""
-    after = [tuple(sorted(chance.sample(range(n)[-20:], min(n, chance.randint(0, 3))))) for n in range(count)]
-    tasks = [chance.choice(sorted(QUEUES)) for _ in range(count)]
-    nodes = tuple(ChildNode(task=name, queue=QUEUES[name], max_attempts=50) for name in tasks)
-    order = ChildOrder(
-        task="graph", queue="one", count=count, limit=NODES_LIMIT, after=tuple(after), nodes=nodes
-    )
-    return order, [{"n": n, "seconds": chance.uniform(0.0, seconds)} for n in range(count)]
-
-
 async def consumers(ledger: Ledger) -> None:
     """Make the consumers before a worker does: what a killed one had comes again soon."""
-    for queue in QUEUES.values():
+    for queue in QUEUES:
         await make_consumers(ledger, queue, ack_wait_s=2.0)
     config = reactor_consumer(ledger.names.ends_of_children, ack_wait_s=2.0)
     await ensure_consumer(ledger.inbox, ledger.names.ledger_stream, CONSUMER, config)
 
 
-async def started(ledger: Ledger, order: ChildOrder, given: Inputs) -> JobHandle[Any]:
-    """Begin a run and make its first children, as its worker would."""
-    run = await begin(ledger, order, given)
-    end = await ledger.log.newest_sequence(ledger.names.chain(run.ref))
-    async with asyncio.timeout(30):
-        while (view := await load(ledger.log, run.ref)).last_sequence < end:
-            await asyncio.sleep(0.05)  # a replica that lags
-    assert view.job is not None
-    await Opening(ledger).open(run.ref, view, KEY, view.job.steps[KEY].open, again=False)
-    return run
+def a_graph(chance: random.Random, count: int) -> tuple[Graph, list[int]]:
+    """Return nodes over three queues, each with the results of up to three of the twenty before it, and what they return."""
+    graph = Graph("nightly", limit=NODES_LIMIT)
+    nodes: list[int] = []
+    values: list[int] = []
+    for n in range(count):
+        needs = chance.sample(range(n)[-20:], min(n, chance.randint(0, 3)))
+        task = chance.choice((app.page, app.part, app.rest))
+        given = tuple(nodes[need] for need in needs)
+        nodes.append(graph.add(task, n, chance.uniform(0.0, 0.3), given))
+        values.append(n + sum(values[need] for need in needs) % 1_000)
+    return graph, values
 
 
-async def is_woken(run: JobHandle[Any]) -> bool:
-    return (await run.snapshot()).state is JobState.QUEUED
+class Begun(NamedTuple):
+    """Runs of real code, and what each has to return."""
+
+    map: JobHandle[int]
+    graph: JobHandle[dict[str, Any]]
+    asking: list[JobHandle[int]]
+    items: int
+    values: list[int]  #: of the graph's nodes
+
+    @classmethod
+    async def some(cls, ledger: Ledger, chance: random.Random, items: int, nodes: int, asking: int) -> Begun:
+        graph, values = a_graph(chance, nodes)
+        return cls(
+            map=await ledger.enqueue(app.sync, items, LIMIT),
+            graph=await ledger.run_graph(graph),
+            asking=[await ledger.enqueue(app.ask, n, chance.uniform(0.0, 4.0)) for n in range(asking)],
+            items=items,
+            values=values,
+        )
+
+    async def large_ones_ended(self) -> bool:
+        """Return whether the map and the graph have ended."""
+        return all([(await run.snapshot()).is_final for run in (self.map, self.graph)])
+
+    async def hold(self, ledger: Ledger, fleet: Fleet) -> tuple[Groups, Proof]:
+        """Wait for every end; hold what the runs returned, what the checker says and what a second reader counts."""
+        async with asyncio.timeout(END_S):
+            assert await self.map.result() == sum(range(self.items))
+            assert sorted((await self.graph.result()).values()) == sorted(self.values)
+            for n, run in enumerate(self.asking):
+                assert await run.result() == app.answer(n)
+        proof = await prove(ledger, enqueued=None, faults=fleet.faults)
+        found = await Groups.of(ledger.log)
+        assert found.wrong == []
+        made = [found.made[run.id] for run in (self.map, self.graph, *self.asking)]
+        assert made == [self.items, len(self.values), *(app.CHILDREN,) * len(self.asking)]
+        assert set(found.counted.values()) == {1}
+        assert len(found.counted) == sum(made)
+        assert found.waits == found.resumed
+        assert set(RUN_RULES) - {"copied"} <= set(proof.hold().report.proven)
+        return found, proof
 
 
-async def done(ledger: Ledger, runs: list[JobHandle[Any]], limit_s: float) -> None:
-    """Wait until all runs were woken, and complete them."""
-    async with asyncio.timeout(limit_s):
-        for run in runs:
-            while not await is_woken(run):
-                await asyncio.sleep(0.2)
-            claimed = await ledger.execute(run.ref, Claim(worker="tester", lease_s=60))
-            await ledger.execute(run.ref, Complete(epoch=claimed.claim_epoch))
+async def tell(ledger: Ledger, runs: list[JobHandle[int]], chance: random.Random, within_s: float) -> None:
+    """Send each run its signal twice, some early, some late."""
+
+    async def one(n: int, run: JobHandle[int]) -> None:
+        for _ in range(2):
+            await asyncio.sleep(chance.uniform(0.0, within_s / 2))
+            for _ in range(10):
+                try:
+                    await ledger.signal(run, app.go, n, id="go")
+                    break
+                except UnreachableError:
+                    continue  # whether it was recorded, nobody knows: its id makes it safe to say it again
+
+    await asyncio.gather(*(one(n, run) for n, run in enumerate(runs)))
 
 
-async def keep(fleet: Fleet, workers: list[WorkerProcess]) -> dict[int, int]:
-    """Start anew those that ended; return how many did so by themselves, by their exit code."""
-    ends: dict[int, int] = {}
+async def keep(fleet: Fleet, workers: list[WorkerProcess]) -> Counter[str]:
+    """Start anew those that ended; return how many did so by themselves, and where."""
+    ends: Counter[str] = Counter()
     for index, worker in enumerate(workers):
         if not worker.alive:
-            code = worker.process.returncode or 0
-            ends[code] = ends.get(code, 0) + 1
+            where = app.ENDS.get(worker.process.returncode or 0)
+            if where is not None:
+                ends[where] += 1
             workers[index] = await fleet.begin("--concurrency", "30")
     return ends
 
@@ -112,63 +164,66 @@ async def calm(fleet: Fleet, workers: list[WorkerProcess]) -> None:
         await fleet.begin("--concurrency", "30")
 
 
-async def harm(
-    fleet: Fleet, workers: list[WorkerProcess], runs: list[JobHandle[Any]], chance: random.Random
-) -> dict[str, int]:
-    """Kill and freeze workers at random for a while, or until the last run is woken; return how often."""
-    counts: dict[str, int] = dict.fromkeys(("killed", "frozen", "between", "before the look"), 0)
-    until = time.monotonic() + HARM_S
-    while time.monotonic() < until and not all([await is_woken(run) for run in runs]):
-        for code, times in (await keep(fleet, workers)).items():
-            counts["between" if code == 9 else "before the look"] += times if code in (8, 9) else 0
-        await asyncio.sleep(chance.uniform(0.3, 2.0))
-        victim = chance.choice([worker for worker in workers if worker.alive] or workers)
-        if chance.random() < 0.6:
-            counts["killed"] += 1
+async def harm_one(
+    kind: str, fleet: Fleet, workers: list[WorkerProcess], server: EmbeddedServer, chance: random.Random
+) -> None:
+    """Do one harm."""
+    victim = chance.choice([worker for worker in workers if worker.alive] or workers)
+    match kind:
+        case "worker killed":
             fleet.kill(victim.pid)
             await victim.process.wait()
-        else:
-            counts["frozen"] += 1
+        case "worker frozen":
             await fleet.freeze(victim.pid, chance.uniform(1.0, 5.0))
-        for _ in range(chance.randint(0, 4)):
-            await asyncio.sleep(CALM_S)
-    return counts
+        case "server killed":
+            await kill_server(server, chance)
+        case "server frozen":
+            await freeze_server(server, chance)
+        case _:
+            await restart_server(server, chance)
 
 
-async def test_children_are_made_and_counted_once_while_workers_and_reactors_are_killed(
-    ledger: Ledger, fleet: Fleet, chance: random.Random, record: Recorder
+async def harm(
+    fleet: Fleet, workers: list[WorkerProcess], server: EmbeddedServer, runs: Begun, chance: random.Random
+) -> Counter[str]:
+    """Harm workers and the server in rounds for a while, or until the large runs have ended; return what was done."""
+    counts: Counter[str] = Counter()
+    until = time.monotonic() + HARM_S
+    while time.monotonic() < until and not (counts and await runs.large_ones_ended()):
+        for kind in chance.sample(HARMS, len(HARMS)):
+            await asyncio.sleep(chance.uniform(0.3, 2.5))
+            counts += await keep(fleet, workers)
+            await harm_one(kind, fleet, workers, server, chance)
+            counts[kind] += 1
+    return counts + await keep(fleet, workers)
+
+
+async def test_runs_go_on_while_workers_reactors_and_the_server_are_killed(
+    ledger: Ledger, server: EmbeddedServer, fleet: Fleet, chance: random.Random, record: Recorder
 ) -> None:
-    """A map of 2,000 and a graph of 200 nodes over three queues: killed at random and between its appends, frozen."""
+    """A map of 2,000, a graph of 200 nodes over three queues, and small runs: killed at random and between appends."""
     fleet.app = APP
     fleet.variables |= {"GROUPS_CRASH": "0.02", "GROUPS_CRASH_LATER": "0.02"}
     await consumers(ledger)
     workers = [await fleet.begin("--concurrency", "30") for _ in range(WORKERS)]
-    runs = [
-        await started(ledger, *a_map(chance, ITEMS, 0.4, limit=LIMIT)),
-        await started(ledger, *a_graph(chance, NODES, 0.3)),
-    ]
-    counts = await harm(fleet, workers, runs, chance)
+    runs = await Begun.some(ledger, chance, ITEMS, NODES, ASKING)
+    telling = asyncio.create_task(tell(ledger, runs.asking, chance, HARM_S / 2))
+    counts = await harm(fleet, workers, server, runs, chance)
     await calm(fleet, workers)
-    await done(ledger, runs, 180)
-    proof = await prove(ledger, enqueued=None, faults=fleet.faults)
+    await telling
+    found, proof = await runs.hold(ledger, fleet)
     await fleet.stop()
-    found = await Groups.of(ledger.log)
-    assert found.wrong == []
-    assert [found.made[run.id] for run in runs] == [ITEMS, NODES]
-    assert set(found.counted.values()) == {1}
-    assert len(found.counted) == ITEMS + NODES
-    assert [found.woken[run.id] for run in runs] == [1, 1]
-    assert found.peaks[runs[0].id, KEY] == LIMIT
-    proof.hold()
-    assert counts["killed"] > 3
-    assert counts["between"], "no worker ended between counting and making"
+    assert found.peaks[runs.map.id, "sheet"] == LIMIT
+    assert counts.keys() >= {*HARMS, app.ENDS[9]}, f"something was not done: {counts}"
     record(
         "R1",
-        "workers killed at random, and between counting ends of children and making the next ones, and frozen, "
-        "under a map of 2,000 (limit 50) and a graph of 200 nodes over three queues",
+        "workers killed at random, and between counting ends of children and making the next ones, and frozen; the "
+        "server killed, frozen and restarted; under a map of 2,000 (limit 50), a graph of 200 nodes over three queues "
+        "and 40 runs that wait for times, signals and children",
         faults=", ".join(f"{times} {what}" for what, times in counts.items())
-        + f"; at most {found.peaks[runs[0].id, KEY]} open, every end counted once, each run woken once",
-        jobs=ITEMS + NODES,
+        + f"; at most {found.peaks[runs.map.id, 'sheet']} open, every end counted once, each of "
+        f"{sum(found.waits.values())} waits resumed once",
+        jobs=len(found.jobs),
         events=proof.report.events,
         now=time.monotonic(),
     )
@@ -181,29 +236,32 @@ async def test_cancelled_runs_leave_no_child_behind_while_workers_are_killed(
     fleet.variables |= {"GROUPS_CRASH": "0.05", "GROUPS_CRASH_LATER": "0.1"}
     await consumers(ledger)
     workers = [await fleet.begin("--concurrency", "30") for _ in range(2)]
-    runs: list[JobHandle[Any]] = []
-    crashes = 0
+    runs: list[JobHandle[int]] = []
+    crashes: Counter[str] = Counter()
     for _ in range(20):
-        run = await started(ledger, *a_map(chance, 60, 0.2, limit=8))
-        runs.append(run)
+        runs.append(await ledger.enqueue(app.sync, 60, 8))
         await asyncio.sleep(chance.uniform(0.0, 1.2))
-        crashes += sum((await keep(fleet, workers)).values())
-        if not await is_woken(run):
-            await run.cancel()
+        crashes += await keep(fleet, workers)
+        with contextlib.suppress(IllegalTransitionError):  # it has ended
+            await runs[-1].cancel()
     await calm(fleet, workers)
+    async with asyncio.timeout(END_S):
+        ended = [await run.wait() for run in runs]
     await _until_settled(ledger)
+    proof = await prove(ledger, enqueued=None, faults=fleet.faults)
     found = await Groups.of(ledger.log)
     await fleet.stop()
     assert found.wrong == []
-    cancelled = [run for run in runs if found.jobs[run.id].state is JobState.CANCELLED]
-    assert len(cancelled) > 5
-    assert crashes > 5, "no worker ended where it hurts"
+    proof.hold()
+    cancelled = sum(run.state is JobState.CANCELLED for run in ended)
+    assert cancelled > 5
+    assert crashes.total() > 5, "no worker ended where it hurts"
     record(
         "R2",
         "runs cancelled at random moments while workers end between enqueueing children and looking at their run",
-        faults=f"{len(cancelled)} of {len(runs)} runs cancelled, {crashes} workers ended; no child left open",
+        faults=f"{cancelled} of {len(runs)} runs cancelled, {crashes.total()} workers ended; no child left open",
         jobs=len(found.jobs) - len(runs),
-        events=max(job.last_sequence for job in found.jobs.values()),
+        events=proof.report.events,
         now=time.monotonic(),
     )
 
@@ -218,7 +276,7 @@ async def _until_settled(ledger: Ledger) -> None:
             await asyncio.sleep(0.5)
 
 
-async def test_children_are_made_and_counted_once_while_leaders_of_three_replicas_are_killed(
+async def test_runs_go_on_while_leaders_of_three_replicas_are_killed(
     nats_server_binary: str, tmp_path: Path, chance: random.Random, record: Recorder
 ) -> None:
     settings: dict[str, Any] = {
@@ -234,36 +292,28 @@ async def test_children_are_made_and_counted_once_while_leaders_of_three_replica
         fleet.app = APP
         try:
             workers = [await fleet.start("--concurrency", "30") for _ in range(2)]
-            runs = [
-                await started(ledger, *a_map(chance, 800, 0.3, limit=LIMIT)),
-                await started(ledger, *a_graph(chance, 80, 0.3)),
-            ]
-            await asyncio.sleep(1.5)
-            await _kill_leader(made, ledger)
-            fleet.kill(workers[0].pid)
-            await keep(fleet, workers)
-            await done(ledger, runs, 180)
-            proof = await prove(ledger, enqueued=None, faults=fleet.faults)
+            runs = await Begun.some(ledger, chance, 800, 80, 10)
+            telling = asyncio.create_task(tell(ledger, runs.asking, chance, 10.0))
+            for _ in range(LEADERS):
+                await asyncio.sleep(chance.uniform(0.5, 1.5))
+                dead = await made.kill_leader(ledger)
+                fleet.kill(chance.choice(workers).pid)
+                await asyncio.sleep(chance.uniform(0.5, 1.5))
+                await keep(fleet, workers)
+                made.restart(dead)
+                await made.whole(ledger)
+            await telling
+            found, proof = await runs.hold(ledger, fleet)
         finally:
             await fleet.close()
-        found = await Groups.of(ledger.log)
-    assert found.wrong == []
-    assert [found.made[run.id] for run in runs] == [800, 80]
-    assert set(found.counted.values()) == {1}
-    assert [found.woken[run.id] for run in runs] == [1, 1]
-    proof.hold()
+    assert found.peaks[runs.map.id, "sheet"] <= LIMIT
     record(
         "R3",
-        "SIGKILL of the leader of three replicas, and of a worker, under a map of 800 and a graph of 80 nodes",
-        faults="1 leader, 1 worker; every end counted once, each run woken once",
-        jobs=880,
+        "SIGKILL of one leader of three replicas after the other, and of workers, under a map of 800, a graph of 80 nodes "
+        "and 10 runs that wait",
+        faults=f"{LEADERS} leaders, {LEADERS} workers; every end counted once, each of {sum(found.waits.values())} waits "
+        "resumed once",
+        jobs=len(found.jobs),
         events=proof.report.events,
         now=time.monotonic(),
     )
-
-
-async def _kill_leader(made: Cluster, ledger: Ledger) -> None:
-    """End the server that leads the ledger's stream, without a word."""
-    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
-    number = int(info["cluster"]["leader"].removeprefix("n"))
-    list(made.servers.values())[number].kill()

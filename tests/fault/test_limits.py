@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.support.cluster import SIZE, Cluster, cluster
+from tests.support.cluster import SIZE, cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
-from tests.support.jetstream import api
 from tests.support.limited import define, grants, peaks, times_granted
 from tests.support.proof import Proof, prove
 from tests.support.watch import Watch, make_consumers
@@ -290,7 +289,7 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
                     await fleet.start("--concurrency", "60")
                 ids = await fill(ledger, limited, chance, 6_000)
                 await watch.until(lambda: len(watch.ended) > 500)
-                await _kill_leader(made, ledger)
+                await made.kill_leader(ledger)
                 began = time.monotonic()
                 seen = len(watch.ended)
                 await watch.until(lambda: len(watch.ended) > seen + 200)
@@ -311,10 +310,3 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
         now=time.monotonic(),
         worst_recovery=f"{recovery_s:.1f} s until jobs ended again",
     )
-
-
-async def _kill_leader(made: Cluster, ledger: Ledger) -> None:
-    """End the server that leads the ledger's stream, without a word."""
-    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
-    number = int(info["cluster"]["leader"].removeprefix("n"))
-    list(made.servers.values())[number].kill()

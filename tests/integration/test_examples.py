@@ -16,6 +16,17 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.py"), key=lambda path: path.name)
 
 #: What each one has to print, in this order.
 SHOWN = {
+    "approval.py": [
+        "30 runs wait; the worker has 10 slots, and is stopped",
+        "before the run begins     10  completed  approved by eve",
+        "while the run waits       10  completed  approved by eve",
+        "while no worker runs      10  completed  refused by eve",
+        "when the time is over     10  completed  approved by the manager",
+        "after the run's end       10  completed  withdrawn",
+        "50 signals: known already",
+        "50 signals: recorded",
+        "20 signals: refused, the run has ended",
+    ],
     "bulk.py": [
         "200 created, 0 were there already",
         "0 created, 200 were there already",
@@ -129,6 +140,15 @@ SHOWN = {
         'jobledger_jobs_completed_total{queue="email",task="send"} 3.0',
         'jobledger_task_failures_total{error_type="ValueError",queue="email",task="send"} 1.0',
     ],
+    "pages_and_items.py": [
+        "import-1 is paused: 2 pages are read, ",
+        "the worker was replaced; import-1 is queued: 3 pages are read, ",
+        "import-1: 100 items are published",
+        "100 items were stored, none more than twice: True",
+        "page 1 is removed again",
+        "page 0 is removed again",
+        "import-2 is cancelled: the wrong file",
+    ],
     "poison.py": [
         "a good job is fine",
         "segfault: dead_lettered after 2 attempts, ",
@@ -150,6 +170,19 @@ SHOWN = {
         "ada paid 1500 cents",
         "grace paid 1400 cents",
     ],
+    "saga.py": [
+        "worker 1 ended with -9",
+        "the run is running",
+        "worker 1: asks for 120000 cents",
+        "worker 1: cancels car-1",
+        "worker 1: has cancelled car-1",
+        "worker 1: cancels hotel-1",
+        "worker 2: cancels hotel-1",
+        "worker 2: has cancelled hotel-1",
+        "worker 2: cancels flight-1",
+        "worker 2: has cancelled flight-1",
+        "the run is dead_lettered: step 'pay': the card is refused",
+    ],
     "schedules.py": [
         "s made job reports-...",
         "report 1 is sent",
@@ -161,6 +194,29 @@ SHOWN = {
         "the ledger is sound",
         "without the seal: the ledger is sound",
         "with the seal: stream sequence 1 to 3 is not what it was when it was sealed",
+    ],
+    "stored_graph.py": [
+        "form then company and score then letter then archive",
+        "archive  completed after 1 attempt",
+        "the execution is completed",
+        "score    18",
+        "letter   company: what /companies says and score: 18",
+        "company  dead_lettered after 3 attempts",
+        "score    completed after 1 attempt",
+        "letter   not begun",
+        "the execution is dead_lettered",
+        "node fetch#2: ConnectionError: /down does not answer",
+    ],
+    "sub_tasks.py": [
+        "article-0: small image of article-0, ann paid 100 cents",
+        "its callback was told: completed",
+        "article-3: dead_lettered",
+        "its callback was told: dead_lettered: ChildFailedError: item 0 of step 'charge' failed: ValueError: -1 cents",
+        "attempts of the payments: [2, 2, 2, 4]",
+        "payments of one account that ran at once: 1",
+        "preview-1 is cancelled: superseded by preview-3, limit article:news",
+        "preview-2 is cancelled: superseded by preview-3, limit article:news",
+        "preview-3 is completed",
     ],
     "tracing.py": [
         "receipt 7",
@@ -203,6 +259,18 @@ SHOWN = {
         "at 10 [outcome] email/",
         "`completed` is a second outcome of attempt 1, which was completed before",
     ],
+    "webhook.py": [
+        "d-1 to /orders: 202 run order-77 begins",
+        "d-1 to /orders: 200 run order-77 is there already",
+        "d-2 to /payments: 202 noted",
+        "d-2 to /payments: 200 noted before",
+        "d-3 to /payments: 401 the signature is wrong",
+        "d-4 to /payments: 404 no run waits for this payment",
+        "d-5 to /payments: 400 Object missing required field `cents`",
+        "d-3 to /payments: 202 noted",
+        "order 77 is on its way",
+        "d-6 to /payments: 409 the run has ended",
+    ],
     "workflow.py": [
         "order-77 is paused, its steps: reserve, charge, approved",
         "the first click was recorded: True; the second one: False",
@@ -219,7 +287,7 @@ SHOWN = {
 }
 #: What stays on purpose: the README goes on with it.
 KEPT = {"quickstart.py": ".jobledger"}
-ARGUMENTS = {"bulk.py": ["200"], "workflow_kill.py": ["2", "1"]}
+ARGUMENTS = {"approval.py": ["50"], "bulk.py": ["200"], "workflow_kill.py": ["2", "1"]}
 #: What the watchdog of a worker says when the machine has no time for its loop: nothing that an example does wrong.
 _SLOW_MACHINE = re.compile(
     r"the event loop has been blocked for [\d.]+ s by code that is not a task's.*?\n\n", re.DOTALL

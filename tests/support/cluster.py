@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger import connect
+from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
 
 SIZE = 3
@@ -44,22 +46,48 @@ def _start(binary: str, number: int, folder: Path, ports: list[int]) -> subproce
 class Cluster(NamedTuple):
     url: str  #: the addresses of its servers, separated by commas
     servers: dict[int, subprocess.Popen[bytes]]  #: by port
+    start: Callable[[int], subprocess.Popen[bytes]]  #: starts the server of that number, from 0
+
+    async def kill_leader(self, ledger: Ledger) -> int:
+        """End the server that leads the ledger's stream, without a word; return its number."""
+        info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
+        number = int(info["cluster"]["leader"].removeprefix("n"))
+        server = list(self.servers.values())[number]
+        server.kill()
+        await asyncio.to_thread(server.wait)
+        return number
+
+    def restart(self, number: int) -> None:
+        """Start a server that was ended anew, with its store."""
+        self.servers[list(self.servers)[number]] = self.start(number)
+
+    async def whole(self, ledger: Ledger, limit_s: float = 60.0) -> None:
+        """Wait until every replica of the ledger's stream has what its leader has: then another one may die."""
+        async with asyncio.timeout(limit_s):
+            while True:
+                with contextlib.suppress(LedgerError, TimeoutError, KeyError):
+                    info = await api(ledger.inbox, f"STREAM.INFO.{ledger.names.ledger_stream}", {})
+                    others = info["cluster"]["replicas"]
+                    if len(others) == SIZE - 1 and all(each["current"] for each in others):
+                        return
+                await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager
 async def cluster(binary: str, folder: Path) -> AsyncGenerator[Cluster]:
     """Yield the cluster once it stores what it is given; frozen servers are gone at the end, too."""
     ports = _free_ports(2 * SIZE)
-    servers: list[subprocess.Popen[bytes]] = []
+    servers: dict[int, subprocess.Popen[bytes]] = {}
     try:
-        servers += [_start(binary, number, folder, ports) for number in range(SIZE)]
+        for number in range(SIZE):
+            servers[ports[number]] = _start(binary, number, folder, ports)
         url = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:SIZE])
         await _ready(url)
-        yield Cluster(url, dict(zip(ports, servers, strict=False)))
+        yield Cluster(url, servers, functools.partial(_start, binary, folder=folder, ports=ports))
     finally:
-        for server in servers:
+        for server in servers.values():
             server.kill()
-        for server in servers:
+        for server in servers.values():
             server.wait()
 
 

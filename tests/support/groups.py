@@ -10,7 +10,7 @@ import msgspec
 from jobledger.ledger import JobHandle, Ledger
 from jobledger.ledger.model.chain import transact
 from jobledger.ledger.model.commands import Claim, Enqueue, Pause, StartStep
-from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Member, Order, Queued
+from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Member, Order, Paused, Queued
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.log import Log
@@ -64,6 +64,8 @@ class Groups:
             Counter()
         )  #: children of a step that were alive at once, at the most
         self.woken: Counter[str] = Counter()  #: dispatches that ends of children caused, by run
+        self.waits: Counter[str] = Counter()  #: pauses, by run
+        self.resumed: Counter[str] = Counter()  #: dispatches that ended one, by run
         self._alive: dict[tuple[str, str], set[int]] = {}
 
     @classmethod
@@ -96,6 +98,9 @@ class Groups:
             self._is_made(job, member)
         if member is not None and job.is_final:
             self._alive[member.job, member.step].discard(member.item)
+        self.waits[job.id] += isinstance(event, Paused)
+        was_paused = before is not None and before.state is JobState.PAUSED
+        self.resumed[job.id] += was_paused and isinstance(event, Queued | Held)
         if isinstance(event, Joined):
             self._is_counted(job, event)
         elif isinstance(event, Queued | Held) and event.joined is not None:

@@ -21,6 +21,31 @@ from jobledger.ledger.server import EmbeddedServer
 _ACK_WORDS: Final = b"+ACK"
 
 
+async def kill_server(server: EmbeddedServer, chance: random.Random) -> None:
+    """End the server without a word, and start it again up to a second later."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    await server.wait()
+    await asyncio.sleep(chance.uniform(0.0, 1.0))
+    await server.start()
+
+
+async def restart_server(server: EmbeddedServer, _chance: random.Random) -> None:
+    """Stop the server in good order, and start it again."""
+    await server.stop()
+    await server.start()
+
+
+async def freeze_server(server: EmbeddedServer, chance: random.Random) -> None:
+    """Let the server stand still for up to 2.5 seconds."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(chance.uniform(0.2, 2.5))
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
 class Nemesis:
     """Harms what it is given until it is stopped; everything is whole again when `run` returns."""
 
@@ -130,23 +155,15 @@ class Nemesis:
         await self._alive[name].process.wait()
 
     async def kill_server(self) -> None:
-        assert self._server.pid is not None
-        os.kill(self._server.pid, signal.SIGKILL)
-        await self._server.wait()
-        await asyncio.sleep(self._chance.uniform(0.0, 1.0))
-        await self._server.start()
+        await kill_server(self._server, self._chance)
         await self._recovered()
 
     async def restart_server(self) -> None:
-        await self._server.stop()
-        await self._server.start()
+        await restart_server(self._server, self._chance)
         await self._recovered()
 
     async def freeze_server(self) -> None:
-        assert self._server.pid is not None
-        os.kill(self._server.pid, signal.SIGSTOP)
-        await asyncio.sleep(self._chance.uniform(0.2, 2.5))
-        os.kill(self._server.pid, signal.SIGCONT)
+        await freeze_server(self._server, self._chance)
         await self._recovered()
 
     async def _recovered(self) -> None:
