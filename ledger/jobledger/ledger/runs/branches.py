@@ -45,7 +45,7 @@ async def _gathered(
 
     count = min(limit, len(branches)) if limit else len(branches)
     if count:
-        await _all_of(passage, [work() for _ in range(count)])
+        _raise_ending(await _run_as_branches(passage, [work() for _ in range(count)]))
     for each in results:
         if isinstance(each, _Raised):
             raise each.error
@@ -65,28 +65,30 @@ async def _run(
         results[number] = _Raised(error)
 
 
-async def _all_of(passage: Passage, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run them as branches until all have ended; cancelled, cancel them first."""
+async def _run_as_branches(
+    passage: Passage, coroutines: Sequence[Coroutine[Any, Any, None]], *, first: bool = False
+) -> list[asyncio.Task[None]]:
+    """Run coroutines as branches until all have ended, or the first one; return their tasks. Cancelled, cancel them."""
     loop = asyncio.get_running_loop()
     passage.waits.begin(len(coroutines) - 1)
     tasks = [loop.create_task(each) for each in coroutines]
-    running = len(tasks)
+    ended, waited_for = 0, 1 if first else len(tasks)
 
     def on_end(task: asyncio.Task[None]) -> None:
-        nonlocal running
+        nonlocal ended
         passage.scopes.release(task)
-        running -= 1
-        if running:  # the last one leaves its activity to whoever waits for all
+        ended += 1
+        if ended != waited_for:  # with that end the caller goes on, and counts as active in its place
             passage.waits.end()
 
     for each in tasks:
         each.add_done_callback(on_end)
     try:
-        await asyncio.wait(tasks)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED)
     except asyncio.CancelledError:
         await _cancel(tasks)
         raise
-    _raise_ending(tasks)
+    return tasks
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -152,28 +154,10 @@ async def _abandon(passage: Passage, branches: Sequence[Branch], won: int) -> No
 async def _first(passage: Passage, branches: Sequence[tuple[Branch, BranchFunction]]) -> tuple[int, Any]:
     """Run branches until one ends, and cancel the others; return its number and what it came to."""
     results: list[Any] = [None] * len(branches)
-    loop = asyncio.get_running_loop()
-    passage.waits.begin(len(branches) - 1)
-    tasks = [
-        loop.create_task(_run(passage, branch, function, results, number))
-        for number, (branch, function) in enumerate(branches)
+    runs = [
+        _run(passage, branch, function, results, number) for number, (branch, function) in enumerate(branches)
     ]
-    has_ended = False
-
-    def on_end(task: asyncio.Task[None]) -> None:
-        nonlocal has_ended
-        passage.scopes.release(task)
-        if has_ended:  # the first one leaves its activity to whoever waits for it
-            passage.waits.end()
-        has_ended = True
-
-    for each in tasks:
-        each.add_done_callback(on_end)
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        await _cancel(tasks)
-        raise
+    tasks = await _run_as_branches(passage, runs, first=True)
     ended = [each for each in tasks if each.done()]
     await _cancel([each for each in tasks if each not in ended])
     _raise_ending(ended)

@@ -130,70 +130,42 @@ class Passage:
 
     # What is recorded.
 
-    async def _append(self, command: StepCommand) -> None:
+    async def _record(self, make: Callable[..., StepCommand], asked: Asked, **said: Any) -> None:
+        """Append a command about a step; `said` are its fields beside those that name the step."""
+        command = make(
+            epoch=self.journal.epoch,
+            step=asked.key,
+            kind=asked.kind,
+            target=asked.target,
+            input_sha256=asked.digest,
+            **said,
+        )
         await self.journal.append(command)
         self.length.add(command)
 
     async def start(self, asked: Asked, *, until: datetime | None = None, **more: Any) -> Step:
         """Record that a step begins; `more` are fields of `StartStep`."""
-        command = StartStep(
-            epoch=self.journal.epoch,
-            step=asked.key,
-            kind=asked.kind,
-            target=asked.target,
-            input_sha256=asked.digest,
-            until=until,
-            **more,
-        )
-        await self._append(command)
+        await self._record(StartStep, asked, until=until, **more)
         return self.journal.job.steps[asked.key]
 
     async def complete(self, asked: Asked, text: bytes, *, tries: int = 1, duration_ms: float = 0.0) -> None:
         """Record the one result of a step. Raises: PayloadTooLargeError, and what `RunJournal.append` raises."""
         value, reference = await self.journal.put(text, what=f"result of step {asked.key}")
-        command = CompleteStep(
-            epoch=self.journal.epoch,
-            step=asked.key,
-            kind=asked.kind,
-            target=asked.target,
-            input_sha256=asked.digest,
-            result=value,
-            result_ref=reference,
-            tries=tries,
-            duration_ms=duration_ms,
+        await self._record(
+            CompleteStep, asked, result=value, result_ref=reference, tries=tries, duration_ms=duration_ms
         )
-        await self._append(command)
 
     async def take(
         self, asked: Asked, sequence: int, value: msgspec.Raw, reference: PayloadRef | None
     ) -> None:
         """Record that a step takes the signal of a stream sequence as its result."""
-        command = CompleteStep(
-            epoch=self.journal.epoch,
-            step=asked.key,
-            kind=asked.kind,
-            target=asked.target,
-            result=value,
-            result_ref=reference,
-            signal=sequence,
-        )
-        await self._append(command)
+        await self._record(CompleteStep, asked, result=value, result_ref=reference, signal=sequence)
 
     async def fail(
         self, asked: Asked, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None
     ) -> None:
         """Record a try that failed; without `retry_at` it was the last one."""
-        command = FailStep(
-            epoch=self.journal.epoch,
-            step=asked.key,
-            kind=asked.kind,
-            target=asked.target,
-            input_sha256=asked.digest,
-            error=error,
-            tries=tries,
-            retry_at=retry_at,
-        )
-        await self._append(command)
+        await self._record(FailStep, asked, error=error, tries=tries, retry_at=retry_at)
 
     async def result_of(self, step: Step) -> bytes:
         """Return the recorded result of a completed step as JSON text."""
