@@ -218,10 +218,7 @@ class Enqueuer:
         arguments = functools.cache(lambda: task.signature.decode(text))
         job = Keyed(task.name, options.queue, order, arguments)
         found = with_limits(job, options.declared, options.declared_queue)
-        queue = options.declared_queue
-        await self._client.code_limits.ensure(
-            (*options.declared, *(() if queue is None else queue.limits)), task.name, options.queue
-        )
+        await self._client.code_limits.ensure(options.limits_in_code, task.name, options.queue)
         return found
 
     async def _require_same(self, task: Task[Any, Any], command: Enqueue) -> None:

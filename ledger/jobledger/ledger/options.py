@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue
-from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.inputs import check_word, checked_limits, checked_metadata, keep_utc
 from jobledger.ledger.model.limits.names import RESERVED
@@ -77,6 +77,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if (self.tenant, self.correlation, self.metadata, self.limits) != ("", "", {}, ()):
             self._check_words()
 
+    @property
+    def limits_in_code(self) -> tuple[Limit | str, ...]:
+        """The limits that code declares with a job's task, with its options and with its queue."""
+        queue = self.declared_queue
+        return (*self.declared, *(() if queue is None else queue.limits))
+
     def _check_words(self) -> None:
         if self.tenant != "":
             check_word("tenant", self.tenant)
@@ -99,6 +105,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 "give id or Unique(for_s=...), not both: the period gives the job its id"
             )
         return unique
+
+
+#: What the options of a job cannot say that a run, a graph or a batch makes.
+_OF_MAKER: Final = ("id", "delay_s", "run_at", "unique", "debounce_s")
+
+
+def refuse_of_maker(options: Options, what: str, maker: str) -> None:
+    """Refuse options that whoever makes a job decides: its id, and when it begins.
+
+    `what` names the job and `maker` who makes it, such as "a child of task send" and "its run".
+
+    Raises: TaskDefinitionError.
+    """
+    wrong = next((name for name in _OF_MAKER if getattr(options, name) is not None), None)
+    if wrong is not None:
+        raise TaskDefinitionError(f"{what} cannot have {wrong}: {maker} gives it its id and begins it")
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):

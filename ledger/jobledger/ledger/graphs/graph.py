@@ -16,7 +16,7 @@ from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ITEMS_MAX, ChildNode, ChildOrder, Take
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import Options
+from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
@@ -251,9 +251,7 @@ class Graph:
         """
         spec = self.spec()
         for options, task in self.declared:
-            queue = options.declared_queue
-            limits = (*options.declared, *(() if queue is None else queue.limits))
-            ensure = functools.partial(client.code_limits.ensure, limits, task, options.queue)
+            ensure = functools.partial(client.code_limits.ensure, options.limits_in_code, task, options.queue)
             await client.patience.read(ensure)
         return _RUN, {"graph": spec}
 
@@ -267,7 +265,7 @@ class Graph:
         always: bool,
     ) -> NodeResult:
         plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
-        _refuse_options(plain.name, options)
+        refuse_of_maker(options, f"a node of task {plain.name}", "its graph")
         takes: list[Take] = []
         named = plain.signature.named(args, kwargs)
         given = {name: self._without_results(value, [name], takes) for name, value in named.items()}
@@ -294,8 +292,7 @@ class Graph:
         if not options.declared and options.declared_queue is None:
             return options.limits
         late = {str(take.at[0]) for take in takes}
-        queue = options.declared_queue
-        for limit in (*options.declared, *(() if queue is None else queue.limits)):
+        for limit in options.limits_in_code:
             if not isinstance(limit, str) and limit.key in late:
                 raise TaskDefinitionError(
                     f"limit {limit.name} of task {task.name} takes its key from {limit.key}, which is the result of "
@@ -305,7 +302,7 @@ class Graph:
         order = Order(limits=options.limits, tenant=options.tenant, metadata=options.metadata)
         arguments = {**task.signature.defaults, **known}
         job = Keyed(task.name, options.queue, order, lambda: arguments)
-        return with_limits(job, options.declared, queue).limits
+        return with_limits(job, options.declared, options.declared_queue).limits
 
     def _without_results(self, value: Any, at: list[str | int], takes: list[Take]) -> Any:
         """Return a value with None in the place of each result, and take note of which goes where."""
@@ -368,19 +365,3 @@ def _placed(node: _Added, places: Mapping[int, int]) -> GraphNode:
         after=tuple(sorted(places[need] for need in node.after)),
         always=node.always,
     )
-
-
-def _refuse_options(task: str, options: Options) -> None:
-    """Refuse options of a node that its graph decides. Raises: TaskDefinitionError."""
-    given = {
-        "id": options.id,
-        "delay_s": options.delay_s,
-        "run_at": options.run_at,
-        "unique": options.unique,
-        "debounce_s": options.debounce_s,
-    }
-    wrong = [name for name, value in given.items() if value is not None]
-    if wrong:
-        raise TaskDefinitionError(
-            f"a node of task {task} cannot have {wrong[0]}: a graph gives its jobs their ids and begins them"
-        )

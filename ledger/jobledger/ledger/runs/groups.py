@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from jobledger.ledger.limits.keys import Keyed, with_limits
-from jobledger.ledger.model.errors import ConfigurationError, InvalidError, TaskDefinitionError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidError
 from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import (
@@ -21,7 +21,7 @@ from jobledger.ledger.model.runs.orders import (
     items_of,
 )
 from jobledger.ledger.model.runs.steps import Step
-from jobledger.ledger.options import Options
+from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.passage import Asked, Passage
@@ -72,7 +72,7 @@ class Group:
 
         Raises: InvalidInputError, TaskDefinitionError for options that a child cannot have, ConfigurationError.
         """
-        _refuse_options(task.name, options)
+        refuse_of_maker(options, f"a child of task {task.name}", "its run")
         if len(inputs) > ITEMS_MAX:
             raise ConfigurationError(
                 f"a group of {len(inputs):,} children of {task.name} is more than {ITEMS_MAX:,}: make groups of groups"
@@ -229,24 +229,3 @@ class Child(Generic[R_co]):
             return cast("R_co", self._group.value(self._asked, end))
 
         return await self._passage.perform(self._asked.key, body)
-
-
-def named_inputs(task: Task[Any, Any], items: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the inputs of a map: each item is the first argument of a child. Raises: InvalidInputError."""
-    return [task.signature.named((item,), {}) for item in items]
-
-
-def _refuse_options(task: str, options: Options) -> None:
-    """Refuse options of a child that its run decides. Raises: TaskDefinitionError."""
-    given = {
-        "id": options.id,
-        "delay_s": options.delay_s,
-        "run_at": options.run_at,
-        "unique": options.unique,
-        "debounce_s": options.debounce_s,
-    }
-    wrong = [name for name, value in given.items() if value is not None]
-    if wrong:
-        raise TaskDefinitionError(
-            f"a child of task {task} cannot have {wrong[0]}: its run gives it its id and begins it"
-        )

@@ -42,9 +42,7 @@ class ChildJobs:
 
     async def ensure_limits(self, task: str, options: Options) -> None:
         """See to it that what a task's code defines of limits is in the ledger. Raises: ConfigurationError."""
-        queue = options.declared_queue
-        limits = (*options.declared, *(() if queue is None else queue.limits))
-        await self._ledger.code_limits.ensure(limits, task, options.queue)
+        await self._ledger.code_limits.ensure(options.limits_in_code, task, options.queue)
 
     async def order(self, task: Task[Any, Any], options: Options, value: Any, run: Job) -> Order:
         """Return what makes a job of a task that a run causes; what it has from the run is as of a child."""
