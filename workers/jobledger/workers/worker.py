@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.graphs.batch_run import run_batch
+from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.errors import (
     LedgerError,
@@ -22,8 +24,6 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.runs.batch import run_batch
-from jobledger.ledger.runs.graph_run import run_graph
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcing import announce_tasks
 from jobledger.workers.attempt.abandoned import Abandoned

@@ -1,1 +1,1 @@
-"""Graphs and batches as those who begin them need them: the client knows nothing of workflows."""
+"""Graphs and batches: what they are made of, who begins them, and the built-in workflows that they are runs of."""

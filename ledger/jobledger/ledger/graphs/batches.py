@@ -12,18 +12,14 @@ from typing import Any, Final, cast
 import msgspec
 
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
 from jobledger.ledger.handle import execute
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.orders import (
-    BATCH_CLOSED,
-    BATCH_STEP,
-    BUILT_IN_QUEUE,
-    RUN_BATCH,
-    ChildNode,
-)
+from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BATCH_STEP, RUN_BATCH, ChildNode
+from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.parts import Client
@@ -33,23 +29,6 @@ AnyTask = Task[..., Any] | TaskWithOptions[..., Any]
 Inputs = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
 #: What the task at the end of a batch may ask for by the names of its parameters.
 _TOLD: Final = ("batch", "counts")
-
-
-class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is stored of a batch: the input of `run_batch`."""
-
-    task: str  #: what its jobs run
-    queue: str  #: where they wait
-    end: ChildNode | None = None  #: what is enqueued when all have ended
-    told: tuple[str, ...] = ()  #: which of `batch` and `counts` that is told
-
-
-def _asked(batch: BatchSpec) -> dict[str, int]:
-    """Have the input and the result of `run_batch`, which workers have."""
-    raise NotImplementedError(batch)
-
-
-_RUN: Final = Task[..., dict[str, int]](_asked, RUN_BATCH, Options(queue=BUILT_IN_QUEUE))
 
 
 async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
@@ -74,7 +53,7 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     spec = BatchSpec(task=plain.name, queue=options.queue)
     if on_end is not None:
         spec = _with_end(spec, name, on_end)
-    batch = await enqueuer.one(_RUN.options(id=name), batch=spec)
+    batch = await enqueuer.one(run_batch.options(id=name), batch=spec)
     count = None if batch.created else _count(await _known(client, batch.ref, spec))
     result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
     if count is None:
@@ -112,7 +91,7 @@ def _count(job: Job) -> int | None:
     step = job.steps.get(BATCH_STEP)
     if step is not None and step.count is not None:
         return step.count
-    said = next((each for each in job.signals if each.name == BATCH_CLOSED and not each.taken_by), None)
+    said = next_signal(job.signals, BATCH_CLOSED)
     return None if said is None else msgspec.json.decode(bytes(said.value), type=int)
 
 

@@ -1,6 +1,6 @@
 """`Graph`: jobs that wait for each other and pass results on, all of them known before the first one runs.
 
-It becomes the input of one job, a run of the built-in task `run_graph`, whose only step is a group of children.
+It becomes the input of one job, a run of the built-in workflow `run_graph`, whose only step is a group of children.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
 
 import msgspec
 
+from jobledger.ledger.graphs.graph_run import run_graph
+from jobledger.ledger.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
-from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ITEMS_MAX, ChildNode, ChildOrder, Take
+from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, Take
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
@@ -23,81 +25,7 @@ from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
 
-#: The task of a run that is a graph.
-RUN_GRAPH: Final = "run_graph"
-NODES_MAX: Final = 10_000
 _SHOWN_MAX: Final = 12  # nodes of a cycle
-
-
-class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node of a graph, as it is stored."""
-
-    label: str  #: its name in the graph: the task's, with `#n` from the second node of the task on
-    node: ChildNode  #: what it runs, and which results go into its input
-    input: dict[str, Any] = {}  #: its keyword arguments, null where a result comes in
-    after: tuple[int, ...] = ()  #: the nodes that it waits for, by their places; each is before it
-    always: bool = False  #: whether it runs whatever became of those
-
-
-class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A whole graph, as it is stored: the input of `run_graph`."""
-
-    name: str
-    nodes: tuple[GraphNode, ...]  #: each behind those that it waits for
-    limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
-    on_failure: Literal["stop", "continue"] = "stop"
-
-    def check(self) -> None:
-        """Refuse what cannot run: a graph may have been written by hand.
-
-        Raises: InvalidInputError, InvalidTokenError.
-        """
-        check_token("graph", self.name)
-        if not 1 <= len(self.nodes) <= NODES_MAX:
-            raise InvalidInputError(
-                f"graph {self.name} has {len(self.nodes):,} nodes: 1 to {NODES_MAX:,} can run"
-            )
-        if not 0 <= self.limit <= ITEMS_MAX:
-            raise InvalidInputError(f"the limit of graph {self.name} must be 0 or more, got {self.limit}")
-        for place, node in enumerate(self.nodes):
-            wrong = [
-                need
-                for need in (*node.after, *(take.of for take in node.node.takes))
-                if not 0 <= need < place
-            ]
-            if wrong:
-                raise InvalidInputError(
-                    f"node {node.label} of graph {self.name} is number {place} and waits for number {wrong[0]}: "
-                    "put each node behind those that it waits for"
-                )
-            check_token("queue", node.node.queue)
-
-    @property
-    def order(self) -> ChildOrder:
-        """What asks for the nodes' jobs."""
-        return ChildOrder(
-            task=self.name,
-            queue=self.nodes[0].node.queue,
-            count=len(self.nodes),
-            limit=self.limit,
-            on_failure="stop" if self.on_failure == "stop" else "collect",
-            after=tuple(node.after for node in self.nodes),
-            always=tuple(place for place, node in enumerate(self.nodes) if node.always),
-            nodes=tuple(node.node for node in self.nodes),
-        )
-
-    @property
-    def items(self) -> bytes:
-        """The nodes' inputs as the JSON array that goes with `order`."""
-        return msgspec.json.encode([node.input for node in self.nodes])
-
-
-def _asked(graph: GraphSpec) -> dict[str, Any]:
-    """Have the input and the result of `run_graph`, which workers have."""
-    raise NotImplementedError(graph)
-
-
-_RUN: Final = Task[..., dict[str, Any]](_asked, RUN_GRAPH, Options(queue=BUILT_IN_QUEUE))
 
 
 class NodeResult:
@@ -253,7 +181,7 @@ class Graph:
         for options, task in self.declared:
             ensure = functools.partial(client.code_limits.ensure, options.limits_in_code, task, options.queue)
             await client.patience.read(ensure)
-        return _RUN, {"graph": spec}
+        return run_graph, {"graph": spec}
 
     def _add(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -70,7 +70,7 @@ class Group:
     ) -> None:
         """`inputs`: keyword arguments of each child.
 
-        Raises: InvalidInputError, TaskDefinitionError for options that a child cannot have, ConfigurationError.
+        Raises: TaskDefinitionError for options that a child cannot have, ConfigurationError.
         """
         refuse_of_maker(options, f"a child of task {task.name}", "its run")
         if len(inputs) > ITEMS_MAX:
@@ -83,13 +83,17 @@ class Group:
         self._task = task
         self._options = options
         self._inputs = inputs
-        self._texts = [task.signature.encode((), each) for each in inputs]
         self._kind: StepKind = kind
         self._limit = limit
         self._on_failure: OnFailure = on_failure
 
     async def begin(self, branch: Branch, name: str = "") -> Asked:
-        """Ask for the children; when this returns, those that may exist now do."""
+        """Ask for the children; when this returns, those that may exist now do.
+
+        Inputs are checked when they are recorded: later attempts compare their digest alone.
+
+        Raises: InvalidInputError; DivergedError for other inputs than are recorded.
+        """
         passage, task = self._passage, self._task
         asked = await passage.ask(branch, name or task.name, self._kind, task.name, digest_of(self._inputs))
         journal = passage.journal
@@ -100,14 +104,15 @@ class Group:
         if not self._inputs:
             await passage.complete(asked, b"[]")
             return asked
+        texts = [task.signature.encode((), each) for each in self._inputs]
         await journal.ensure_limits(task.name, self._options)
-        array = b"[" + b",".join(self._texts) + b"]"
+        array = b"[" + b",".join(texts) + b"]"
         items, reference = await journal.put(array, what=f"inputs of step {asked.key}")
-        await passage.start(asked, order=self._order(journal.job), items=items, items_ref=reference)
+        await passage.start(asked, order=self._order(journal.job, texts), items=items, items_ref=reference)
         await journal.open(asked.key, again=False)
         return asked
 
-    def _order(self, run: Job) -> ChildOrder:
+    def _order(self, run: Job, texts: Sequence[bytes]) -> ChildOrder:
         """Return what asks for the children; priority, tenant and correlation are the run's where none are given."""
         options = self._options
         priority = options.priority if options.priority != "normal" else run.order.priority
@@ -125,7 +130,7 @@ class Group:
         )
         if not options.declared and options.declared_queue is None:
             return base
-        limits = [self._limits(base, text) for text in self._texts]
+        limits = [self._limits(base, text) for text in texts]
         if len(set(limits)) == 1:
             return msgspec.structs.replace(base, limits=limits[0])
         nodes = tuple(
@@ -158,29 +163,14 @@ class Group:
         if not step.has_ended:
             step = await passage.waits.until_over(asked.key)
             if step.failed and self._on_failure == "stop":
-                await self._fail(asked, step)
+                await record_failure(passage, asked, step)
             else:
                 ends = await passage.journal.ends(asked.key)
                 await passage.complete(asked, self._recorded(ends))
             step = passage.journal.job.steps[asked.key]
         if step.state == "failed":
-            raise self._failure(step)
+            raise failure_of(passage, step)
         return self._read(await passage.result_of(step))
-
-    async def _fail(self, asked: Asked, step: Step) -> None:
-        item = items_of(step.failed)[0]
-        (end,) = await self._passage.journal.ends(asked.key, items=1 << item)
-        info = ErrorInfo(kind="child_failed", type=ChildFailedError.__name__, message=end.error)
-        await self._passage.fail(asked, info)
-
-    def _failure(self, step: Step) -> ChildFailedError:
-        item = items_of(step.failed)[0] if step.failed else 0
-        sentence = "" if step.error is None else step.error.message
-        return ChildFailedError(step.key, item, self.child(step, item), sentence)
-
-    def child(self, step: Step, item: int) -> str:
-        """Return the id of a child."""
-        return child_id(self._passage.journal.job.id, step.number, item)
 
     def _recorded(self, ends: Sequence[MemberEnd]) -> bytes:
         """Return what is recorded: of a group that collects, all ends; of any other, the results alone."""
@@ -205,7 +195,26 @@ class Group:
         if end.state == "completed":
             return Outcome(end, self.value(asked, end), None)
         step = self._passage.journal.job.steps[asked.key]
-        return Outcome(end, None, ChildFailedError(asked.key, item, self.child(step, item), end.error))
+        job_id = child_id(self._passage.journal.job.id, step.number, item)
+        return Outcome(end, None, ChildFailedError(asked.key, item, job_id, end.error))
+
+
+async def record_failure(
+    passage: Passage, asked: Asked, step: Step, name: Callable[[int], str] = lambda _: ""
+) -> None:
+    """Record that a step failed by the first of its children that failed; `name` is what the error calls an item."""
+    item = items_of(step.failed)[0]
+    (end,) = await passage.journal.ends(asked.key, items=1 << item)
+    message = f"{name(item)}{end.error}"
+    await passage.fail(asked, ErrorInfo(kind="child_failed", type=ChildFailedError.__name__, message=message))
+
+
+def failure_of(passage: Passage, step: Step) -> ChildFailedError:
+    """Return what a step raises that failed by one of its children."""
+    item = items_of(step.failed)[0] if step.failed else 0
+    sentence = "" if step.error is None else step.error.message
+    job_id = child_id(passage.journal.job.id, step.number, item)
+    return ChildFailedError(step.key, item, job_id, sentence)
 
 
 class Child(Generic[R_co]):
@@ -215,8 +224,8 @@ class Child(Generic[R_co]):
         self._passage = passage
         self._group = group
         self._asked = asked
-        step = passage.journal.job.steps[asked.key]
-        self.id = group.child(step, 0)  #: the job's id
+        run = passage.journal.job
+        self.id = child_id(run.id, run.steps[asked.key].number, 0)  #: the job's id
 
     async def result(self) -> R_co:
         """Wait for the job's end and return what its task returned, the same in every attempt.

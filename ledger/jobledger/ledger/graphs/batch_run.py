@@ -6,13 +6,13 @@ from collections import Counter
 
 import msgspec
 
-from jobledger.ledger.graphs.batches import BatchSpec
 from jobledger.ledger.model.commands import Join
 from jobledger.ledger.model.runs.orders import (
     BATCH_CLOSED,
     BATCH_STEP,
     BUILT_IN_QUEUE,
     RUN_BATCH,
+    ChildNode,
     ChildOrder,
 )
 from jobledger.ledger.runs.passage import Passage
@@ -24,15 +24,25 @@ from jobledger.ledger.runs.workflow import workflow
 _closed = Signal(BATCH_CLOSED, int)
 
 
+class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is stored of a batch: the input of `run_batch`."""
+
+    task: str  #: what its jobs run
+    queue: str  #: where they wait
+    end: ChildNode | None = None  #: what is enqueued when all have ended
+    told: tuple[str, ...] = ()  #: which of `batch` and `counts` that is told
+
+
 @workflow(name=RUN_BATCH, queue=BUILT_IN_QUEUE)
 async def run_batch(run: Run, batch: BatchSpec) -> dict[str, int]:
     """Wait until it is known how many jobs the batch has and all of them have ended; return how many ended in which state."""
-    jobs = _Jobs(run._passage, batch)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as a method of a run
-    await run._passage.perform(BATCH_STEP, jobs.begin)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
+    jobs = _Jobs(passage, batch)
+    await passage.perform(BATCH_STEP, jobs.begin)
     count = await run.wait(_closed)
     counts = await jobs.ended(count)
     if batch.end is not None:
-        await run._passage.perform("end", lambda branch: jobs.tell(branch, counts))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        await passage.perform("end", lambda branch: jobs.tell(branch, counts))
     return counts
 
 

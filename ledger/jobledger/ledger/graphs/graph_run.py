@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from jobledger.ledger.graphs.graph import RUN_GRAPH, GraphSpec
+from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import ErrorInfo
-from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, child_id, items_of
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.runs.errors import ChildFailedError
+from jobledger.ledger.runs.groups import failure_of, record_failure
 from jobledger.ledger.runs.passage import Asked, Passage
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import Branch
@@ -19,7 +19,7 @@ from jobledger.ledger.runs.steps import digest_of
 from jobledger.ledger.runs.workflow import workflow
 
 
-@workflow(name=RUN_GRAPH, queue=BUILT_IN_QUEUE, give_up_on=(ChildFailedError, InvalidInputError))
+@workflow(name="run_graph", queue=BUILT_IN_QUEUE, give_up_on=(ChildFailedError, InvalidInputError))
 async def run_graph(run: Run, graph: GraphSpec) -> dict[str, Any]:
     """Run the nodes of a graph, each once those that it waits for have ended; return their results by their labels.
 
@@ -49,11 +49,7 @@ class _Nodes:
             await self._end(asked, await passage.waits.until_over(asked.key))
             step = passage.journal.job.steps[asked.key]
         if step.state == "failed":
-            item = items_of(step.failed)[0] if step.failed else 0
-            sentence = "" if step.error is None else step.error.message
-            raise ChildFailedError(
-                step.key, item, child_id(passage.journal.job.id, step.number, item), sentence
-            )
+            raise failure_of(passage, step)
         found: dict[str, Any] = msgspec.json.decode(await passage.result_of(step))
         return found
 
@@ -75,12 +71,7 @@ class _Nodes:
         passage = self._passage
         labels = [node.label for node in self._graph.nodes]
         if step.failed:
-            item = items_of(step.failed)[0]
-            (end,) = await passage.journal.ends(asked.key, items=1 << item)
-            message = f"node {labels[item]}: {end.error}"
-            await passage.fail(
-                asked, ErrorInfo(kind="child_failed", type=ChildFailedError.__name__, message=message)
-            )
+            await record_failure(passage, asked, step, lambda item: f"node {labels[item]}: ")
             return
         ends = await passage.journal.ends(asked.key)
         results = {label: end.result for label, end in zip(labels, ends, strict=True)}
