@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Final
 
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.runs.orders import ID_MAX, short_id
 
-_ID_MAX: Final = 64
 _SUCCESSOR: Final = re.compile(r"(.+)-r(\d+)")
 
 
@@ -23,8 +22,7 @@ class Again(msgspec.Struct, frozen=True):
 
 def end_id(run_id: str) -> str:
     """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long."""
-    whole = f"{run_id}-end"
-    return whole if len(whole) <= _ID_MAX else f"e{hashlib.sha256(whole.encode()).hexdigest()[:40]}"
+    return short_id(f"{run_id}-end", "e")
 
 
 def successor_id(run_id: str) -> str:
@@ -35,8 +33,8 @@ def successor_id(run_id: str) -> str:
     match = _SUCCESSOR.fullmatch(run_id)
     root, number = (match[1], int(match[2])) if match else (run_id, 1)
     found = f"{root}-r{number + 1}"
-    if len(found) > _ID_MAX:
+    if len(found) > ID_MAX:
         raise InvalidInputError(
-            f"run {run_id} cannot go on as {found}: an id has at most {_ID_MAX} characters, so give runs shorter ones"
+            f"run {run_id} cannot go on as {found}: an id has at most {ID_MAX} characters, so give runs shorter ones"
         )
     return found

@@ -52,11 +52,10 @@ class RunJournal(Protocol):
         ...
 
     async def news(self, limit_s: float, *, look: bool) -> None:
-        """Wait until there may be news of the run, for so long at the most; what was hinted at is then in `job`.
+        """Wait until there may be news of the run, for at most `limit_s` seconds; `job` then has what was hinted at.
 
-        With `look` the chain is read when the time is over, too: a hint may be lost.
-
-        Raises: UnreachableError.
+        With `look` the chain is read also when the time has passed without a hint: a hint may be lost. A server that does
+        not answer is no error: whoever waits asks again.
         """
         ...
 

@@ -113,7 +113,8 @@ class Waits:
             while self._waiting and not self.is_parked:
                 for waiter in [each for each in self._waiting if self._is_over(each.key)]:
                     self._leave(waiter)
-                    waiter.future.set_result(None)
+                    if not waiter.future.done():  # else its branch was cancelled in this turn of the loop
+                        waiter.future.set_result(None)
                 if not self._waiting:
                     return
                 limit_s = self._in_memory_s()
@@ -168,8 +169,9 @@ class Waits:
     def _fail(self, error: BaseException) -> None:
         for waiter in list(self._waiting):
             self._leave(waiter)
-            waiter.future.set_exception(error)
-            waiter.future.exception()  # seen, should its branch be cancelled meanwhile
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+                waiter.future.exception()  # so that asyncio does not report it, should the branch be cancelled now
 
     async def close(self) -> None:
         """End what is kept in memory; a pause that is being recorded is waited for, since it ends the attempt."""

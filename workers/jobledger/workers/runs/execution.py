@@ -271,7 +271,7 @@ class _Play:
                 except StepFailedError as error:
                     failed.append(error)
 
-        with contextlib.suppress(Parked):
+        with contextlib.suppress(Parked):  # for the next try of an undo: `recorded` below has that
             await self._closed(lambda: self._passage.perform("undo", body))
         if control.recorded is not None:
             return control.recorded

@@ -98,7 +98,7 @@ class AttemptJournal:
                 if admissible(self.job.steps[key]):
                     await self._reopen(key)
             return False
-        except BaseException:
+        except BaseException:  # the pause was not recorded: the attempt may be told to stop again
             control.recording = False
             raise
         control.recorded = command
@@ -160,7 +160,7 @@ class AttemptJournal:
         self._news.clear()
         if self._is_hinted:
             self._is_hinted = False
-            with contextlib.suppress(UnreachableError):  # the next look comes
+            with contextlib.suppress(UnreachableError):  # the caller looks again within seconds, or parks
                 await self._channel.refresh()
 
     async def refresh(self) -> None:

@@ -41,8 +41,7 @@ def request_pause(job: Job, command: RequestPause, stamp: Stamp) -> Events:
         raise IllegalTransitionError(job.id, "paused already", "be paused again")
     if job.cancel_requested:
         raise IllegalTransitionError(job.id, "asked to end", "be paused")
-    waits: dict[str, Any] = {"until": job.due_at, "steps": job.awaited, "undos": job.undos}
-    return (paused(job, stamp, event=OPERATOR, reason=command.reason, **waits),)
+    return (paused(job, stamp, event=OPERATOR, reason=command.reason, **_waits(job)),)
 
 
 def resume(job: Job, command: ResumeJob, stamp: Stamp) -> Events:
@@ -52,8 +51,7 @@ def resume(job: Job, command: ResumeJob, stamp: Stamp) -> Events:
         raise IllegalTransitionError(job.id, state, "be resumed")
     is_due = job.due_at is not None and job.due_at <= stamp.at
     if job.awaited and not is_due and not _has_come(job, stamp):
-        waits: dict[str, Any] = {"until": job.due_at, "steps": job.awaited, "undos": job.undos}
-        return (paused(job, stamp, event="", **waits),)
+        return (paused(job, stamp, event="", **_waits(job)),)
     if job.due_at is not None and not is_due and not job.awaited:
         order = job.order
         return (
@@ -67,6 +65,11 @@ def resume(job: Job, command: ResumeJob, stamp: Stamp) -> Events:
             ),
         )
     return (ready(job, stamp, "resumed", reason=command.reason),)
+
+
+def _waits(job: Job) -> dict[str, Any]:
+    """Return the fields of `paused` that say what a job waits for."""
+    return {"until": job.due_at, "steps": job.awaited, "undos": job.undos}
 
 
 def _has_come(job: Job, stamp: Stamp) -> bool:

@@ -37,7 +37,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX)]
 #: Items of a group, as pairs of the first and the last one of each unbroken range, in their order.
 Ranges = tuple[tuple[Item, Item], ...]
 
-_ID_MAX: Final = 64  # characters, as of every name in a subject
+ID_MAX: Final = 64  #: characters of a job's id, as of every name in a subject
 _DIGEST: Final = 40
 
 
@@ -165,10 +165,14 @@ def check_order(order: ChildOrder) -> None:
 
 def child_id(parent_id: str, step_number: int, item: int) -> str:
     """Return the id of a child: `<parent id>-<step number>-<item>`, or a digest of it where that is too long."""
-    whole = f"{parent_id}-{step_number}-{item}"
-    if len(whole) <= _ID_MAX:
+    return short_id(f"{parent_id}-{step_number}-{item}", "c")
+
+
+def short_id(whole: str, letter: str) -> str:
+    """Return an id as it is, or this letter and a digest of it where it is too long."""
+    if len(whole) <= ID_MAX:
         return whole
-    return f"c{hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST]}"
+    return f"{letter}{hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST]}"
 
 
 def bits_of(ranges: Ranges) -> int:

@@ -102,16 +102,16 @@ class Joining:
                 del self._runs[ref]
 
     async def _settle(self, run: _Run) -> None:
-        """Count all ends that are at hand; who was cancelled meanwhile leaves them to the next one."""
+        """Count all ends that wait; a call that is cancelled leaves them to the next one."""
         some, run.waiting = run.waiting, []
         try:
             for key in dict.fromkeys(end.step for end in some):
                 await self._count(run, key, [end for end in some if end.step == key])
-        except Exception as error:  # noqa: BLE001 - raised to each of them
+        except Exception as error:  # noqa: BLE001 - `count` raises it for each of these ends
             run.view = EMPTY_CHAIN
             for end in some:
                 end.error = error
-        except BaseException:
+        except BaseException:  # this call was cancelled: the next one counts them
             run.waiting = some + run.waiting
             raise
         for end in some:
@@ -120,17 +120,14 @@ class Joining:
             run.view = EMPTY_CHAIN
 
     async def _count(self, run: _Run, key: str, ends: Sequence[End]) -> None:
-        command = Join(
-            step=key,
-            completed=ranges_of(bits(end.item for end in ends if not end.has_failed)),
-            failed=ranges_of(bits(end.item for end in ends if end.has_failed)),
-        )
+        completed = bits(end.item for end in ends if not end.has_failed)
+        failed = bits(end.item for end in ends if end.has_failed)
+        command = Join(step=key, completed=ranges_of(completed), failed=ranges_of(failed))
         before, events = await retry_raced(lambda: self._join(run, command))
         job = run.view.job
-        counted = bits(end.item for end in ends)
         known = 0 if before is None or key not in before.steps else before.steps[key].ended
         # Whoever counted them may have died before it opened others, or before it looked back.
-        told = bool(known & counted)
+        told = bool(known & (completed | failed))
         if job is None or job.state in CLOSED_STATES:
             if told:
                 run.view = await self._reaching.follow(run.ref, run.view, again=True)
