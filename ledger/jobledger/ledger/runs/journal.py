@@ -59,6 +59,10 @@ class RunJournal(Protocol):
         """
         ...
 
+    async def refresh(self) -> None:
+        """Read what others appended to the run's chain. Raises: UnreachableError."""
+        ...
+
     def poke(self) -> None:
         """Let `news` return."""
         ...

@@ -12,6 +12,7 @@ import msgspec
 
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
@@ -347,7 +348,11 @@ class Run(GivenByWorker):
             if next_signal(journal.job.signals, name) is None:
                 message = f"no signal {name!r} came until {step.until:%Y-%m-%d %H:%M:%S} UTC"
                 info = ErrorInfo(kind="timeout", type="TimeoutError", message=message)
-                await passage.fail(asked, info)
+                try:
+                    await passage.fail(asked, info)
+                except StepOverError:  # the signal is recorded, and no hint of it came
+                    await journal.refresh()
+                    continue
                 return
 
     # What differs from run to run.

@@ -164,7 +164,7 @@ class AttemptJournal:
                 await self._channel.refresh()
 
     async def refresh(self) -> None:
-        """Read what others appended, and what of this attempt was not answered. Raises: UnreachableError."""
+        """See `RunJournal.refresh`. It also reads what this attempt appended without getting an answer."""
         with self._troubled():
             await self._channel.refresh()
 

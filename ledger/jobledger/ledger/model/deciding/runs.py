@@ -77,6 +77,7 @@ def step(job: Job, command: StepCommand, stamp: Stamp) -> Events:
                 ),
             )
         case FailStep():
+            _check_no_signal(job, command)
             return (
                 StepFailed(
                     **fields,
@@ -123,6 +124,16 @@ def check_signal(job: Job, command: CompleteStep) -> None:
         raise IllegalTransitionError(
             job.id, f"without a signal {command.target!r} at sequence {command.signal} to be taken", "take it"
         )
+
+
+def _check_no_signal(job: Job, command: FailStep) -> None:
+    """Refuse to let a wait time out whose signal is recorded, though the run may not have seen it yet."""
+    if (
+        command.kind == "wait"
+        and command.copied is None
+        and next_signal(job.signals, command.target) is not None
+    ):
+        raise StepOverError(job.id, command.step, "its signal has come")
 
 
 def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
