@@ -207,6 +207,23 @@ async def test_a_signal_that_is_recorded_before_the_time_out_is_taken_though_its
     assert said == ("quiet" if found[0] == "signalled" else "nobody")
 
 
+@workflow(queue="runs", max_attempts=1)
+async def two_wait(run: Run) -> list[str]:
+    async def one() -> str:
+        return (await run.wait(approved)).by
+
+    return sorted(await run.gather(one, one))
+
+
+async def test_branches_that_wait_for_one_name_take_a_signal_each(ledger: Ledger) -> None:
+    async with working(ledger, two_wait, concurrency=1):
+        job = await ledger.enqueue(two_wait)
+        await paused(job)
+        for by in ("ada", "eve"):
+            await ledger.signal(job, approved, Approval(by=by, yes=True))
+        assert await job.result(timeout_s=LIMIT_S) == ["ada", "eve"]
+
+
 @workflow(queue="runs", parallel=2)
 async def side_by_side(run: Run) -> list[Any]:
     async def first() -> str:

@@ -69,6 +69,7 @@ class Passage:
         self.diverged: DivergedError | None = None
         self.is_ending = is_ending
         self.places = asyncio.Semaphore(parallel)  #: for functions of steps that run at the same time
+        self.taking = asyncio.Lock()  #: of signals: branches that wait for one name take different ones
         self._unvisited = dict.fromkeys(journal.job.steps)
         self.length = Length(journal.job)
 

@@ -340,10 +340,11 @@ class Run(GivenByWorker):
         """Record the end of a wait: the signal that it takes, or that none came in time."""
         passage, journal = self._passage, self._passage.journal
         while True:
-            found = next_signal(journal.job.signals, name)
-            if found is not None:
-                await passage.take(asked, found.sequence, found.value, found.value_ref)
-                return
+            async with passage.taking:
+                found = next_signal(journal.job.signals, name)
+                if found is not None:
+                    await passage.take(asked, found.sequence, found.value, found.value_ref)
+                    return
             step = await passage.waits.until_over(asked.key)
             if next_signal(journal.job.signals, name) is None:
                 message = f"no signal {name!r} came until {step.until:%Y-%m-%d %H:%M:%S} UTC"
