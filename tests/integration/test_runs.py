@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from typing import Any
 
@@ -189,39 +188,6 @@ async def test_a_wait_that_is_over_in_time_stays_so_whatever_comes_later(ledger:
         job = await ledger.enqueue(waits, timeout_s=0.02)
         assert await job.result(timeout_s=LIMIT_S) == "nobody"
     assert await steps(job) == {"approved": "failed", "sleep": "completed"}
-
-
-async def test_a_signal_that_is_recorded_before_the_time_out_is_taken_though_its_hint_was_lost(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger.hints, "tell_resume", lambda _: None)
-    async with working(ledger, waits):  # with free slots so short a wait stays in memory
-        job = await ledger.enqueue(waits, timeout_s=0.5)
-        async with asyncio.timeout(LIMIT_S):
-            while "approved" not in await steps(job):
-                await asyncio.sleep(0.005)
-        with contextlib.suppress(UnknownSignalError):  # on a machine that is too slow for this test
-            await ledger.signal(job, approved, Approval(by="quiet", yes=True))
-        said = await job.result(timeout_s=LIMIT_S)
-    found = [each for each in await types(job) if each in ("signalled", "step_completed", "step_failed")]
-    assert said == ("quiet" if found[0] == "signalled" else "nobody")
-
-
-@workflow(queue="runs", max_attempts=1)
-async def two_wait(run: Run) -> list[str]:
-    async def one() -> str:
-        return (await run.wait(approved)).by
-
-    return sorted(await run.gather(one, one))
-
-
-async def test_branches_that_wait_for_one_name_take_a_signal_each(ledger: Ledger) -> None:
-    async with working(ledger, two_wait, concurrency=1):
-        job = await ledger.enqueue(two_wait)
-        await paused(job)
-        for by in ("ada", "eve"):
-            await ledger.signal(job, approved, Approval(by=by, yes=True))
-        assert await job.result(timeout_s=LIMIT_S) == ["ada", "eve"]
 
 
 @workflow(queue="runs", parallel=2)

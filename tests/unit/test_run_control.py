@@ -62,6 +62,19 @@ from jobledger.ledger.model.job import ATTEMPTS_KEPT, JobState
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import bits, bits_of, child_id, items_of, ranges_of
 
+# Signals
+
+
+def test_a_wait_does_not_time_out_once_its_signal_is_recorded() -> None:
+    story = running(
+        WAIT, GiveSignal(name="other"), GiveSignal(name="approved", value=msgspec.Raw(b'{"yes":true}'))
+    )
+    timed_out = fail("approved", kind="wait", target="approved")
+    with pytest.raises(StepOverError, match=r"past step 'approved' \(its signal has come\)"):
+        story.do(timed_out)
+    story.do(end("approved", kind="wait", target="approved", signal=story.run.signals[1].sequence))
+
+
 # Attempts
 
 

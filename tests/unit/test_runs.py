@@ -225,14 +225,6 @@ def test_a_run_with_limits_is_held_when_it_is_woken() -> None:
     assert story.run.steps["pages"].is_joined
 
 
-def test_a_wait_does_not_time_out_once_its_signal_is_recorded() -> None:
-    story = running(WAIT, GiveSignal(name="other"), GiveSignal(name="approved", value=YES))
-    timed_out = fail("approved", kind="wait", target="approved")
-    with pytest.raises(StepOverError, match=r"past step 'approved' \(its signal has come\)"):
-        story.do(timed_out)
-    story.do(end("approved", kind="wait", target="approved", signal=story.run.signals[1].sequence))
-
-
 def test_the_end_that_comes_while_the_run_still_runs_refuses_its_pause() -> None:
     story = running(group(count=1), Join(step="pages", completed=((0, 0),)))
     with pytest.raises(StepOverError, match="past step 'pages'") as caught:
