@@ -11,7 +11,14 @@ from tests.support.groups import Groups
 from tests.support.working import LIMIT_S, ended, working
 
 from jobledger.audit.verify import verify
-from jobledger.ledger import InvalidInputError, JobState, Ledger, task
+from jobledger.ledger import (
+    IllegalTransitionError,
+    InvalidInputError,
+    JobState,
+    Ledger,
+    TaskDefinitionError,
+    task,
+)
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import JobRef
 
@@ -86,6 +93,20 @@ async def test_a_batch_that_its_client_left_open_waits_and_the_same_call_continu
         assert await batch.result(timeout_s=LIMIT_S) == {"completed": 3}
 
 
+async def test_a_batch_that_was_cancelled_before_it_was_closed_takes_no_more_jobs(ledger: Ledger) -> None:
+    async def cancelling() -> AsyncGenerator[dict[str, Any]]:
+        yield {"n": 0}
+        await handle(ledger, "gone").cancel()
+
+    refused = "job gone is cancelled: it cannot take more jobs as a batch"
+    with pytest.raises(IllegalTransitionError, match=refused):
+        await ledger.enqueue_many(square, cancelling(), batch="gone")
+    before = (await ledger.log.head()).last_sequence
+    with pytest.raises(IllegalTransitionError, match=refused):
+        await ledger.enqueue_many(square, numbers(2), batch="gone")
+    assert (await ledger.log.head()).last_sequence == before
+
+
 async def test_an_empty_batch_ends_at_once(ledger: Ledger) -> None:
     async with working(ledger, square, report):
         await ledger.enqueue_many(square, [], batch="empty", on_end=report)
@@ -108,6 +129,8 @@ async def test_a_batch_is_not_changed_by_another_call(ledger: Ledger) -> None:
         await ledger.enqueue_many(square, numbers(2), on_end=report)
     with pytest.raises(InvalidInputError, match="needs the argument 'n'"):
         await ledger.enqueue_many(square, numbers(2), batch="c", on_end=other)
+    with pytest.raises(TaskDefinitionError, match="task report at the end of batch c cannot have delay_s"):
+        await ledger.enqueue_many(square, numbers(2), batch="c", on_end=report.options(delay_s=60))
     assert (await ledger.log.head()).last_sequence == before
 
 

@@ -17,6 +17,7 @@ from jobledger.ledger import (
     RunEnd,
     RunTooLongError,
     Signal,
+    TaskDefinitionError,
     TaskRegistry,
     step,
     task,
@@ -110,6 +111,13 @@ async def calls_back(run: Run, how: str) -> str:
     if how == "wait":
         await run.wait(go_on)
     return "done"
+
+
+def test_a_task_that_is_told_of_the_end_has_no_options_that_its_run_decides() -> None:
+    with pytest.raises(
+        TaskDefinitionError, match="task tell as on_fail cannot have delay_s: its run gives it"
+    ):
+        workflow(on_fail=tell.options(delay_s=5))
 
 
 @pytest.mark.parametrize(

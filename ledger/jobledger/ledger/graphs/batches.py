@@ -13,22 +13,25 @@ import msgspec
 
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
 from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
-from jobledger.ledger.handle import execute
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.errors import UnknownSignalError
 from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BATCH_STEP, RUN_BATCH, ChildNode
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.options import Options
+from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.parts import Client
+from jobledger.ledger.signalling.giving import send
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 AnyTask = Task[..., Any] | TaskWithOptions[..., Any]
 Inputs = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
 #: What the task at the end of a batch may ask for by the names of its parameters.
 _TOLD: Final = ("batch", "counts")
+#: What a batch cannot do any more that a person ended before all its jobs were added.
+_TAKE_JOBS: Final = "take more jobs as a batch, so give this one another name"
 
 
 async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
@@ -62,7 +65,10 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
 
 
 async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
-    """Return a batch that exists. Raises: InvalidInputError for one of other jobs."""
+    """Return a batch that exists.
+
+    Raises: InvalidInputError for one of other jobs; IllegalTransitionError for one that was ended before it was closed.
+    """
     job = (await client.patience.read(lambda: load(client.log, ref))).job
     if job is None or job.task != RUN_BATCH:
         raise InvalidInputError(
@@ -73,17 +79,21 @@ async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
         raise InvalidInputError(
             f"batch {ref.job_id} exists with another task, queue or end: give this one another name"
         )
+    if job.is_final and _count(job) is None:
+        raise IllegalTransitionError(ref.job_id, job.state.value, _TAKE_JOBS)
     return job
 
 
 async def _close(client: Client, ref: JobRef, count: int) -> None:
-    """Say how many jobs the batch has; who said so before said the same."""
+    """Say how many jobs the batch has; who said so before said the same.
+
+    Raises: IllegalTransitionError for a batch that was ended meanwhile.
+    """
     command = GiveSignal(name=BATCH_CLOSED, id=BATCH_CLOSED, value=msgspec.Raw(msgspec.json.encode(count)))
     try:
-        await execute(client, ref, command)
-    except IllegalTransitionError:
-        return
-    client.hints.tell_resume(ref)
+        await send(client, ref, command)
+    except UnknownSignalError as error:
+        raise IllegalTransitionError(ref.job_id, error.state, _TAKE_JOBS) from error
 
 
 def _count(job: Job) -> int | None:
@@ -100,6 +110,7 @@ def _with_end(spec: BatchSpec, name: str, on_end: AnyTask) -> BatchSpec:
     plain, options = cast("tuple[Task[Any, Any], Options]", on_end.unpacked)
     told = tuple(each for each in _TOLD if each in plain.signature.names)
     plain.signature.check_known(dict.fromkeys(told), told)
+    refuse_of_maker(options, f"task {plain.name} at the end of batch {name}", "its batch")
     if options.declared or options.declared_queue is not None:
         raise TaskDefinitionError(
             f"task {plain.name} cannot end a batch: its limits have keys; name them in options(limits=...)"

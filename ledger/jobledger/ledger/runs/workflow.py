@@ -15,7 +15,7 @@ from jobledger.ledger.limits.declared import Limit, Queue
 from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes
+from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, refuse_of_maker
 from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.schedules.in_code import Schedule
@@ -45,12 +45,15 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check them.
 
-        Raises: ConfigurationError.
+        Raises: ConfigurationError, TaskDefinitionError.
         """
         for name in ("on_success", "on_fail"):
             callback = getattr(self, name)
             if callback is not None and not isinstance(callback, Task | TaskWithOptions):
                 raise ConfigurationError(f"{name} must be a task that takes a RunEnd, got {callback!r}")
+            if callback is not None:
+                plain, options = callback.unpacked
+                refuse_of_maker(options, f"task {plain.name} as {name}", "its run")
         if type(self.parallel) is not int or not 1 <= self.parallel <= _PARALLEL_MAX:
             raise ConfigurationError(
                 f"parallel must be a whole number from 1 to {_PARALLEL_MAX}, got {self.parallel!r}"

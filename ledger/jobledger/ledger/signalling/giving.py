@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from jobledger.ledger.handle import execute
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
-from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError
+from jobledger.ledger.model.errors import IllegalTransitionError
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
-
-_ID_MAX: Final = 200  # characters
 
 
 class AnySignal(Protocol[T_contra]):
@@ -41,14 +41,19 @@ async def give_signal(
     by: str = "",
 ) -> bool:
     """Send a run a signal; see `Ledger.signal`."""
-    if len(id) > _ID_MAX:
-        raise InvalidInputError(
-            f"id of signal {signal.name} has {len(id)} characters and the limit is {_ID_MAX}"
-        )
+    command = GiveSignal(name=signal.name, id=id)  # refused before a large value is stored
     text = signal.encode(value)
     what = f"value of signal {signal.name}"
     stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what))
-    command = GiveSignal(name=signal.name, id=id, value=stored, value_ref=reference)
+    command = msgspec.structs.replace(command, value=stored, value_ref=reference)
+    return await send(client, ref, command, by=by)
+
+
+async def send(client: Client, ref: JobRef, command: GiveSignal, *, by: str = "") -> bool:
+    """Record a signal whose value is stored; False for an id that the run was sent before.
+
+    Raises: UnknownSignalError for a run that has ended, JobNotFoundError, UnreachableError.
+    """
     try:
         await execute(client, ref, command, by=by)
     except SignalKnownError:
@@ -57,8 +62,8 @@ async def give_signal(
         job = (await client.patience.read(lambda: load(client.log, ref))).job
         if job is None or not job.is_final:
             raise
-        if id and any(each.id == id for each in job.signals):
+        if command.id and any(each.id == command.id for each in job.signals):
             return False
-        raise UnknownSignalError(job.id, job.state.value, signal.name) from None
+        raise UnknownSignalError(job.id, job.state.value, command.name) from None
     client.hints.tell_resume(ref)
     return True
