@@ -176,7 +176,7 @@ async def test_a_signal_wakes_a_run_that_holds_no_slot_and_is_told_once(ledger: 
 async def test_a_signal_that_came_early_is_kept_and_one_of_another_type_is_refused(ledger: Ledger) -> None:
     job = await ledger.enqueue(waits)
     assert await ledger.signal(job, approved, Approval(by="early", yes=True))
-    with pytest.raises(InvalidInputError, match="signal approved says a Approval"):
+    with pytest.raises(InvalidInputError, match="the value of signal approved is no Approval"):
         await ledger.signal(job, approved, 3)  # type: ignore[misc] # pyright: ignore[reportArgumentType]
     async with working(ledger, waits):
         assert await job.result(timeout_s=LIMIT_S) == "early"

@@ -30,12 +30,12 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str  #: what its jobs run
     queue: str  #: where they wait
     end: ChildNode | None = None  #: what is enqueued when all have ended
-    told: tuple[str, ...] = ()  #: which of `batch` and `counts` that is told
+    told: tuple[str, ...] = ()  #: which of `batch` and `counts` are its arguments
 
 
 @workflow(name=RUN_BATCH, queue=BUILT_IN_QUEUE)
 async def run_batch(run: Run, batch: BatchSpec) -> dict[str, int]:
-    """Wait until it is known how many jobs the batch has and all of them have ended; return how many ended in which state."""
+    """Wait until all jobs of the batch were added and have ended; return how many ended in which state."""
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
     jobs = _Jobs(passage, batch)
     await passage.perform(BATCH_STEP, jobs.begin)

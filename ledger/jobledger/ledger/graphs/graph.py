@@ -45,6 +45,10 @@ class NodeResult:
         """Show whose result it stands for."""
         return f"<result of node {self._label}>"
 
+    def place_in(self, graph: Graph) -> int | None:
+        """Return which node of a graph it stands for; None where that is a node of another one."""
+        return self._place if self._graph is graph else None
+
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(
             f"the result of node {self._label} is not there before the graph runs: pass it to another node as it is"
@@ -87,7 +91,8 @@ class Nodes:
         **kwargs: P.kwargs,
     ) -> Result:
         """Add a node; see `Graph.add`."""
-        return cast("Result", self._graph._add(task, args, kwargs, self._after, always=self._always))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - its other half
+        add = self._graph._add  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - its other half
+        return cast("Result", add(task, args, kwargs, self._after, always=self._always))
 
 
 class Graph:
@@ -249,9 +254,10 @@ class Graph:
         return value
 
     def _place(self, node: object) -> int:
-        if isinstance(node, NodeResult) and node._graph is self:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - its other half
-            return node._place  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        raise InvalidInputError(f"{node!r} is no node of graph {self.name}: give what its add() returned")
+        place = node.place_in(self) if isinstance(node, NodeResult) else None
+        if place is None:
+            raise InvalidInputError(f"{node!r} is no node of graph {self.name}: give what its add() returned")
+        return place
 
     def _path(self, waiting: int, first: int) -> list[int]:
         """Return the nodes by which `waiting` waits for `first`, [] where it does not."""

@@ -160,7 +160,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     )
     correlation: str = ""  #: the first cause the job belongs to: a batch, a run, a request
     metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
-    fair: str = ""  #: the fairness key, such as `tenant:acme`: jobs that wait for limits are admitted in turns, one of each key
+    fair: str = ""  #: the fairness key, such as `tenant:acme`: limits admit the jobs of several keys in turns
     unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
     version: str = ""  #: of the workflow's code that the run is bound to; "": whichever a worker has
     member: Member | None = None  #: whose child the job is
@@ -249,7 +249,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     batch: str = ""  #: the batch the job is part of
     tick: str = ""  #: `<schedule>-<tick>` of the schedule that made the job
     metadata: dict[str, str] = {}  #: pairs of words that the enqueuer said of the job
-    fair: str = ""  #: the fairness key, such as `tenant:acme`: jobs that wait for limits are admitted in turns, one of each key
+    fair: str = ""  #: the fairness key, such as `tenant:acme`: limits admit the jobs of several keys in turns
     unique: str = ""  #: hash of the key that the job holds, as in `ledger.unique.<task>.<hash>`; "": none
     version: str = ""  #: of the workflow's code that the run is bound to; "": whichever a worker has
     member: Member | None = None  #: whose child the job is
@@ -367,7 +367,8 @@ class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=Fal
     """The job cannot be finished and waits for a person.
 
     `exhausted`: its attempts are used up. `rejected`: the task gave up, or ended with a result that cannot be
-    stored, or no worker knew the task. `invalid`: the input cannot be read. `max_deliver`: its deliveries are used up and none led to an outcome. `diverged`: the run's code asks for something else than its steps recorded.
+    stored, or no worker knew the task. `invalid`: the input cannot be read. `max_deliver`: its deliveries are used up
+    and none led to an outcome. `diverged`: the run's code asks for something else than its steps recorded.
     """
 
     reason: DeadReason  #: why it cannot be finished
@@ -424,8 +425,8 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     whole job. Where the job's work item goes away too, `queued` with the cause `carried` follows in the same append: a
     fresh work item for the job as it is, waiting or running. That is neither an attempt nor counted as a dispatch. The
     sequences in `job_state` may be those of archived events. The many steps and signals of a long run are told by
-    several of these events in one append, each of which says everything else again. Of a job that would be too large for one event, the
-    attempts' tracebacks are left out.
+    several of these events in one append, each of which says everything else again. Of a job that would be too large
+    for one event, the attempts' tracebacks are left out.
     """
 
     through: Whole  #: the last stream sequence that the run takes away

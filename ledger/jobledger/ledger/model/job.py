@@ -124,7 +124,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     order: Order = Order()  #: as requeues and retries changed it
     attempts: tuple[Attempt, ...] = ()  #: the newest ones, at most `ATTEMPTS_KEPT`, in their order
     attempts_dropped: int = 0  #: how many older ones are not among them
-    attempts_given_back: int = 0  #: attempts that do not count: interrupted, snoozed and paused ones, and those that were lost after they had recorded the end of a step
+    #: Attempts that do not count: interrupted, snoozed and paused ones, and those that were lost after they had recorded
+    #: the end of a step.
+    attempts_given_back: int = 0
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
     dispatches: int = 0  #: `queued` events since the last `started` or `held`
     dispatch_sequence: int = 0  #: stream sequence of the newest `queued`: the only work item that counts

@@ -1,6 +1,7 @@
 """What breaks the rules of a job: which event may not follow on it as it is.
 
-The table of what may follow is `lifecycle`'s. `decide` never produces a violation, and the tests look for one in whatever it makes; `evolve` takes any event.
+The table of what may follow is `lifecycle`'s. `decide` never produces a violation, and the tests look for one in
+whatever it makes; `evolve` takes any event.
 Pure; the state is `job.evolve`'s, and there is no second way to compute it.
 """
 

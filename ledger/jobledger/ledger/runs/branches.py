@@ -55,7 +55,7 @@ async def _gathered(
 async def _run(
     passage: Passage, branch: Branch, function: BranchFunction, results: list[Any], number: int
 ) -> None:
-    """Run one branch in the present task, and keep what it came to: nothing is raised before its time."""
+    """Run one branch in the present task, and keep its result or its error for whoever waits for the branches."""
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     passage.scopes.bind(task, branch)

@@ -110,7 +110,7 @@ class StepCall:
             await passage.waits.until_over(asked.key)
 
     async def _call(self) -> Any:
-        """Call the function within its limit, once one of the run's places is free. Raises: what it does, _TimedOutError."""
+        """Call the function within its limit, once a place of the run is free. Raises: what it does, _TimedOutError."""
         limit_s = self._step.rules.timeout_s
         async with self._passage.places:
             if limit_s is None:

@@ -1,4 +1,4 @@
-"""A step for many items in this process: an event for so many of them."""
+"""`Run.each`: calls of a step for many items in this process, with one event for each chunk of items."""
 
 from __future__ import annotations
 

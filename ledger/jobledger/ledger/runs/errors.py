@@ -36,7 +36,7 @@ class DivergedError(InvalidError):
 
 
 class ForeignTaskError(InvalidError):
-    """A step was begun where its place in the run is nobody's: in an asyncio task of one's own, or inside a step."""
+    """A step was begun where it has no fixed place in the run: in an asyncio task that is no branch, or inside a step."""
 
     def __init__(self, name: str, where: str = "in a task that the run did not make: use run.gather") -> None:
         self.name = name

@@ -11,7 +11,7 @@ from jobledger.ledger.runs.errors import RunTooLongError
 EVENTS_WARN: Final = 10_000
 EVENTS_MAX: Final = 50_000
 BYTES_MAX: Final = 50 << 20
-#: Of an event beside the value that it carries.
+#: How many bytes an event has beside the value that it carries.
 _EVENT_BYTES: Final = 350
 #: Events that an attempt has beside those of its steps: `queued`, `started` and its end.
 _EVENTS_OF_ATTEMPT: Final = 3

@@ -58,7 +58,11 @@ class Passage:
         is_ending: bool = False,
         calls_back: bool = False,
     ) -> None:
-        """`signature`: of the workflow. `calls_back`: somebody is told when the run is cancelled. `is_ending`: recorded steps are given back, so that undos are registered; nothing new is done."""
+        """`signature`: of the workflow. `parallel`: how many functions of steps run at the same time.
+
+        `is_ending`: recorded steps are returned, so that their undos are registered, and nothing new is done.
+        `calls_back`: a job is made that is told when the run is cancelled.
+        """
         attempts = journal.job.attempts
         self.journal = journal
         self.encode_input = signature.encode

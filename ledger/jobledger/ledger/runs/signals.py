@@ -42,12 +42,14 @@ class Signal(Generic[T]):
     def read(self, text: bytes) -> T:
         """Return a value that was sent.
 
-        Raises: InvalidInputError for one that is not what the signal says, such as another version of the code sent.
+        Raises: InvalidInputError for one of another type, such as another version of the code sent.
         """
         try:
             found: T = self._decoder.decode(text)
         except UNREADABLE as error:
-            raise InvalidInputError(f"signal {self.name} says a {_name(self.type)}: {error}") from error
+            raise InvalidInputError(
+                f"the value of signal {self.name} is no {_name(self.type)}: {error}"
+            ) from error
         return found
 
 

@@ -20,21 +20,21 @@ from jobledger.ledger.runs.scopes import UNDO
 LINGER_S: Final = 1.0
 #: A timer of the event loop may come a moment before its time.
 _SLACK_S: Final = 0.002
-#: While another branch runs, what others appended is looked at when it is hinted at, and this often.
+#: While another branch runs, the chain is read when a hint says that others appended, and this often.
 _LOOK_EVERY_S: Final = 5.0
-#: The wish of an operator has no step of its own.
+#: In the place of a step's key: the run waits until an operator resumes it, for which no step is recorded.
 OPERATOR: Final = ""
 
 
 class Parked(BaseException):
-    """The run waits, that is recorded, and the attempt is over: raised in every branch, to be let through.
+    """The run waits, which is recorded, and the attempt ends: raised in every branch, and not to be caught.
 
     Not an `Exception`, as `asyncio.CancelledError` is none.
     """
 
 
 class Halted(BaseException):
-    """The run is to end, and does nothing new: raised in every branch, to be let through as `Parked`."""
+    """The run is to end, and does nothing new: raised in every branch, and not to be caught."""
 
 
 class _Waiter:

@@ -24,7 +24,7 @@ from jobledger.ledger.tasks import Task
 from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.children.reaching import Reaching
 
-#: Up to so many children are read one by one; more of them by what their run's id finds.
+#: Up to this number children are read one by one; more are found by the id of their run.
 _ONE_BY_ONE_MAX: Final = 8
 _AT_ONCE: Final = 32
 #: An end that is counted is in the ledger; a replica that lags may not show it yet.
@@ -45,7 +45,7 @@ class ChildJobs:
         await self._ledger.code_limits.ensure(options.limits_in_code, task, options.queue)
 
     async def order(self, task: Task[Any, Any], options: Options, value: Any, run: Job) -> Order:
-        """Return what makes a job of a task that a run causes; what it has from the run is as of a child."""
+        """Return the order of the job that follows a run; it inherits from the run as a child does."""
         text = task.signature.encode((value,), {})
         stored, reference = await self._ledger.inputs.put(text, what=f"input of task {task.name}")
         order = Order(

@@ -57,8 +57,8 @@ class RunExecution:
     ) -> None:
         """Make it once for a worker.
 
-        `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that are parked here. `may_linger`: whether a run that
-        waits for a moment may keep its slot now.
+        `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that
+        are parked here. `may_linger`: whether a run that waits for a short time may keep its slot now.
         """
         self._ledger = ledger
         self.children = children
@@ -114,7 +114,7 @@ class _Play:
         journal: AttemptJournal,
     ) -> None:
         job = attempt.job
-        #: Whether it only remains to take back what was done.
+        #: Whether an earlier attempt began to undo what was done: nothing else is left to do.
         self._is_undone = UNDO in job.steps
         self._host = host
         self._attempt = attempt
@@ -165,7 +165,7 @@ class _Play:
         await self._play(self._passage, self._task.signature.decode(text))
 
     def _hear_nothing_more(self) -> None:
-        """Go on although the attempt was told to end, which is what it does: now only the end of the worker ends it."""
+        """Let the attempt go on though it was told to end, since it ends the run: only the end of the worker stops it."""
         control = self._attempt.control
         control.undoing, control.cancelled, control.stop_reason, control.limit = True, False, "", ""
 
@@ -257,7 +257,7 @@ class _Play:
         return isinstance(outcome, ConfirmCancel)
 
     async def _undo(self, outcome: Outcome) -> Outcome:
-        """Take back what was done, the newest first, then return the outcome; a crash meanwhile is gone on from."""
+        """Take back what was done, the newest first, then return the outcome; after a crash the next attempt goes on."""
         control = self._attempt.control
         self._hear_nothing_more()
         if isinstance(outcome, Fail) and not self._is_undone:

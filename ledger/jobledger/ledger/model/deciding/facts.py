@@ -34,7 +34,7 @@ def envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
 
 
 def ending(job: Job, stamp: Stamp) -> dict[str, Any]:
-    """Return the fields that every event has with which a job ends: its envelope, and what others must hear of."""
+    """Return the fields of every event that ends a job: its envelope, and what its parent and its children need."""
     return {**envelope(job, stamp), **of_family(job)}
 
 

@@ -148,7 +148,7 @@ def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
         if not command.steps or any(job.steps[key].kind != "undo" for key in command.steps):
             raise StepOverError(job.id, next(iter(command.steps), ""), "it was asked to end")
     elif job.pause_requested:
-        event = OPERATOR  # whatever came meanwhile: who lets it go on looks
+        event = OPERATOR  # whatever has come meanwhile: the command that resumes it looks at that
     elif event == OPERATOR:
         raise IllegalTransitionError(job.id, "asked to pause by nobody", "pause until a person resumes it")
     if event != OPERATOR:
@@ -222,7 +222,7 @@ def _news(job: Job, known: Step, command: Join) -> JoinFact:
 
 
 def give_signal(job: Job, command: GiveSignal, stamp: Stamp) -> Events:
-    """Tell a run a message: wake it where it waits for one of this name, else keep it."""
+    """Send a run a message: wake the run where it waits for one of this name, else keep the message."""
     if job.is_final:
         raise IllegalTransitionError(job.id, job.state.value, f"be sent signal {command.name!r}")
     if command.id and any(each.id == command.id for each in job.signals):

@@ -1,4 +1,4 @@
-"""What a run that holds no worker waits for, in one word for each step. Pure."""
+"""What a paused run waits for: one word for each step. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final, Literal
 
 from jobledger.ledger.model.runs.steps import Step, Steps
 
-#: `step` is what of the others none is: a step that was begun and whose end is not known.
+#: `step`: a step that was begun, whose end is not known, and for which none of the other words is right.
 Awaited = Literal["signal", "sleep", "children", "retry", "step", "operator"]
 AWAITED: Final[tuple[Awaited, ...]] = ("signal", "sleep", "children", "retry", "step", "operator")
 
 
 def awaited_of(step: Step) -> Awaited:
-    """Return what a run waits for that waits for this step."""
+    """Return what a run waits for while it waits for this step."""
     if step.state == "retrying":
         return "retry"
     if step.order is not None:

@@ -32,7 +32,7 @@ class CarriedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     order: ChildOrder | None = None  #: its children
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None  #: where a large array of them lies
-    signal: Whole = 0  #: stream sequence of the event that told the signal it took
+    signal: Whole = 0  #: stream sequence of the event with the signal that it took
     copied: Copied | None = None  #: where its end was copied from
     count: Count | None = None  #: how many children its group has
     opened: Ranges = ()  #: ranges of items that may exist
@@ -43,7 +43,7 @@ class CarriedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A message to a run that is carried over; the fields are `steps.KeptSignal`'s."""
 
-    sequence: Whole  #: stream sequence of the event that told it
+    sequence: Whole  #: stream sequence of the event that has it
     name: str  #: what it is about
     id: str = ""  #: chosen by the sender
     value: msgspec.Raw = NO_VALUE  #: what it says, until a step took it
@@ -52,7 +52,7 @@ class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """As many of a run's steps and signals as one `carried` tells."""
+    """The steps and signals of a run that one `carried` holds."""
 
     steps: tuple[CarriedStep, ...] = ()
     signals: tuple[CarriedSignal, ...] = ()
@@ -61,7 +61,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     more: bool = False  #: whether another part follows
 
 
-#: Bytes of steps and signals in one `carried`, unless a single one has more: an event may have a megabyte.
+#: How many bytes of steps and signals one `carried` holds, unless a single one has more: an event may have a megabyte.
 PART_BYTES_MAX: Final = 256 * 1024
 _encode: Final = msgspec.json.Encoder().encode
 _asdict = msgspec.structs.asdict
@@ -112,10 +112,10 @@ def parts_of(steps: Sequence[CarriedStep], signals: Sequence[CarriedSignal]) -> 
 def fold_part(
     steps: Steps, signals: tuple[KeptSignal, ...], part: Part, *, is_incomplete: bool
 ) -> dict[str, object]:
-    """Return the fields of a job that a `carried` changes by the part of its steps and signals that it tells.
+    """Return the fields of a job that change by the part of its steps and signals in a `carried`.
 
-    What is known of the job stays, if the events that told it are there: the part then says nothing new. Where they are
-    not, the parts add up. `is_incomplete`: whether more was to come after what is known.
+    Steps and signals that were folded from their own events stay as they are: the part repeats them. Where those events
+    are gone, the parts are put together. `is_incomplete`: whether parts are missing behind those that were read.
     """
     told, told_signals = steps_of(part.steps), signals_of(part.signals)
     begins = not (part.steps_before or part.signals_before)

@@ -6,7 +6,10 @@ from jobledger.ledger.model.errors import IllegalTransitionError, RefusedError
 
 
 class StepOverError(IllegalTransitionError):
-    """A run would wait for a step that is over by now, or wait though it is to end; run its code on, nothing was changed."""
+    """The run must not wait for this step: what the step waits for has come, or the run was asked to end.
+
+    Nothing was recorded; go on with the run's code.
+    """
 
     def __init__(self, job_id: str, step: str, why: str) -> None:
         self.step = step  #: the key of that step
@@ -14,7 +17,7 @@ class StepOverError(IllegalTransitionError):
 
 
 class SignalKnownError(IllegalTransitionError):
-    """A run was sent a signal whose id it was told before; nothing was changed, and the first one counts."""
+    """The run was sent a signal of this id before: that one counts, and nothing was recorded."""
 
     def __init__(self, job_id: str, signal_id: str) -> None:
         self.signal_id = signal_id

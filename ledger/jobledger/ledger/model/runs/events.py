@@ -37,7 +37,7 @@ class StepCompleted(_OfStep, frozen=True, kw_only=True, tag="step_completed", gc
     result_ref: PayloadRef | None = None  #: where a large result lies
     tries: Whole = 1  #: how often it was executed
     duration_ms: float = 0.0  #: of the last execution
-    signal: Whole = 0  #: stream sequence of the event that told the signal it took; 0: it took none
+    signal: Whole = 0  #: stream sequence of the event with the signal that it took; 0: it took none
     copied: Copied | None = None  #: the event of another run that this one repeats
 
 
@@ -51,13 +51,13 @@ class StepFailed(_OfStep, frozen=True, kw_only=True, tag="step_failed", gc=False
 
 
 class Joined(Event, frozen=True, kw_only=True, tag="joined", gc=False):
-    """Children of a step ended and are counted, and further ones may exist; nobody is woken by it."""
+    """Ends of a step's children are counted, and further children may be made; this wakes nobody."""
 
     step: str  #: key of the step
     completed: Ranges = ()  #: ranges of items that completed: pairs of the first and the last
     failed: Ranges = ()  #: ranges of items that ended otherwise
-    opened: Ranges = ()  #: ranges of items that may exist from now on
-    count: Count | None = None  #: how many items an open group has: told once, by whoever made the last
+    opened: Ranges = ()  #: ranges of items whose jobs may be made from now on
+    count: Count | None = None  #: how many items an open group has: said once, by whoever made the last one
 
 
 class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
@@ -70,6 +70,6 @@ class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
 
 
 class PauseRequested(Event, frozen=True, kw_only=True, tag="pause_requested", gc=False):
-    """Somebody wants a running job to pause; whoever runs it, now or after a takeover, obeys at its next step."""
+    """Somebody asked a running job to pause; its worker, or one that takes it over, obeys before the next step."""
 
     reason: str = ""  #: why, if somebody said so

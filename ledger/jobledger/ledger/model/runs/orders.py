@@ -17,7 +17,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 #: What a step is: a call of the run's own code (`once`: never begun a second time unasked), a wait for a time or a signal,
 #: jobs (one, one an item, or a graph), a recorded value, a question about the code's version, a table, an undo.
 StepKind = Literal["step", "once", "sleep", "wait", "call", "map", "graph", "value", "patch", "table", "undo"]
-#: What a group does once a child of it failed: it opens no other, or it goes on and tells of all.
+#: What a group does once a child of it failed: `stop` begins no other, `collect` goes on and reports how each ended.
 OnFailure = Literal["stop", "collect"]
 #: What becomes of the children that are open when their parent ends.
 OnParentEnd = Literal["cancel", "abandon"]
@@ -30,7 +30,7 @@ RUN_BATCH: Final = "run_batch"
 BATCH_STEP: Final = "jobs"
 BATCH_CLOSED: Final = "closed"
 
-#: So many children a step may have; a larger group is made of groups.
+#: How many children one step may have; a larger group is made of groups.
 ITEMS_MAX: Final = 100_000
 Item = Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX)]
@@ -98,7 +98,7 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     tenant: str = ""  #: whom they belong to
     limits: tuple[str, ...] = ()  #: names of the limits that each waits for
     count: Count = 1  #: how many there are
-    is_open: bool = False  #: `count` is not known yet: a `joined` that names it will tell
+    is_open: bool = False  #: `count` is not known yet: a later `joined` says it
     limit: Count = 0  #: how many may be open at the same time; 0: all
     on_failure: OnFailure = "stop"  #: what the group does once a child failed
     on_parent_end: OnParentEnd = "cancel"  #: what becomes of open ones when the parent ends
@@ -121,13 +121,13 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class JoinFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Which children of a step ended, and which may exist from now on: in `joined`, or in the `queued` that it causes."""
+    """Which children of a step ended, and which may be made now: in `joined`, or in the `queued` that it causes."""
 
     step: str  #: key of the step
     completed: Ranges = ()  #: ranges of items that completed: pairs of the first and the last
     failed: Ranges = ()  #: ranges of items that ended otherwise
-    opened: Ranges = ()  #: ranges of items that may exist from now on
-    count: Count | None = None  #: how many items an open group has: told once, by whoever made the last
+    opened: Ranges = ()  #: ranges of items whose jobs may be made from now on
+    count: Count | None = None  #: how many items an open group has: said once, by whoever made the last one
 
 
 class SignalFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -140,7 +140,7 @@ class SignalFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def check_order(order: ChildOrder) -> None:
-    """Refuse an order whose children could never all come to their end.
+    """Refuse an order of which some children could never end.
 
     Raises: InvalidInputError.
     """

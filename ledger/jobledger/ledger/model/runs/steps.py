@@ -1,6 +1,6 @@
 """How the steps of a run add up, which children of a step may exist, and whether a step is over. Pure and total.
 
-`job.evolve` calls `fold`, and there is no second way to compute a step. An event that does not fit changes nothing.
+`job.evolve` calls `fold_run`, and there is no second way to compute a step. An event that may not follow changes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     order: ChildOrder | None = None  #: its children
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None
-    signal: int = 0  #: stream sequence of the event that told the signal it took
+    signal: int = 0  #: stream sequence of the event with the signal that it took
     copied: Copied | None = None
     count: int | None = None  #: how many children its group has; None: not known yet, or it is no group
     #: Sets of items, as the bytes of a number (little-endian) in which bit i stands for item i.
@@ -98,12 +98,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 class KeptSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A message that a run was sent, from the event that told it on."""
+    """A message that a run was sent."""
 
-    sequence: int  #: stream sequence of that event
+    sequence: int  #: stream sequence of the event that has it
     name: str
     id: str = ""
-    value: msgspec.Raw = NO_VALUE  #: nothing any more once it was taken: the step that took it has it
+    value: msgspec.Raw = NO_VALUE  #: empty once a step took it, which has it as its result
     value_ref: PayloadRef | None = None
     taken_by: str = ""  #: key of the step that took it
 
@@ -140,7 +140,7 @@ def fold_waking(
     signal: SignalFact | None,
     stream_sequence: int,
 ) -> dict[str, Any]:
-    """Return the fields of a job that change by what its `queued` or `held` tells beside that it may run."""
+    """Return the fields of a job that change by the ends of children, or the signal, in a `queued` or `held`."""
     changes: dict[str, Any] = {}
     if joined is not None:
         changes["steps"] = fold_join(steps, joined)
@@ -215,7 +215,7 @@ def _begun(step: Step, event: StepStarted) -> Step:
 
 
 def fold_join(steps: Steps, fact: Joined | JoinFact) -> Steps:
-    """Return the steps after ends of children were counted; a step that is none, or no group, stays as it is."""
+    """Return the steps after ends of children were counted; of a step that is unknown, or no group, nothing is."""
     step = steps.get(fact.step)
     if step is None or step.order is None:
         return steps
@@ -223,7 +223,7 @@ def fold_join(steps: Steps, fact: Joined | JoinFact) -> Steps:
     ended = bits_of(fact.completed) | failed
     opened = bits_of(fact.opened)
     if step.order.is_open:
-        opened |= ended  # who makes its children does not wait for the run
+        opened |= ended  # a client makes its children without waiting for the run
         if step.count is None and fact.count is not None:
             opened |= (1 << fact.count) - 1
     joined = _replace(
@@ -253,9 +253,9 @@ def _taken(signals: tuple[KeptSignal, ...], sequence: int, step: str) -> tuple[K
 
 
 def try_again(steps: Steps) -> Steps:
-    """Return the steps for the attempt after one that failed: calls of the run's own code that failed may be tried anew.
+    """Return the steps for the attempt after one that failed: failed calls of the run's own functions may be tried again.
 
-    What a wait, a group or a `once` step came to stays, so that it is the same in every attempt.
+    The end of a wait, a group or a `once` step stays, so that it is the same in every attempt.
     """
     anew = {
         key: _replace(step, state="retrying", tries=0)

@@ -1,4 +1,4 @@
-"""Counting ends of children in their run's chain: what is at hand for one run goes into one append.
+"""Counting ends of children in their run's chain: all that wait for one run go into one append.
 
 While an append is under way further ends arrive, and go with the next one: there is no timer. Two processes that count
 for one run race for its chain; the loser reads what is new, and counts what is left.
@@ -29,7 +29,7 @@ from jobledger.workers.reactors.children.reaching import Reaching
 
 logger = logging.getLogger("jobledger.workers.reactors.children")
 
-#: Runs whose chains are kept when no end of theirs is at hand, and how large the results and items of one may be.
+#: How many runs' chains are kept though no end waits for them, and how large the results and items of one may be.
 _KEPT_MAX: Final = 64
 _KEPT_BYTES_MAX: Final = 1 << 20
 #: Pause before a chain is read again that lacks what is known to be in it.
@@ -96,7 +96,7 @@ class Joining:
             raise end.error
 
     def _forget(self) -> None:
-        """Forget runs of which nothing is at hand."""
+        """Forget the runs that were used least recently and for which no end waits."""
         for ref, run in list(self._runs.items())[: len(self._runs) - _KEPT_MAX]:
             if not run.users:
                 del self._runs[ref]
@@ -185,7 +185,7 @@ class Joining:
     def _missed(self, run: _Run, key: str, job: Job) -> None:
         """A job says that it is a child for which no step asked.
 
-        Raises: NotBegunError for a run that has not begun: then it is one of a batch.
+        Raises: NotBegunError for a job of a batch whose run has not begun.
         """
         if job.task == RUN_BATCH:
             raise NotBegunError(f"batch {job.id} has not begun: ends of its jobs wait to be counted")

@@ -25,9 +25,9 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.reaching import Reaching
 
-#: First events of children on their way at a time.
+#: How many first events of children are on their way at a time.
 _IN_FLIGHT_MAX: Final = 500
-#: Whole subjects that one look is for.
+#: How many subjects one request looks up.
 _LOOKED_UP_MAX: Final = 1_000
 #: Decoded inputs of groups that are kept: the items of a large one are needed many times.
 _KEPT_BYTES_MAX: Final = 16 << 20
@@ -38,7 +38,7 @@ _decode_items = msgspec.json.Decoder(Items).decode
 
 
 class ChildIdTakenError(CorruptLedgerError):
-    """The id of a child belongs to a job that is not this child: somebody gave it away, so the run cannot go on."""
+    """The id of a child belongs to another job, to which somebody gave it: the run cannot go on."""
 
     def __init__(self, child: JobRef, parent: JobRef) -> None:
         self.child = child
@@ -76,7 +76,7 @@ class Opening:
         assert job is not None, "only a run has children"
         step = job.steps[key]
         if step.order is None or step.order.is_open:
-            return view  # nobody's, or made by a client
+            return view  # no group, or one whose children a client makes
         if again:
             items = await self._missing(ref, step, items)
         if not items:

@@ -21,10 +21,10 @@ from jobledger.ledger.parts import Client
 
 #: Children that are read and changed at a time.
 _AT_ONCE: Final = 64
-#: How often a run may change between looks at it, after which who asked tries again later.
+#: How often a run may change while its children follow it; then the caller tries again later.
 _LOOKS_MAX: Final = 8
 
-#: What the reason begins with for which a child is paused: not by a person, but because its run is.
+#: How the reason begins of a child's pause that no person asked for: the child is paused because its run is.
 WITH_ITS_RUN: Final = "its run "
 
 #: What a run is to its children: it goes on, it is paused by a person, or it has ended.

@@ -65,7 +65,7 @@ class ChildrenReactor(ConsumerReactor):
             await self._reaching.follow(run, view, again=again)
 
     async def _follow(self, child: JobRef) -> None:
-        """Let a child go on that has paused with its run, if that goes on by now: it may have been asked to for long."""
+        """Resume a child that paused with its run, if the run goes on by now: a child may obey long after it was asked."""
         job = (await load(self.ledger.log, child)).job
         member = None if job is None else job.member
         if job is None or member is None or not job.paused_by_operator:
