@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from tests.support.working import LIMIT_S, types, working
 
-from jobledger.ledger import JobHandle, JobState, Ledger, Run, Signal, UnknownSignalError, workflow
+from jobledger.ledger import (
+    InvalidInputError,
+    JobHandle,
+    JobState,
+    Ledger,
+    Run,
+    Signal,
+    Unique,
+    UnknownSignalError,
+    workflow,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -61,3 +71,43 @@ async def test_branches_that_wait_for_one_name_take_a_signal_each(ledger: Ledger
         for by in ("ada", "eve"):
             await ledger.signal(job, approved, by)
         assert await job.result(timeout_s=LIMIT_S) == ["ada", "eve"]
+
+
+@workflow(queue="runs", max_attempts=1)
+async def order(run: Run, number: str, cents: int = 0) -> str:
+    return f"{number} for {cents}: {await run.wait(approved)}"
+
+
+async def test_a_signal_makes_the_run_that_it_is_for_unless_that_exists(ledger: Ledger) -> None:
+    for cents, click in ((5, "1"), (6, "1"), (7, "2")):
+        start = order.options(priority="high").with_input("77", cents=cents)
+        sent = await ledger.signal("order-77", approved, f"click {click}", id=click, start=start)
+        assert sent is (cents != 6)
+    job = await ledger.job("order-77", task=order)
+    assert await types(job) == ["queued", "signalled", "signalled"]
+    assert (await job.snapshot()).order.priority == "high"
+    async with working(ledger, order):
+        assert await job.result(timeout_s=LIMIT_S) == "77 for 5: click 1"
+    with pytest.raises(UnknownSignalError):
+        await ledger.signal("order-77", approved, "late", start=order.with_input("77"))
+
+
+async def test_two_that_signal_a_run_at_once_make_one(ledger: Ledger) -> None:
+    starts = [order.options(id="order-1").with_input("1", cents=cents) for cents in range(20)]
+    sent = [ledger.signal("order-1", approved, "now", id="click", start=start) for start in starts]
+    assert sorted(await asyncio.gather(*sent)) == [False] * 19 + [True]
+    assert await types(await ledger.job("order-1")) == ["queued", "signalled"]
+
+
+async def test_a_signal_refuses_to_make_another_run_than_it_is_for(ledger: Ledger) -> None:
+    with pytest.raises(InvalidInputError, match="has the id order-2, and the signal is for order-1"):
+        await ledger.signal("order-1", approved, "x", start=order.options(id="order-2").with_input("1"))
+    with pytest.raises(InvalidInputError, match="would be in queue runs, not in other"):
+        await ledger.signal("order-1", approved, "x", queue="other", start=order.with_input("1"))
+    with pytest.raises(InvalidInputError, match="task order is unique"):
+        await ledger.signal("order-1", approved, "x", start=order.options(unique=Unique()).with_input("1"))
+    with pytest.raises(InvalidInputError, match="number"):
+        order.with_input()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+    with pytest.raises(InvalidInputError, match="no str"):
+        await ledger.signal("order-1", approved, 3, start=order.with_input("1"))  # type: ignore[misc] # pyright: ignore[reportArgumentType]
+    assert (await ledger.enqueue(order.options(id="order-1"), "1")).created  # none of them left anything

@@ -167,9 +167,13 @@ async def use(ledger: Ledger, run: Run) -> None:
     assert_type(await order(run, "77", 5), str)
     assert_type(await ledger.signal(job, approved, Approval(by="eve", yes=True), id="click-1"), bool)
     assert_type(await ledger.signal("order-77", counted, 3, queue="orders"), bool)
+    started = order.options(id="order-77").with_input("77", cents=5)
+    assert_type(await ledger.signal("order-77", counted, 3, start=started), bool)
+    assert_type(await ledger.signal("order-77", counted, 3, start=order.with_input("77")), bool)
     await charge.function("a", 1)
 
 
 def blocking(ledger: sync.Ledger) -> None:
     assert_type(ledger.signal("order-77", approved, Approval(by="eve", yes=True)), bool)
+    assert_type(ledger.signal("order-77", counted, 3, start=order.with_input("77")), bool)
     assert_type(ledger.enqueue(order, "77").result(), str)

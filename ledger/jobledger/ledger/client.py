@@ -54,7 +54,7 @@ from jobledger.ledger.signalling.giving import AnySignal, give_signal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
-from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
 from jobledger.ledger.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -217,11 +217,7 @@ class Ledger:
         """
         plain = None if task is None else unpack(task)[0]
         job_id, queue = job_name(job, queue)
-        names = self.names
-        chain = (
-            names.chains_of_id(job_id) if queue is None else names.chain(JobRef(queue=queue, job_id=job_id))
-        )
-        events = await self.patience.read(lambda: self.log.read_chain(chain))
+        events = await self.patience.read(lambda: self.log.read_chain(self.names.chains(job_id, queue)))
         queues = sorted({stored.event.queue for stored in events})
         if not queues:
             raise JobNotFoundError(job_id)
@@ -296,14 +292,19 @@ class Ledger:
         id: str = "",  # noqa: A002 - the public name of the option
         queue: str | None = None,
         by: str = "",
+        start: TaskWithInput | None = None,
     ) -> bool:
         """Send a run a signal, which it keeps until it waits for it; False for an `id` that it was sent before.
+
+        `start`: the run to enqueue first where the queue has none of that name, as `order.with_input("77", cents=5)`.
 
         Raises: InvalidInputError for a value of another type, JobNotFoundError, AmbiguousIdError, UnknownSignalError for a
             run that has ended, UnreachableError, after which doing the same again is safe with an `id`.
         """
-        ref = (await self._named(job, queue)).ref
-        return await give_signal(self, ref, signal, value, id=id, by=by)
+        if start is None:
+            return await give_signal(self, (await self._named(job, queue)).ref, signal, value, id=id, by=by)
+        ref, begin = self._enqueuer.beginning(start, job, queue)
+        return await give_signal(self, ref, signal, value, id=id, by=by, begin=begin)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on a job and record what follows; see `handle.execute`."""
@@ -354,8 +355,7 @@ class Ledger:
         return await self.patience.read(lambda: queue_state(self.log, queue))
 
     async def _change_queue(self, queue: str, command: QueueCommand, by: str) -> QueueState:
-        # Imported here: who only enqueues needs nothing of it.
-        from jobledger.ledger.queues.pausing import change_queue  # noqa: PLC0415
+        from jobledger.ledger.queues.pausing import change_queue  # noqa: PLC0415 - as `enqueue_batch`
 
         return await change_queue(self, queue, command, by=by)
 

@@ -36,9 +36,9 @@ from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, child
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import moment_of
-from jobledger.ledger.parts import Client
+from jobledger.ledger.parts import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
-from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions
 from jobledger.ledger.tracing import UNTRACED, Tracing
 from jobledger.ledger.unique.enqueueing import UniqueJobs
 from jobledger.ledger.unique.keys import Wish, wish_for
@@ -100,6 +100,20 @@ class Enqueuer:
         if not created and options.id is None:
             await patience.read(lambda: self._require_same(plain, command))
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
+
+    def beginning(
+        self, start: TaskWithInput, job: AnyJob, queue: str | None
+    ) -> tuple[JobRef, Callable[[], Awaitable[JobHandle[Any]]]]:
+        """Return the name of the job that is to be made where it is missing, and what makes it.
+
+        Raises: InvalidInputError for a name that is not that job's, and for a job that is unique.
+        """
+        job_id, queue = job_name(job, queue)
+        if queue not in (None, start.queue):
+            raise InvalidInputError(f"job {job_id} would be in queue {start.queue}, not in {queue}")
+        task = start.named(job_id)
+        ref = JobRef(queue=start.queue, job_id=job_id)
+        return ref, lambda: self.one(task, *start.args, **start.kwargs)
 
     async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
         """Return what would enqueue a job of this input now, for whoever declares jobs to come; stores a large input.

@@ -32,7 +32,7 @@ from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.schedules.blocking import BlockingSchedules
 from jobledger.ledger.signalling.giving import AnySignal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
-from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
@@ -264,9 +264,11 @@ class Ledger:
         id: str = "",  # noqa: A002 - the public name of the option
         queue: str | None = None,
         by: str = "",
+        start: TaskWithInput | None = None,
     ) -> bool:
         """Send a run a signal; False for an `id` that it was sent before. See `client.Ledger.signal`."""
-        return self._caller.call(lambda ledger: ledger.signal(job, signal, value, id=id, queue=queue, by=by))
+        options: dict[str, Any] = {"id": id, "queue": queue, "by": by, "start": start}
+        return self._caller.call(lambda ledger: ledger.signal(job, signal, value, **options))
 
     def pause_queue(
         self,

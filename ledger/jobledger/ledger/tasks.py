@@ -20,7 +20,12 @@ import msgspec
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.limits.keys import check_keys
-from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError, UnknownTaskError
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, Rules
@@ -126,6 +131,13 @@ class Task(Generic[P, R_co]):
         """The task itself, and the options that a job of it has."""
         return self, self.defaults
 
+    def with_input(self, *args: P.args, **kwargs: P.kwargs) -> TaskWithInput:
+        """Return the task with an input, for whoever makes a job of it only if it needs one: see `Ledger.signal`.
+
+        Raises: InvalidInputError for arguments that the task does not take.
+        """
+        return TaskWithInput(self, self.defaults, args, kwargs)
+
     @functools.cached_property
     def signature(self) -> TaskSignature:
         """The types of input and result.
@@ -154,6 +166,45 @@ class TaskWithOptions(Generic[P, R_co]):
     def unpacked(self) -> tuple[Task[P, R_co], Options]:
         """The task itself, and the options that the next job has."""
         return self.task, self.chosen
+
+    def with_input(self, *args: P.args, **kwargs: P.kwargs) -> TaskWithInput:
+        """Return them with an input; see `Task.with_input`."""
+        return TaskWithInput(self.task, self.chosen, args, kwargs)
+
+
+class TaskWithInput:
+    """A job as it would be made: a task, its options and its input; made by `with_input`."""
+
+    def __init__(
+        self, task: Task[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        task.signature.encode(args, kwargs)  # refused here, not where the job is made
+        self.args = args
+        self.kwargs = kwargs
+        self._task = task
+        self._options = options
+
+    @property
+    def queue(self) -> str:
+        """Where the job would wait."""
+        return self._options.queue
+
+    def named(self, job_id: str) -> TaskWithOptions[..., Any]:
+        """Return its task with the options of a job that is called so.
+
+        Raises: InvalidInputError where it has another id, and where it is unique: another job may then be in its place.
+        """
+        options = self._options
+        if options.id not in (None, job_id):
+            raise InvalidInputError(
+                f"the job to start has the id {options.id}, and the signal is for {job_id}: leave out id="
+            )
+        if options.unique is not None:
+            raise InvalidInputError(
+                f"task {self._task.name} is unique, so another job may be in the place of {job_id}: give it no "
+                "unique= and no debounce_s="
+            )
+        return TaskWithOptions(self._task, msgspec.structs.replace(options, id=job_id))
 
 
 class TaskRegistry:

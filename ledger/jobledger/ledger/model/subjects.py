@@ -202,7 +202,11 @@ class Names(msgspec.Struct, frozen=True):
 
     def chains_of_id(self, job_id: str) -> str:
         """Return the filter of every chain with this job id, whatever its queue."""
-        return f"{self.ledger_root}.job.*.{job_id}.>"
+        return self.chains(job_id, None)
+
+    def chains(self, job_id: str, queue: str | None) -> str:
+        """Return the filter of the chain with this job id in a queue, or of those in all of them."""
+        return f"{self.ledger_root}.job.{queue or '*'}.{job_id}.>"
 
     def lock_hint(self, ref: LockRef) -> str:
         """Return the core subject of "look at this lock now"."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from jobledger.ledger.handle import execute
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
-from jobledger.ledger.model.errors import IllegalTransitionError
+from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, UnreachableError
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
+
+#: A run that was just made is read again so often, with so much more of a pause each time: a replica may lag.
+_LOOKS_MAX: Final = 8
+_LAG_S: Final = 0.02
 
 
 class AnySignal(Protocol[T_contra]):
@@ -39,14 +45,23 @@ async def give_signal(
     *,
     id: str = "",  # noqa: A002 - the public name of the option
     by: str = "",
+    begin: Callable[[], Awaitable[Any]] | None = None,
 ) -> bool:
-    """Send a run a signal; see `Ledger.signal`."""
+    """Send a run a signal; see `Ledger.signal`. `begin` makes the run, unless it exists."""
     command = GiveSignal(name=signal.name, id=id)  # refused before a large value is stored
     text = signal.encode(value)
     what = f"value of signal {signal.name}"
     stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what))
     command = msgspec.structs.replace(command, value=stored, value_ref=reference)
-    return await send(client, ref, command, by=by)
+    if begin is None:
+        return await send(client, ref, command, by=by)
+    for look in range(_LOOKS_MAX):
+        try:
+            return await send(client, ref, command, by=by)
+        except JobNotFoundError:
+            await asyncio.sleep(_LAG_S * look)
+            await begin()  # leaves a run that exists as it is
+    raise UnreachableError(f"job {ref.job_id} exists and cannot be read yet: send the signal again")
 
 
 async def send(client: Client, ref: JobRef, command: GiveSignal, *, by: str = "") -> bool:
