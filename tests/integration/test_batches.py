@@ -107,6 +107,45 @@ async def test_a_batch_that_was_cancelled_before_it_was_closed_takes_no_more_job
     assert (await ledger.log.head()).last_sequence == before
 
 
+async def test_cancelling_a_batch_that_its_client_left_open_ends_its_jobs(ledger: Ledger) -> None:
+    async def cut() -> AsyncGenerator[dict[str, Any]]:
+        for each in numbers(70):
+            yield each
+        raise asyncio.CancelledError
+
+    for name in ("begun", "not-begun"):  # the run of the second one has no step, and nobody ever takes it
+        if name == "not-begun":
+            await ledger.pause_queue(BUILT_IN_QUEUE)
+        async with working(ledger, report):  # nobody runs their jobs
+            with pytest.raises(asyncio.CancelledError):
+                await ledger.enqueue_many(square.options(queue="idle"), cut(), batch=name)
+            batch = handle(ledger, name)
+            async with asyncio.timeout(LIMIT_S):
+                while name == "begun" and (await batch.state()) is not JobState.PAUSED:
+                    await asyncio.sleep(0.01)
+            await batch.cancel()
+            jobs = [handle(ledger, f"{name}-1-{item}", "idle") for item in (0, 35, 69)]
+            for each in jobs:
+                assert (
+                    await ended(each)
+                ).cancel_reason == f"its batch {name} was ended before all its jobs were added"
+    assert (await verify(ledger.log)).violations == ()
+
+
+async def test_a_client_that_goes_on_adding_jobs_to_a_cancelled_batch_cancels_them(ledger: Ledger) -> None:
+    async def cancelling() -> AsyncGenerator[dict[str, Any]]:
+        for each in numbers(3):
+            yield each
+        await handle(ledger, "late").cancel()
+        for each in numbers(3):
+            yield each
+
+    with pytest.raises(IllegalTransitionError, match="job late is cancelled"):  # no worker, no reactor
+        await ledger.enqueue_many(square, cancelling(), batch="late")
+    states = [await handle(ledger, f"late-1-{item}", "sums").state() for item in range(6)]
+    assert states == [JobState.CANCELLED] * 6
+
+
 async def test_an_empty_batch_ends_at_once(ledger: Ledger) -> None:
     async with working(ledger, square, report):
         await ledger.enqueue_many(square, [], batch="empty", on_end=report)

@@ -15,10 +15,12 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Command, Requeue, Reschedule
 from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import (
+    IllegalTransitionError,
     JobCancelledError,
     JobFailedError,
     JobNotFoundError,
     ResultTimeoutError,
+    WrongSequenceError,
 )
 from jobledger.ledger.model.events import Completed, ErrorInfo
 from jobledger.ledger.model.job import Job, JobState, Progress
@@ -294,3 +296,23 @@ async def execute(client: Client, ref: JobRef, command: Command, *, by: str = ""
     )
     assert chain.job is not None, "a command that was accepted left a job"
     return chain.job
+
+
+async def tell(client: Client, ref: JobRef, command: Command) -> bool:
+    """Decide a command on a job that may be missing, or may have ended by now; return whether there is such a job.
+
+    Raises: WrongSequenceError where a replica does not show the job yet: try again later; LedgerFullError,
+        UnreachableError.
+    """
+    try:
+        await transact(client.log, ref, command, client.stamp)
+    except IllegalTransitionError:
+        return True  # it has ended, or was told before
+    except JobNotFoundError:
+        chain = client.log.names.chain(ref)
+        if await client.log.newest_sequence(chain):
+            raise WrongSequenceError(chain, 0) from None
+        return False
+    if isinstance(command, CancelJob):
+        client.hints.tell_cancel(ref)
+    return True

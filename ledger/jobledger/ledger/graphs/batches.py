@@ -12,14 +12,14 @@ from typing import Any, Final, cast
 import msgspec
 
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.graphs.batch_end import count_of, end_jobs, spec_of
 from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.errors import UnknownSignalError
-from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BATCH_STEP, RUN_BATCH, ChildNode
-from jobledger.ledger.model.runs.steps import next_signal
+from jobledger.ledger.model.runs.orders import BATCH_CLOSED, RUN_BATCH, ChildNode
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.parts import Client
@@ -57,7 +57,7 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     if on_end is not None:
         spec = _with_end(spec, name, on_end)
     batch = await enqueuer.one(run_batch.options(id=name), batch=spec)
-    count = None if batch.created else _count(await _known(client, batch.ref, spec))
+    count = None if batch.created else count_of(await _known(client, batch.ref, spec))
     result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
     if count is None:
         await _close(client, batch.ref, result.created + result.existing)
@@ -74,12 +74,12 @@ async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
         raise InvalidInputError(
             f"job {ref.job_id} of queue {ref.queue} is no batch: give this one another name"
         )
-    text = await client.inputs.get(job.order.input, job.order.input_ref)
-    if msgspec.json.decode(text, type=dict[str, BatchSpec])["batch"] != spec:
+    if await spec_of(client, job) != spec:
         raise InvalidInputError(
             f"batch {ref.job_id} exists with another task, queue or end: give this one another name"
         )
-    if job.is_final and _count(job) is None:
+    if job.is_final and count_of(job) is None:
+        await end_jobs(client, ref)
         raise IllegalTransitionError(ref.job_id, job.state.value, _TAKE_JOBS)
     return job
 
@@ -87,22 +87,14 @@ async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
 async def _close(client: Client, ref: JobRef, count: int) -> None:
     """Say how many jobs the batch has; who said so before said the same.
 
-    Raises: IllegalTransitionError for a batch that was ended meanwhile.
+    Raises: IllegalTransitionError for a batch that was ended meanwhile; then its jobs are cancelled.
     """
     command = GiveSignal(name=BATCH_CLOSED, id=BATCH_CLOSED, value=msgspec.Raw(msgspec.json.encode(count)))
     try:
         await send(client, ref, command)
     except UnknownSignalError as error:
+        await end_jobs(client, ref)
         raise IllegalTransitionError(ref.job_id, error.state, _TAKE_JOBS) from error
-
-
-def _count(job: Job) -> int | None:
-    """Return how many jobs a batch has, None as long as nobody said so."""
-    step = job.steps.get(BATCH_STEP)
-    if step is not None and step.count is not None:
-        return step.count
-    said = next_signal(job.signals, BATCH_CLOSED)
-    return None if said is None else msgspec.json.decode(bytes(said.value), type=int)
 
 
 def _with_end(spec: BatchSpec, name: str, on_end: AnyTask) -> BatchSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, JobEvent, Paused
-from jobledger.ledger.model.runs.orders import Member
+from jobledger.ledger.model.runs.orders import RUN_BATCH, Member
 from jobledger.workers.reactors.children.reaching import WITH_ITS_RUN
 
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
@@ -20,6 +20,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     has_failed: bool = False  #: it ended otherwise than completed
     has_children: bool = False  #: it is a run, and something became of it that its open children follow
     has_followed: bool = False  #: it paused because its run was paused, which may go on by now
+    is_batch: bool = False  #: it is a batch that was ended, perhaps before its client had added all its jobs
 
 
 def news_in(event: JobEvent) -> News | None:
@@ -30,7 +31,10 @@ def news_in(event: JobEvent) -> News | None:
         if not (has_children or has_followed):
             return None
         return News(queue=event.queue, job=event.job, has_children=has_children, has_followed=has_followed)
-    if not isinstance(event, _ENDS) or not (has_children or event.member is not None):
+    if not isinstance(event, _ENDS):
+        return None
+    is_batch = event.task == RUN_BATCH and not isinstance(event, Completed)
+    if not (has_children or is_batch or event.member is not None):
         return None
     return News(
         queue=event.queue,
@@ -38,6 +42,7 @@ def news_in(event: JobEvent) -> News | None:
         member=event.member,
         has_failed=not isinstance(event, Completed),
         has_children=has_children,
+        is_batch=is_batch,
     )
 
 

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
 from jobledger.ledger.children import child_ref
-from jobledger.ledger.model.chain import JobView, catch_up, load, transact
+from jobledger.ledger.handle import tell
+from jobledger.ledger.model.chain import JobView, catch_up, load
 from jobledger.ledger.model.commands import CancelJob, Command, RequestPause, ResumeJob
-from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.subjects import JobRef
@@ -143,28 +144,14 @@ class Reaching:
                     raise outcome
 
     async def _tell(self, child: JobRef, command: Command) -> None:
-        client = self._client
-        try:
-            await transact(client.log, child, command, client.stamp)
-        except IllegalTransitionError:
-            return  # it has ended, or was told before
-        except JobNotFoundError:
-            await self._require_absent(child)
-            return
-        if isinstance(command, CancelJob):
-            client.hints.tell_cancel(child)
+        """Do it to a child; one that is not there sees by itself what became of its run, once it is enqueued."""
+        await tell(self._client, child, command)
 
     async def _go_on(self, parent: JobRef, child: JobRef) -> None:
         """Resume a child that is paused because its run was; one that a person paused stays so."""
         job = (await load(self._client.log, child)).job
         if job is not None and job.paused_by_operator and job.pause_reason == _paused_with(parent):
             await self._tell(child, ResumeJob(reason="its run goes on"))
-
-    async def _require_absent(self, child: JobRef) -> None:
-        """Make sure that a child is not there: then whoever enqueues it sees by itself what became of the run."""
-        chain = self._client.log.names.chain(child)
-        if await self._client.log.newest_sequence(chain):
-            raise WrongSequenceError(chain, 0)
 
 
 def _paused_with(parent: JobRef) -> str:

@@ -2,7 +2,8 @@
 
 At an end of a child it counts the end in its run's chain, which may wake the run; makes the children that may exist for
 it; looks whether the run has ended meanwhile; and only then acknowledges. At the end of a run it cancels the children that
-are open. Ordinary jobs' completions are never delivered here.
+are open, and those of a batch also where its client was still adding them. Ordinary jobs' completions are never delivered
+here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.subjects import JobRef
@@ -54,6 +56,8 @@ class ChildrenReactor(ConsumerReactor):
         job = JobRef(queue=news.queue, job_id=news.job)
         if news.has_children:
             await self._reach(job, again=delivery.delivered > 1)
+        if news.is_batch:
+            await end_jobs(self.ledger, job)
         if news.has_followed:
             await self._follow(job)
         return None
