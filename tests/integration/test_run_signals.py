@@ -20,6 +20,7 @@ from jobledger.ledger import (
     UnknownSignalError,
     workflow,
 )
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +44,9 @@ async def waits(run: Run, timeout_s: float) -> str:
 async def test_a_signal_that_is_recorded_before_the_time_out_is_taken_though_its_hint_was_lost(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger.hints, "tell_resume", lambda _: None)
+    def lost(_: JobRef) -> None: ...
+
+    monkeypatch.setattr(ledger.hints, "tell_resume", lost)
     async with working(ledger, waits):  # with free slots so short a wait stays in memory
         job = await ledger.enqueue(waits, timeout_s=0.5)
         async with asyncio.timeout(LIMIT_S):

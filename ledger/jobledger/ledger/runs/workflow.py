@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -15,7 +15,7 @@ from jobledger.ledger.limits.declared import Limit, Queue
 from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, refuse_of_maker
+from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, refuse_of_maker
 from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.schedules.in_code import Schedule
@@ -52,7 +52,7 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
             if callback is not None and not isinstance(callback, Task | TaskWithOptions):
                 raise ConfigurationError(f"{name} must be a task that takes a RunEnd, got {callback!r}")
             if callback is not None:
-                plain, options = callback.unpacked
+                plain, options = cast("tuple[Task[..., Any], Options]", callback.unpacked)
                 refuse_of_maker(options, f"task {plain.name} as {name}", "its run")
         if type(self.parallel) is not int or not 1 <= self.parallel <= _PARALLEL_MAX:
             raise ConfigurationError(
