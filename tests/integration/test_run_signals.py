@@ -78,7 +78,8 @@ async def test_branches_that_wait_for_one_name_take_a_signal_each(ledger: Ledger
 
 @workflow(queue="runs", max_attempts=1)
 async def order(run: Run, number: str, cents: int = 0) -> str:
-    return f"{number} for {cents}: {await run.wait(approved)}"
+    said = await run.wait(approved)
+    return f"{number} for {cents}: {said}"
 
 
 async def test_a_signal_makes_the_run_that_it_is_for_unless_that_exists(ledger: Ledger) -> None:
