@@ -59,9 +59,9 @@ async def signal(
 
 @command(JOBS, "pause", takes=ROWS)
 async def pause(cli: Cli, *, job_id: JobId, reason: bulk.Why = "", queue: options.Queue = None) -> None:
-    """Pause a job until it is resumed: a waiting one at once, a running workflow before its next step.
+    """Pause a job until it is resumed: a waiting one at once, a running one at its next step or checkpoint.
 
-    A task that has no steps and runs already goes on to its end.
+    A task that makes neither steps nor checkpoints and runs already goes on to its end.
     """
     async with cli.ledger() as ledger:
         job = await run_acts.pause(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
@@ -71,8 +71,8 @@ async def pause(cli: Cli, *, job_id: JobId, reason: bulk.Why = "", queue: option
         cli.output.say(f"job {job.id} is paused; `jobledger jobs resume {job.id}` lets it go on")
     else:
         cli.output.say(
-            f"job {job.id} runs on {job.attempts[-1].worker}, which was asked to pause it before its next step; "
-            f"a task without steps goes on to its end: `jobledger jobs why {job.id}`"
+            f"job {job.id} runs on {job.attempts[-1].worker}, which was asked to pause it at its next step or "
+            f"checkpoint; without any it goes on to its end: `jobledger jobs why {job.id}`"
         )
 
 

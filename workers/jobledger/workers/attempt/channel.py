@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -46,7 +46,15 @@ _LAST_CHECKPOINTS_S: Final = 5.0
 class AttemptChannel:
     """What a context of one attempt speaks through. Made on the loop; a task in a thread may call the three verbs."""
 
-    def __init__(self, ledger: Surroundings, chain: JobView, identity: str) -> None:
+    def __init__(
+        self,
+        ledger: Surroundings,
+        chain: JobView,
+        identity: str,
+        *,
+        on_pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_pause` is called when a checkpoint was stored for a job that somebody asked to pause."""
         job = chain.job
         assert job is not None, "a claimed chain has a job"
         self._ledger = ledger
@@ -55,6 +63,7 @@ class AttemptChannel:
         self._ref = JobRef(queue=job.queue, job_id=job.id)
         self._epoch = job.claim_epoch
         self._identity = identity
+        self._on_pause = on_pause
         self._job = job
         self._appending = asyncio.Lock()
         self._report: Report | None = None
@@ -119,6 +128,7 @@ class AttemptChannel:
             keeping.add_done_callback(self._keeping.discard)
             return keeping
         asyncio.run_coroutine_threadsafe(self._keep(text), self._loop).result(timeout=2 * LIMIT_S)
+        self.heartbeat()  # it may have been told to pause
         return done()
 
     def ledger(self) -> Ledger:
@@ -193,6 +203,9 @@ class AttemptChannel:
         command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
         what = f"a checkpoint of job {self._ref.job_id}"
         await retry_store(what, lambda: self.append(command), outage=self._ledger.outage)
+        # The append was conditional: a request to pause that came before it had to be read first.
+        if self.chain.job is not None and self.chain.job.pause_requested:
+            self._on_pause()
 
     async def append(self, command: Command) -> None:
         """Append what follows from a command of the claim's holder.

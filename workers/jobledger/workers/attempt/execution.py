@@ -197,7 +197,8 @@ class Execution:
             timer.cancel()
 
     def _open_channel(self, attempt: Attempt) -> AttemptChannel:
-        channel = attempt.control.channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity)
+        channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity, on_pause=attempt.pause)
+        attempt.control.channel = channel
         return channel
 
     async def _hand_over(

@@ -77,10 +77,10 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         """Whether the task is a coroutine on the worker's loop, which may swallow its cancellation."""
         return self.task is not None and self.task.is_async and self.task.rules.run_in != "process"
 
-    def stop(self, reason: str, *, cancelled: bool = False) -> None:
+    def stop(self, reason: str, *, cancelled: bool = False, paused: bool = False) -> None:
         """Tell it to stop, once; an attempt that has an outcome already is left to record it.
 
-        A coroutine is cancelled at once. A thread cannot be: when its job is cancelled it hears so at its
+        A coroutine is cancelled at once. A thread cannot be: when its job is cancelled or paused it hears so at its
         next heartbeat, and is cut off after the worker's `cancel_grace_s`.
         """
         control = self.control
@@ -89,9 +89,13 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         control.stop_reason = reason
         control.cancelled = cancelled
         self.tell_thread(reason)
-        if not (self.in_thread and cancelled):
+        if not (self.in_thread and (cancelled or paused)):
             self.own_task.cancel(reason)
         self.on_told(self)
+
+    def pause(self) -> None:
+        """Stop it because somebody asked to pause the job, and it has just stored what it needs to go on."""
+        self.stop("somebody asked to pause the job", paused=True)
 
     def reach_limit(self, sentence: str) -> None:
         """End it because it reached a limit of its own; the sentence is what is recorded."""
