@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import secrets
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +26,19 @@ from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, 
 from tests.support.working import LIMIT_S, becomes, ended, until, working
 
 from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, JobState, Ledger, Limit, Unique, connect, task
+from jobledger.ledger import (
+    Backoff,
+    Context,
+    JobState,
+    Ledger,
+    Limit,
+    Run,
+    Signal,
+    Unique,
+    connect,
+    task,
+    workflow,
+)
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
@@ -41,6 +54,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
 ROLES = ("Producer", "Worker", "Subscriber", "Projector", "Operator", "Auditor")
+go = Signal("go", bool)
 LARGE = "x" * 3_000_000
 
 
@@ -66,6 +80,13 @@ async def forever(ctx: Context, number: int) -> None:
     ctx.progress(1, 2)
     await ctx.checkpoint({"number": number})
     await asyncio.sleep(LIMIT_S)
+
+
+@workflow(queue="work")
+async def tabulates(run: Run) -> int:
+    rows = await run.write("rows", [{"data": secrets.token_bytes(3_000_000)}])
+    await run.wait(go)
+    return (await rows.path()).stat().st_size
 
 
 class Stage:
@@ -123,13 +144,14 @@ class Stage:
         """Run a worker with every reactor while another process produces."""
         async with (
             self.client("Worker", inline_bytes_max=1) as ledger,  # a snapshot of the limits is above that
-            working(ledger, large, later, never, forever, ack_wait_s=1.0) as worker,
+            working(ledger, large, later, never, forever, tabulates, ack_wait_s=1.0) as worker,
         ):
             await worker.taking.wait()
             await declare(ledger, "often", every_s=1)
             await declare(ledger, "rarely", every_s=3600)
             await self.produce()
             await self._limit()
+            await self._tabulate()
             for name in ("often", "rarely"):  # else what they wait for would hold an archive run back
                 await ledger.schedules.act(name, Remove())
             assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
@@ -144,6 +166,11 @@ class Stage:
             await ended(await limited(ledger, never, "api", given={"number": 1}, max_attempts=1))
             await self._group(ledger)
             await undefine(ledger, "api")
+
+    async def _tabulate(self) -> None:
+        """Let the worker store a table; another one brings it back, see `recover`."""
+        async with connect(self._url, name="nobody") as ledger:
+            await becomes(await ledger.enqueue(tabulates.options(id="tabulated")), JobState.PAUSED)
 
     async def _group(self, ledger: Ledger) -> None:
         """Let the worker make the second child of a run once the first one has ended."""
@@ -167,8 +194,11 @@ class Stage:
 
     async def recover(self) -> None:
         """Find streams gone that reactors can make again, and hear of a dispatch that was given up."""
-        async with self.client("Worker") as ledger, working(ledger, never) as worker:
+        async with self.client("Worker") as ledger, working(ledger, never, tabulates) as worker:
             await worker.taking.wait()
+            async with connect(self._url, name="nobody") as other:
+                await other.signal("tabulated", go, True)
+                await ended(await other.job("tabulated"))
             advisory = b'{"consumer":"work_work_normal","stream_seq":1,"deliveries":20}'
             subject = (
                 f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{ledger.names.ledger_stream}.work_work_normal"

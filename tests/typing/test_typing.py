@@ -13,8 +13,8 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-ACCEPTED = ("accepted", "runs", "graphs")
-REFUSED = ("refused", "runs_refused", "graphs_refused")
+ACCEPTED = ("accepted", "runs", "graphs", "tables")
+REFUSED = ("refused", "runs_refused", "graphs_refused", "tables_refused")
 #: By the name of a file, and in it by the number of a line, what a checker says.
 Said = Mapping[str, Mapping[int, str]]
 

@@ -89,6 +89,7 @@ NAMES: list[tuple[str, str, str]] = [
     ("tasks_bucket", "TASKS", "STAGING_TASKS"),
     ("payloads_bucket", "PAYLOADS", "STAGING_PAYLOADS"),
     ("results_bucket", "RESULTS", "STAGING_RESULTS"),
+    ("tables_bucket", "TABLES", "STAGING_TABLES"),
 ]
 
 

@@ -99,6 +99,8 @@ if TYPE_CHECKING:
     from jobledger.ledger.runs.signals import Signal
     from jobledger.ledger.runs.steps import NOT_DONE, StepFunction, step
     from jobledger.ledger.runs.workflow import workflow
+    from jobledger.ledger.tables.errors import TableExpiredError
+    from jobledger.ledger.tables.table import Table
 
 #: What only applications with workflows need, and where it is: loaded when it is first asked for.
 _OF_RUNS = {
@@ -116,6 +118,8 @@ _OF_RUNS = {
     "StepFailedError": "runs.errors",
     "StepFunction": "runs.steps",
     "StepInDoubtError": "runs.errors",
+    "Table": "tables.table",
+    "TableExpiredError": "tables.errors",
     "UnknownSignalError": "model.runs.errors",
     "step": "runs.steps",
     "workflow": "runs.workflow",
@@ -217,6 +221,8 @@ __all__ = [
     "Subscription",
     "SubscriptionMismatchError",
     "SubscriptionNotFoundError",
+    "Table",
+    "TableExpiredError",
     "Task",
     "TaskDefinitionError",
     "TaskRegistry",

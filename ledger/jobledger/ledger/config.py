@@ -14,8 +14,14 @@ from jobledger.ledger.nats.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 #: Settings that environment variables say where the caller does not; the same ones as those of the commands.
-VARIABLES: Final = {"url": "JOBLEDGER_URL", "environment": "JOBLEDGER_ENVIRONMENT"}
+VARIABLES: Final = {
+    "url": "JOBLEDGER_URL",
+    "environment": "JOBLEDGER_ENVIRONMENT",
+    "tables_at": "JOBLEDGER_TABLES",
+}
 _SECONDS_MAX: Final = 3600
+_TABLES_LIFE_S_MIN: Final = 1
+_TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
 _COMMITS: Final = ("auto", "group", "pipeline")
 
 
@@ -36,6 +42,11 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
     payload_bytes_max: int = 8 << 20  #: larger ones are refused
     ledger_bytes_max: int = 4 << 30  #: of the stream, when it is made here; a full ledger refuses
+    #: Where tables of runs lie: URI of a folder or bucket for `pyarrow.fs`; "": in an object store of the ledger's.
+    tables_at: str = ""
+    tables_life_s: float = 48 * 3600.0  #: how long they are kept; of the object store, when it is made here
+    #: Of all tables together in the object store, when it is made here; None: an eighth of `ledger_bytes_max`.
+    tables_bytes_max: int | None = None
     lease_s: float = 15.0  #: of a worker, when the bucket is made here
     replicas: int = 1  #: of every stream, when they are made here
     commit: Commit = "auto"  #: group appends where the server fsyncs each one (auto finds out by itself)
@@ -71,6 +82,14 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
         _require(
             self.ledger_bytes_max >= 1 << 16,
             f"ledger_bytes_max must be at least 65536, got {self.ledger_bytes_max!r}",
+        )
+        _require(
+            _TABLES_LIFE_S_MIN <= self.tables_life_s <= _TABLES_LIFE_S_MAX,
+            f"tables_life_s must be from {_TABLES_LIFE_S_MIN} to {_TABLES_LIFE_S_MAX} seconds, got {self.tables_life_s!r}",
+        )
+        _require(
+            self.tables_bytes_max is None or self.tables_bytes_max >= 1 << 20,
+            f"tables_bytes_max must be at least 1048576, got {self.tables_bytes_max!r}",
         )
         _require(self.replicas in (1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
         _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")

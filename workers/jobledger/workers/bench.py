@@ -27,6 +27,7 @@ from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
+from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
 
@@ -57,7 +58,10 @@ class Bench:
         threads = Threads(ledger.connection.loop, 1, abandoned)
         surroundings, children = Surroundings.of(ledger), ChildJobs(ledger, Opening(ledger))
         self._execution = Execution(surroundings, threads, policy)
-        self._execution.runs = RunExecution(surroundings, self._execution, threads, policy, children=children)
+        self._tables = WorkerTables(ledger, WorkerConfig(pool_size=1), threads)
+        self._execution.runs = RunExecution(
+            surroundings, self._execution, threads, policy, children=children, tables=self._tables
+        )
         self._ended = asyncio.Event()
         self._attempts = Attempts(
             ledger,
@@ -120,11 +124,16 @@ class Bench:
         task = self._tasks.find(name)
         if self._pool is not None or task is None:
             return
-        if task.rules.run_in != "process" and not (task.makes_runs and self._tasks.modules):
+        if task.rules.run_in != "process" and not task.makes_runs:
             return
         config = self._ledger.config
         settings = WorkerConfig(pool_size=1).pool(self._lease.duration_s, config.payload_bytes_max)
-        self._pool = ProcessPool(self._tasks.modules, settings, connection=config.for_another_process())
+        self._pool = ProcessPool(
+            self._tasks.modules,
+            settings,
+            connection=config.for_another_process(),
+            for_tasks=task.rules.run_in == "process",
+        )
         self._execution.open(self._pool)
 
     async def __aexit__(
@@ -139,6 +148,7 @@ class Bench:
         await self._hooks.close()
         if self._pool is not None:
             await self._pool.close()
+        self._tables.close()
         with contextlib.suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
                 await self._lease.close()

@@ -17,6 +17,8 @@ _WEIGHT_MAX: Final = 100
 _ACK_WAIT_S_MAX: Final = 3600
 _CANCEL_GRACE_S_MIN: Final = 0.05
 _CANCEL_GRACE_S_MAX: Final = 3600
+_TABLE_MEMORY_BYTES_MIN: Final = 32 << 20
+_TABLE_THREADS_MAX: Final = 256
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
     pool_size: int | None = None  #: processes for tasks with `run_in="process"`; None: one per CPU
     pool_memory_bytes_max: int | None = None  #: address space of each of them; None: no limit
+    #: Memory of one query of a run, in bytes; None: half of what a process of the pool may have, else an equal share of
+    #: half of this machine's for each of them.
+    table_memory_bytes_max: int | None = None
+    table_threads: int | None = None  #: of one query; None: an equal share of the CPUs for each process
+    tables_cache_bytes_max: int = 1 << 30  #: files of tables that are kept on this machine for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
@@ -89,6 +96,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(
             _STALL_S_MIN <= self.stall_s <= _ACK_WAIT_S_MAX,
             f"stall_s must be from {_STALL_S_MIN} to 3600, got {self.stall_s!r}",
+        )
+        _require(
+            self.table_memory_bytes_max is None or self.table_memory_bytes_max >= _TABLE_MEMORY_BYTES_MIN,
+            f"table_memory_bytes_max must be at least {_TABLE_MEMORY_BYTES_MIN}, got {self.table_memory_bytes_max!r}",
+        )
+        _require(
+            self.table_threads is None or 1 <= self.table_threads <= _TABLE_THREADS_MAX,
+            f"table_threads must be from 1 to {_TABLE_THREADS_MAX}, got {self.table_threads!r}",
+        )
+        _require(
+            self.tables_cache_bytes_max >= 0,
+            f"tables_cache_bytes_max must be 0 or more, got {self.tables_cache_bytes_max!r}",
         )
         _require(
             self.concurrency <= self.ack_pending_max,

@@ -47,6 +47,7 @@ from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
+from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.services import end, outlive
 from jobledger.workers.surroundings import Surroundings
 from jobledger.workers.watchdog import Watchdog
@@ -117,6 +118,7 @@ class Worker:
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._kept = KeptChains()
+        self._tables = WorkerTables(ledger, self._config, self._threads)
         self._runs = RunExecution(
             Surroundings.of(ledger),
             self._execution,
@@ -124,6 +126,7 @@ class Worker:
             policy,
             children=ChildJobs(ledger, Opening(ledger)),
             kept=self._kept,
+            tables=self._tables,
             may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
         )
         self._execution.runs = self._runs
@@ -259,6 +262,7 @@ class Worker:
             await self._farewell()
             if self._pool is not None:
                 await self._pool.close()
+            self._tables.close()
 
     def _on_queue(self, queue: str, state: QueueState) -> None:
         """Obey a pause or the end of one."""
@@ -277,11 +281,14 @@ class Worker:
 
     def _open_pool(self) -> None:
         """Open the pool if a task, or a step of a run, may run in processes; each is started when it is needed."""
-        loaded = bool(self._tasks.modules)
-        if any(task.rules.run_in == "process" or (loaded and task.makes_runs) for task in self._tasks):
+        in_processes = any(task.rules.run_in == "process" for task in self._tasks)
+        if in_processes or any(task.makes_runs for task in self._tasks):
             settings = self._config.pool(self._lease.duration_s, self._ledger.config.payload_bytes_max)
             self._pool = ProcessPool(
-                self._tasks.modules, settings, connection=self._ledger.config.for_another_process()
+                self._tasks.modules,
+                settings,
+                connection=self._ledger.config.for_another_process(),
+                for_tasks=in_processes,
             )
             self._execution.open(self._pool)
 

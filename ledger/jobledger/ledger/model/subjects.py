@@ -159,6 +159,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("RESULTS")
 
     @property
+    def tables_bucket(self) -> str:
+        """The object store of the tables of runs; they expire."""
+        return self._stream("TABLES")
+
+    @property
     def advisories_stream(self) -> str:
         """The stream that keeps what the server says of dispatches whose deliveries are used up."""
         return self._stream("ADVISORIES")

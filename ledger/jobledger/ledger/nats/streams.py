@@ -177,6 +177,12 @@ def _workers(names: Names, lease_s: float, replicas: int) -> StreamSpec:
     )
 
 
+def tables_specification(names: Names, *, bytes_max: int, life_s: float, replicas: int) -> StreamSpec:
+    """Return the object store of tables; the first worker that stores one makes it, so that others need none."""
+    spec = _objects(names.tables_bucket, life_s, replicas)
+    return msgspec.structs.replace(spec, config={**spec.config, "max_bytes": bytes_max})
+
+
 def _objects(bucket: str, life_s: float, replicas: int) -> StreamSpec:
     return StreamSpec(
         name=f"OBJ_{bucket}",
@@ -200,7 +206,14 @@ async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
     Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), ServerUnreachableError.
     """
     for spec in specs:
-        check_settings(spec, (await _found_or_made(inbox, spec)).config)
+        await ensure_stream(inbox, spec)
+
+
+async def ensure_stream(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
+    """Make a stream where it is missing, and return it as it is. Raises: as `ensure_streams`."""
+    found = await _found_or_made(inbox, spec)
+    check_settings(spec, found.config)
+    return found
 
 
 async def _found_or_made(inbox: Inbox, spec: StreamSpec) -> StreamInfo:

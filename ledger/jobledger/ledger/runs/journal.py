@@ -15,6 +15,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
+from jobledger.ledger.tables.table import TableWork
 
 
 class RunJournal(Protocol):
@@ -100,6 +101,11 @@ class RunJournal(Protocol):
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         """Return the JSON text that an event carries or refers to."""
+        ...
+
+    @property
+    def tables(self) -> TableWork:
+        """What makes and reads the run's tables. Raises: RefusedError where there are none."""
         ...
 
     async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -27,6 +27,7 @@ from jobledger.ledger.runs.passage import Asked, Passage, Undo
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.runs.steps import StepFunction, as_step
+from jobledger.ledger.runs.tables import RunTables
 from jobledger.ledger.signature import GivenByWorker
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
@@ -39,7 +40,7 @@ C = TypeVar("C")
 D = TypeVar("D")
 
 
-class Run(GivenByWorker):
+class Run(RunTables, GivenByWorker):
     """A run, as the code of its workflow sees it.
 
     What is done through it is recorded step by step. When the run goes on elsewhere, after a wait or a crash, the function

@@ -93,12 +93,12 @@ class Execution:
         assert self._processes is not None, "a worker with such tasks opens a pool"
         return self._processes
 
-    async def call_in_process(self, call: Call) -> Result:
-        """Make a call beside the attempts, in the next process that is free.
+    async def call_in_process(self, call: Call, *, is_ours: bool = False) -> Result:
+        """Make a call beside the attempts, in the next process that is free; `is_ours`: it is of no module of the application's.
 
         Raises: ConfigurationError where this worker has no processes, ChildStartError, PoolClosedError.
         """
-        if self._processes is None:
+        if self._processes is None or not (is_ours or self._processes.have_modules):
             raise ConfigurationError(
                 'a step with run_in="process" needs a worker that loads its module: '
                 "use TaskRegistry.load([...]) instead of giving task objects"

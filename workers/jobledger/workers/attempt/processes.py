@@ -55,6 +55,11 @@ class Processes:
             await asyncio.sleep(_NO_PROCESS_S)
             return None
 
+    @property
+    def have_modules(self) -> bool:
+        """Whether they load the modules of the worker's tasks."""
+        return self._pool.has_modules
+
     async def call(self, call: Call) -> Result:
         """Make a call in the next process that is free, as `ProcessPool.run`."""
         return await self._pool.run(call)

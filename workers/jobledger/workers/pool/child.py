@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import io
 import logging
 import os
@@ -45,6 +46,7 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import within
 from jobledger.workers.pool.messages import (
+    ENGINE,
     HEADER_BYTES,
     WISHES,
     Answer,
@@ -313,6 +315,8 @@ def _task_of_step(place: str) -> Task[Any, Any]:
     Raises: UnknownTaskError, TaskDefinitionError.
     """
     module, _, name = place.partition(":")
+    if module == ENGINE:  # of ours, and loaded where a run asks for it
+        importlib.import_module(module)
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

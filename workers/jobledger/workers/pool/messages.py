@@ -21,6 +21,8 @@ from jobledger.ledger.model.inputs import finite
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 
 HEADER_BYTES: Final = 4
+#: The module of steps that are not the application's, which a process has without loading its modules.
+ENGINE: Final = "jobledger.workers.runs.engine"
 #: What a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
 _FRAME_BYTES_EXTRA: Final = 256 * 1024
 _NOTE_MAX: Final = 500

@@ -108,14 +108,17 @@ class ProcessPool:
         config: PoolConfig | None = None,
         *,
         connection: Mapping[str, Any] | None = None,
+        for_tasks: bool = True,
     ) -> None:
         """Take the modules that hold the tasks, as given to `TaskRegistry.load`. Starts nothing yet.
+
+        `for_tasks`: False where only steps of our own are called, which need no modules.
 
         `connection`: settings of `connect`, for tasks that use the ledger; not part of `config`, which may be shown.
 
         Raises: ConfigurationError without modules: a task that is known to this process alone cannot run in another.
         """
-        if not modules:
+        if for_tasks and not modules:
             raise ConfigurationError(
                 'a task with run_in="process" must come from a module that another process can load: '
                 "use TaskRegistry.load([...]) instead of giving task objects"
@@ -136,6 +139,11 @@ class ProcessPool:
         self._may_start_at = 0.0
         self._start_error: ChildStartError | None = None
         self._next_start: asyncio.TimerHandle | None = None
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether its processes load modules with tasks."""
+        return bool(self._modules)
 
     @property
     def size(self) -> int:

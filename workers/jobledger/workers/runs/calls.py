@@ -13,7 +13,7 @@ from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.child_process import Raised, Returned
-from jobledger.workers.pool.messages import Call
+from jobledger.workers.pool.messages import ENGINE, Call
 
 
 class StepCalls:
@@ -52,7 +52,8 @@ class StepCalls:
             worker=attempt.identity,
             claim_epoch=attempt.job.claim_epoch,
         )
-        result = await self._execution.call_in_process(call)
+        is_ours = function.__module__ == ENGINE
+        result = await self._execution.call_in_process(call, is_ours=is_ours)
         if isinstance(result, Returned):
             if isinstance(result.value, msgspec.Raw):
                 return result.value

@@ -27,6 +27,7 @@ from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import UNDO, Branch
 from jobledger.ledger.runs.waits import Halted, Parked
 from jobledger.ledger.runs.workflow import WorkflowFunction
+from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.execution import Execution, LimitReachedError, is_stop
 from jobledger.workers.attempt.kept import KeptChains
@@ -36,6 +37,7 @@ from jobledger.workers.retry_policy import RetryPolicy, error_info
 from jobledger.workers.runs.calls import StepCalls
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.journal import AttemptJournal
+from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.surroundings import Surroundings
 
 T = TypeVar("T")
@@ -53,12 +55,14 @@ class RunExecution:
         *,
         children: ChildJobs | None = None,
         kept: KeptChains | None = None,
+        tables: WorkerTables | None = None,
         may_linger: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make it once for a worker.
 
         `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that
         are parked here. `may_linger`: whether a run that waits for a short time may keep its slot now.
+        `tables` makes and reads tables; None where there are none.
         """
         self._ledger = ledger
         self.children = children
@@ -66,6 +70,7 @@ class RunExecution:
         self._call = StepCalls(execution, threads)
         self._may_linger = may_linger
         self._kept = kept
+        self._tables = tables
         self._journals: dict[JobRef, AttemptJournal] = {}
         self.execution = execution
         self.policy = policy
@@ -91,12 +96,14 @@ class RunExecution:
             chance=self._chance,
             call=self._call,
             children=self.children,
+            tables=self._tables,
             may_linger=self._may_linger,
         )
         self._journals[attempt.ref] = journal
         try:
             return await _Play(self, attempt, workflow, journal).run(arguments)
         finally:
+            journal.release()
             if self._kept is not None and attempt.control.recorded is not None:
                 self._kept.keep(attempt.ref, attempt.newest_chain)
             if self._journals.get(attempt.ref) is journal:
@@ -319,6 +326,7 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
     (StepInDoubtError, "in_doubt", "rejected"),
     (ChildFailedError, "child_failed", "rejected"),
     (RunTooLongError, "exception", "rejected"),
+    (TableExpiredError, "exception", "rejected"),
 )
 #: A run with such an error goes on from its steps, once a person has mended what is wrong.
 _MENDABLE = frozenset[ErrorKind]({"diverged", "in_doubt"})

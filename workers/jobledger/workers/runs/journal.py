@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -27,12 +27,16 @@ from jobledger.ledger.model.runs.steps import admissible
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
+from jobledger.ledger.tables.table import TableWork
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.retry_policy import describe
 from jobledger.workers.runs.children import ChildJobs
+from jobledger.workers.runs.tables import AttemptTables, WorkerTables
 from jobledger.workers.surroundings import Surroundings
+
+T = TypeVar("T")
 
 #: Pause before a chain is read again that lacks what is known to be in it.
 _LAG_S: Final = 0.02
@@ -52,6 +56,7 @@ class AttemptJournal:
         chance: random.Random,
         call: CallStep,
         children: ChildJobs | None,
+        tables: WorkerTables | None = None,
         may_linger: Callable[[], bool],
     ) -> None:
         self.chance = chance
@@ -63,6 +68,8 @@ class AttemptJournal:
         self._channel = channel
         self._call = call
         self._given_children = children
+        self._given_tables = tables
+        self._tables: AttemptTables | None = None
         self._may_linger = may_linger
         self._news = asyncio.Event()
         self._is_hinted = False
@@ -233,6 +240,27 @@ class AttemptJournal:
             return bytes(value)
         with self._troubled():
             return await self._ledger.inputs.get(value, reference)
+
+    @property
+    def tables(self) -> TableWork:
+        """See `RunJournal.tables`."""
+        if self._given_tables is None:
+            raise RefusedError(
+                f"run {self.job.id} is run here without a worker: its tables cannot be made or read"
+            )
+        if self._tables is None:
+            self._tables = self._given_tables.of(self._attempt, self._call, self._transfer)
+        return self._tables
+
+    async def _transfer(self, what: str, move: Callable[[], Awaitable[T]]) -> T:
+        """Move something of a table; what keeps it from being moved is no failure of the run's code."""
+        with self._troubled():
+            return await retry_store(what, move, outage=self._ledger.outage)
+
+    def release(self) -> None:
+        """Let go of what the attempt kept on this machine."""
+        if self._tables is not None:
+            self._tables.release()
 
     async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """See `RunJournal.call`."""

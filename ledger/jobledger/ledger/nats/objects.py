@@ -1,0 +1,190 @@
+"""The object store of a bucket: bytes under a name, in messages, moved in pieces, each transfer within a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import IO, TYPE_CHECKING, Final, cast
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.js.api import Header
+from nats.js.object_store import ObjectStore
+
+from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
+from jobledger.ledger.nats.api import LOOK_UP
+from jobledger.ledger.nats.connection import Connection
+
+if TYPE_CHECKING:
+    import io
+
+_TRANSFER_S: Final = 60.0
+#: A transfer that moves fewer bytes a second, beyond its first minute, counts as one that hangs.
+_BYTES_PER_S_MIN: Final = 1 << 20
+
+
+class ObjectGoneError(Exception):
+    """There is no object of that name."""
+
+
+class ObjectDamagedError(Exception):
+    """An object is not what was stored under its name."""
+
+
+class _Hashing:
+    """A file to be written that hashes what goes into it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class ObjectBucket:
+    """Stores, reads and removes the objects of one bucket."""
+
+    def __init__(self, connection: Connection, bucket: str) -> None:
+        self._connection = connection
+        self._bucket = bucket
+        self._store: ObjectStore | None = None
+
+    async def store(self, name: str, data: bytes | IO[bytes], *, what: str, size_bytes: int = 0) -> None:
+        """Store bytes, or what a file holds, under a name, in the place of what was there; `what` is for messages.
+
+        Raises: LedgerFullError, ServerUnreachableError.
+        """
+        try:
+            async with self._transfer(size_bytes):
+                if not await self._holds(await self._open(), name):
+                    # nats-py only calls `readinto` of a file, in a thread.
+                    await (await self._open()).put(name, cast("io.BufferedIOBase", data))
+        except nats.js.errors.ServerError as error:
+            message = f"the server has no room for the {what}: raise max_file_store in its configuration"
+            raise LedgerFullError(message) from error
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
+            raise ServerUnreachableError(message) from error
+
+    async def _holds(self, store: ObjectStore, name: str) -> bool:  # noqa: ARG002 - for those that know
+        """Return whether nothing needs to be stored under a name."""
+        return False
+
+    async def read(self, name: str, *, what: str) -> bytes:
+        """Return the bytes under a name. Raises: ObjectGoneError, ObjectDamagedError, ServerUnreachableError."""
+        try:
+            async with self._transfer():
+                found = await (await self._open()).get(name)
+        except nats.js.errors.NotFoundError as error:
+            raise ObjectGoneError from error
+        except nats.js.errors.DigestMismatchError as error:
+            raise ObjectDamagedError from error
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise _unreadable(what, error) from error
+        return found.data or b""
+
+    async def copy_to(self, name: str, file: IO[bytes], *, what: str, size_bytes: int = 0) -> str:
+        """Write the bytes under a name to a file, piece by piece, and return their sha256 (hex).
+
+        Raises: as `read`, and the file's OSError; what is in the file is then worth nothing.
+        """
+        hashing = _Hashing(file)
+        try:
+            async with self._transfer(size_bytes):
+                # nats-py only calls `write`, in a thread.
+                await (await self._open()).get(name, writeinto=cast("io.BufferedIOBase", hashing))
+        except nats.js.errors.NotFoundError as error:
+            raise ObjectGoneError from error
+        except nats.js.errors.DigestMismatchError as error:
+            raise ObjectDamagedError from error
+        except OSError as error:
+            if hashing.error is not None:
+                raise hashing.error from error  # the file's, not the server's
+            raise _unreadable(what, error) from error
+        except (TimeoutError, nats.errors.Error) as error:
+            raise _unreadable(what, error) from error
+        return hashing.hexdigest()
+
+    async def remove_object(self, name: str, *, what: str) -> bool:
+        """Let go of the bytes under a name; return whether there were any.
+
+        Two short messages stay in their place, so this takes no right but that to write values.
+
+        Raises: ServerUnreachableError, PermissionRefusedError.
+        """
+        try:
+            async with self._transfer():
+                # Who was stopped between the two finds the chunks of what is gone as well.
+                info = await (await self._open()).get_info(name, show_deleted=True)
+                was_there = not info.deleted
+                info.deleted, info.size, info.chunks = True, 0, 0
+                encoded = base64.urlsafe_b64encode(name.encode()).decode()
+                await self._replace(f"M.{encoded}", msgspec.json.encode(info.as_dict()))
+                await self._replace(f"C.{info.nuid}", b"")
+        except nats.js.errors.NotFoundError:
+            return False
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            said = str(error) or type(error).__name__
+            raise ServerUnreachableError(f"{what} could not be removed: {said}") from error
+        return was_there
+
+    async def _replace(self, subject: str, data: bytes) -> None:
+        """Store a message in the place of all others of its subject."""
+        rollup: dict[str, str] = {Header.ROLLUP.value: "sub"}
+        await self._connection.jetstream().publish(f"$O.{self._bucket}.{subject}", data, headers=rollup)
+
+    @contextlib.asynccontextmanager
+    async def _transfer(self, size_bytes: int = 0) -> AsyncGenerator[None, None]:
+        """Set a limit to the block; a right that the server refuses meanwhile ends it at once.
+
+        Raises: TimeoutError, PermissionRefusedError.
+        """
+        refused: list[PermissionRefusedError] = []
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
+        try:
+            async with asyncio.timeout(_TRANSFER_S + size_bytes / _BYTES_PER_S_MIN) as limit:
+
+                def on_refused(error: PermissionRefusedError) -> None:
+                    if self._bucket in error.subject or error.subject == LOOK_UP:
+                        refused.append(error)
+                        limit.reschedule(0.0)
+
+                self._connection.refused_listeners.append(on_refused)
+                try:
+                    yield
+                finally:
+                    self._connection.refused_listeners.remove(on_refused)
+                # nats-py waits with asyncio.wait_for, which in Python 3.11 forgets a cancellation that comes in the
+                # moment between an answer and its waiter: the task would go on for ever.
+                if task.cancelling() > cancels:
+                    raise asyncio.CancelledError
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            if refused:
+                raise refused[0] from error
+            raise
+
+    async def _open(self) -> ObjectStore:
+        self._connection.require_here()
+        if self._store is None:
+            self._store = await self._connection.jetstream().object_store(self._bucket)
+        return self._store
+
+
+def _unreadable(what: str, error: Exception) -> ServerUnreachableError:
+    return ServerUnreachableError(f"{what} could not be read: {str(error) or type(error).__name__}")

@@ -1,0 +1,221 @@
+"""Tables of runs in a worker: rows into files, queries in the pool's processes, files to and from where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.opening import open_file, open_to_write
+from jobledger.ledger.runs.steps import StepFunction
+from jobledger.ledger.tables.errors import TableExpiredError
+from jobledger.ledger.tables.extra import need_tables
+from jobledger.ledger.tables.parquet import ROWS_AT_ONCE, RowLike, RowWriter, batches_of, describe
+from jobledger.ledger.tables.record import Produced, TableRecord
+from jobledger.ledger.tables.stores import MissingFileError, open_store
+from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.config import WorkerConfig
+from jobledger.workers.runs.engine import EngineLimits, select
+from jobledger.workers.runs.table_cache import TableCache
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from jobledger.workers.attempt.threads import Threads
+
+#: Calls the function of a step where its rules say.
+CallStep = Callable[[Attempt, StepFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+_MEMORY_BYTES_MIN: Final = 32 << 20
+
+
+class Transfer(Protocol):
+    """Moves something of a table, again where the server is away."""
+
+    async def __call__(self, what: str, move: Callable[[], Awaitable[T]], /) -> T:
+        """Return what `move` does, called until it can be done. Raises: what it raises."""
+        ...
+
+
+class WorkerTables:
+    """What the runs of one worker share for their tables."""
+
+    def __init__(self, ledger: Ledger, config: WorkerConfig, threads: Threads) -> None:
+        self.clock = ledger.clock
+        self.store = open_store(ledger)
+        self.cache = TableCache(config.tables_cache_bytes_max)
+        self.limits = engine_limits(config)
+        self.threads = threads
+
+    def of(self, attempt: Attempt, call: CallStep, transfer: Transfer) -> AttemptTables:
+        """Return the tables of one attempt of a run."""
+        return AttemptTables(self, attempt, call, transfer)
+
+    def close(self) -> None:
+        """Remove what is kept on this machine."""
+        self.cache.close()
+
+
+class AttemptTables:
+    """The tables of one attempt of a run; see `TableWork`."""
+
+    def __init__(self, shared: WorkerTables, attempt: Attempt, call: CallStep, transfer: Transfer) -> None:
+        self._shared = shared
+        self._attempt = attempt
+        self._call = call
+        self._transfer = transfer
+        self._held: list[str] = []
+
+    async def write(
+        self, name: str, rows: Iterable[RowLike] | AsyncIterable[RowLike], row: type[Any] | None
+    ) -> TableRecord:
+        """See `TableWork.write`."""
+        need_tables()
+        with self._shared.cache.scratch() as folder:
+            path = folder / "rows.parquet"
+            if isinstance(rows, AsyncIterable):
+                produced = await _write_async(path, rows, name, row)
+            else:
+                produced = await self._write_in_thread(path, rows, name, row)
+            return await self._store(name, path, produced)
+
+    async def _write_in_thread(
+        self, path: Path, rows: Iterable[RowLike], name: str, row: type[Any] | None
+    ) -> Produced:
+        """Read the rows in one thread: what they are read from may belong to it."""
+        stopped = threading.Event()
+        try:
+            produced: Produced = await self._shared.threads.call(
+                lambda: _write(path, rows, name, row, stopped), name=f"table {name} of {self._attempt.name}"
+            )
+            return produced
+        finally:
+            stopped.set()
+
+    async def select(self, name: str, query: str, paths: Mapping[str, Path]) -> TableRecord:
+        """See `TableWork.select`."""
+        need_tables()
+        with self._shared.cache.scratch() as folder:
+            given = {
+                "query": query,
+                "views": {view: str(path) for view, path in paths.items()},
+                "folder": str(folder),
+                "limits": self._shared.limits,
+            }
+            found = await self._call(self._attempt, select, (), given)
+            produced = msgspec.json.decode(found, type=Produced)
+            return await self._store(name, folder / "result.parquet", produced)
+
+    async def _store(self, name: str, path: Path, produced: Produced) -> TableRecord:
+        """Store a file, before anything is recorded of it: who dies in between leaves what expires."""
+        job = self._attempt.job
+        fields = msgspec.structs.asdict(produced)
+        file = f"{job.queue}/{job.id}/{produced.sha256}-{secrets.token_hex(4)}.parquet"
+        record = TableRecord(name=name, **fields, expires_at=None, file=file)
+        store = self._shared.store
+        expires_at = await self._transfer(
+            f"table {name} of run {job.id}",
+            lambda: store.put(record.file, path, size_bytes=record.bytes),
+        )
+        self._shared.cache.take(record.sha256, path, record.bytes)
+        self._hold(record.sha256)
+        return msgspec.structs.replace(record, expires_at=expires_at)
+
+    async def path(self, record: TableRecord, step: str) -> Path:
+        """See `TableWork.path`."""
+        if record.expires_at is not None and self._shared.clock.now() >= record.expires_at:
+            raise TableExpiredError(record, step, self._attempt.job.id, "expired")
+        found = self._shared.cache.find(record.sha256)
+        if found is None:
+            found = await self._bring(record, step)
+        self._hold(record.sha256)
+        return found
+
+    async def _bring(self, record: TableRecord, step: str) -> Path:
+        """Copy a table's file to this machine. Raises: TableExpiredError, and as `TableWork.path`."""
+        cache, store, run_id = self._shared.cache, self._shared.store, self._attempt.job.id
+        with cache.scratch() as folder:
+            draft = folder / "copy.parquet"
+
+            async def copy() -> None:
+                with open_to_write(draft, "wb") as file:
+                    await store.copy_to(record, file)
+
+            try:
+                await self._transfer(f"table {record.name} of run {run_id}", copy)
+            except MissingFileError as error:
+                raise TableExpiredError(record, step, run_id, "gone") from error
+            digest = await anyio.to_thread.run_sync(_digest_of, draft, abandon_on_cancel=True)
+            if digest != record.sha256:
+                raise TableExpiredError(record, step, run_id, "differs")
+            return cache.take(record.sha256, draft, record.bytes)
+
+    def _hold(self, sha256: str) -> None:
+        self._shared.cache.hold(sha256)
+        self._held.append(sha256)
+        self._shared.cache.make_room()
+
+    def release(self) -> None:
+        """Let go of the files that the attempt used."""
+        while self._held:
+            self._shared.cache.release(self._held.pop())
+
+
+def _write(
+    path: Path, rows: Iterable[RowLike], name: str, row: type[Any] | None, stopped: threading.Event
+) -> Produced:
+    with open_to_write(path, "xb") as file, RowWriter(file, name=name, row=row) as writer:
+        for some in batches_of(rows):
+            if stopped.is_set():
+                raise InterruptedError("the attempt has ended")
+            writer.add(some)
+    return describe(path)
+
+
+async def _write_async(
+    path: Path, rows: AsyncIterable[RowLike], name: str, row: type[Any] | None
+) -> Produced:
+    with open_to_write(path, "xb") as file, RowWriter(file, name=name, row=row) as writer:
+        some: list[RowLike] = []
+        async for each in rows:
+            some.append(each)
+            if len(some) >= ROWS_AT_ONCE or not isinstance(each, msgspec.Struct | Mapping):
+                await anyio.to_thread.run_sync(writer.add, some)
+                some = []
+        await anyio.to_thread.run_sync(writer.add, some)
+    return await anyio.to_thread.run_sync(describe, path)
+
+
+def engine_limits(config: WorkerConfig) -> EngineLimits:
+    """Return what a query may use: what the worker was told, else its share of this machine."""
+    processes = config.pool_size or os.cpu_count() or 1
+    threads = config.table_threads or max(1, (os.cpu_count() or 1) // processes)
+    memory = config.table_memory_bytes_max
+    if memory is None and config.pool_memory_bytes_max is not None:
+        memory = config.pool_memory_bytes_max // 2  # that is address space, of which the engine is a part
+    if memory is None:
+        memory = _memory_bytes() // 2 // processes
+    return EngineLimits(memory_bytes=max(memory, _MEMORY_BYTES_MIN), threads=threads)
+
+
+def _memory_bytes() -> int:
+    """Return the memory that this process may have at the most: the machine's, or its control group's."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError), open_file(_CGROUP_LIMIT) as file:
+        return min(machine, int(file.read(64)))
+    return machine
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return describe(path).sha256
+    except Exception:  # noqa: BLE001 - whatever a damaged file makes pyarrow raise
+        return ""
