@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-queues bench-schedules bench-unique faults simulate clean
+.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-queues bench-schedules bench-unique bench-workflows faults simulate clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -85,6 +85,9 @@ bench-queues: install ## how soon workers see that a queue is paused and resumed
 
 bench-limits: install ## what limits, schedules and unique jobs cost against what they may; AGAINST=commit, BIG=1: a million wait
 	@$(BIN)/python benchmarks/limits.py $(if $(AGAINST),--against $(AGAINST)) $(if $(BIG),--big)
+
+bench-workflows: install ## what steps, children and waits of runs cost against what they may; AGAINST=commit, PEERS=1: beside DBOS
+	@$(BIN)/python benchmarks/workflows.py $(if $(AGAINST),--against $(AGAINST)) $(if $(PEERS),--peers)
 
 faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=name repeat one, RECORD=1 keeps figures
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

@@ -11,10 +11,6 @@ with the machine, so let nothing else run.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -23,10 +19,10 @@ import against
 import limited
 import queues
 import schedules
+import table
 import unique
 from limited import Figures
-from shared import run
-from targets import ROWS, Row, Spread
+from targets import ROWS
 
 from jobledger.workers.process import tune_collector
 
@@ -96,71 +92,25 @@ def measured(part: str, sizes: Sizes, commit: str) -> Coroutine[Any, Any, Figure
     }[part]()
 
 
-def line(row: Row, found: Spread | None, sizes: Sizes, commit: str) -> str:
-    """Return a line of the table."""
-    values = {**sizes._asdict(), "schedules": sizes.load.schedules, "commit": commit[:7] or "a commit"}
-    head = f"{row.what.format_map(values):<50}{row.target:>15}"
-    if found is None:
-        return f"{head}{'not measured':>16}"
-    figure, low, high = (f"{each:,.{row.digits}f}" for each in found[:3])
-    spread = f"{low} .. {high}" if found.times > 1 else "once"
-    return f"{head}{figure + ' ' + row.unit:>16}{spread:>20}  {row.verdict(found)}".rstrip()
-
-
-def skipped(part: str, options: argparse.Namespace) -> bool:
-    """Return whether a part was not asked for."""
-    if options.only:
-        return part not in options.only
-    return (part == "against" and not options.against) or (part == "big" and not options.big)
-
-
-def chosen() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--against", metavar="COMMIT", default="")
-    parser.add_argument("--big", action="store_true")
-    parser.add_argument("--only", metavar="PART", action="append", choices=[*ROWS], help=", ".join(ROWS))
-    parser.add_argument("--pairs", type=int, metavar="N", help=f"{Sizes().pairs} unless given")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"{Sizes().rounds} unless given")
-    parser.add_argument("--quick", action="store_true", help="next to nothing of everything")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if "against" in (options.only or ()) and not options.against:
-        parser.error("--only against needs a commit: --against COMMIT")
-    if min(1 if each is None else each for each in (options.pairs, options.rounds)) < 1:
-        parser.error("--pairs and --rounds are at least 1")
-    return options
-
-
 def main() -> None:
-    """Measure part by part; print the lines of each as soon as they are known."""
-    options = chosen()
+    """Print the table."""
+    reader = table.parser(__doc__, ROWS, pairs=Sizes().pairs, rounds=Sizes().rounds)
+    reader.add_argument("--big", action="store_true")
+    options = table.chosen(reader)
     commit = against.commit_named(options.against) if options.against else ""
-    given = {name: value for name in ("pairs", "rounds") if (value := getattr(options, name)) is not None}
-    sizes = (QUICK if options.quick else Sizes())._replace(**given)
+    sizes = (QUICK if options.quick else Sizes())._replace(**table.given(options))
     tune_collector()
-    found: dict[str, dict[str, Any]] = {}
-    if not options.json:
-        print(f"{'':<50}{'target':>15}{'median':>16}{'middle half':>20}")
-    for part, rows in ROWS.items():
-        figures: Figures = {}
-        if not skipped(part, options):
-            began = time.monotonic()
-            print(f"{part} ...", end="", file=sys.stderr, flush=True)
-            figures = run(measured(part, sizes, commit))
-            print(f" {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        for name, row in rows.items():
-            spread = Spread.of(figures[name]) if figures else None
-            if options.json:
-                found[f"{part}: {name}"] = (
-                    {**spread._asdict(), "unit": row.unit, "verdict": row.verdict(spread)} if spread else {}
-                )
-            else:
-                print(line(row, spread, sizes, commit), flush=True)
-    if options.json:
-        print(json.dumps(found, indent=2))
+    table.show(
+        ROWS,
+        lambda part: measured(part, sizes, commit),
+        is_skipped=lambda part: table.skipped(part, options, ("against", "big")),
+        values={
+            **sizes._asdict(),
+            "schedules": sizes.load.schedules,
+            "commit": commit[:7] or "a commit",
+        },
+        as_json=options.json,
+    )
 
 
 if __name__ == "__main__":
