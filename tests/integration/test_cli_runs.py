@@ -273,3 +273,33 @@ def test_a_job_without_steps_says_so(cli: Runs) -> None:
     assert cli.jobs("graph", "m-1").out == "job m-1 has recorded no step\n"
     assert "it has recorded no step" in cli.jobs("show", "m-1", "--tree").out
     assert cli.jobs("show", "nobody", "--tree").code == 3
+
+
+def test_a_rerun_is_planned_made_once_and_refused_with_the_next_command(cli: Runs) -> None:
+    cli.make(runs.for_signal, "order-77")
+    ask = ("rerun", "order-77", "--from", "approved")
+    planned = cli.jobs(*ask, "--plan")
+    assert (planned.code, "nothing was changed" in planned.out) == (0, True)
+    (plan,) = cli.jobs(*ask, "--plan", "--json").lines
+    assert [step["step"] for step in plan["copied"]] == ["charge"]
+    assert (plan["not_copied"], plan["rerun_of"]["steps"]) == (["approved"], 1)
+    made = cli.jobs(*ask, "--id", "again", "--input", '{"order": "78"}')
+    said = "job again begins as order-77 did: it copies 1 step and goes on with approved\n"
+    assert (made.code, made.out) == (0, said)
+    assert "`jobledger jobs steps again`" in made.err
+    (known,) = cli.jobs(*ask, "--id", "again", "--json").lines
+    assert (known["created"], known["rerun_of"]) == (False, plan["rerun_of"])
+    assert "job again is this rerun already" in cli.jobs(*ask, "--id", "again").out
+    shown = cli.jobs("show", "again").out
+    assert "rerun of" in shown
+    assert '{"order":"78"}' in shown.replace('": "', '":"')
+    for words, code, error in (
+        (("--from", "aproved"), 2, "did you mean 'approved'"),
+        (("--from", "approved", "--input", "[]"), 2, "--input must be a JSON object"),
+        (("--from", "approved", "--at", "2020-01-01"), 2, "has no events in the ledger up to"),
+        (("--from", "approved", "--id", "no id"), 2, "job id"),
+        (("--from", "approved", "--id", "order-77"), 2, "choose another id"),
+    ):
+        answer = cli.jobs("rerun", "order-77", *words)
+        assert (answer.code, error in answer.err) == (code, True), answer.err
+    assert cli.jobs("rerun", "nobody", "--from", "a").code == 3

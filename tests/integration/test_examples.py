@@ -237,6 +237,14 @@ SHOWN = {
         "counted 4 endings, three at a time",
         "subscription notify was made for something else (types is completed, dead_lettered, not failed)",
     ],
+    "rerun.py": [
+        "order-77: 99.00 for the reservation of 77; 77 is on its way",
+        "order-77-again: 49.00 for the reservation of 77; 77 is on its way",
+        "calls of the steps: {'reserve': 1, 'charge': 2, 'ship': 2}",
+        "reserve of order-77-again: copied from sequence 3",
+        "charge of order-77-again: executed",
+        "sound: True; copies proven: 1",
+    ],
     "retention.py": [
         "report-2025-01.pdf",
         "4 events archived, 1 job carried on",

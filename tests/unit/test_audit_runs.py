@@ -243,6 +243,15 @@ def _another_hash(story: Families) -> None:
     rerun(story, *_source(story), hash="0" * 64)
 
 
+def _executed_where_a_copy_belongs(story: Families) -> None:
+    rerun(story, *_source(story), steps=2)
+    story.end("again", "pack")
+
+
+def _copied_too_many(story: Families) -> None:
+    rerun(story, *_source(story), steps=0)
+
+
 def _copied_and_changed(story: Families) -> None:
     copied, newest = _source(story)
     rerun(story, copied, newest)
@@ -288,6 +297,8 @@ VIOLATED: list[tuple[Callable[[Families], None], str, str]] = [
     (_copied_of_another_run, "copied", "differs from what run other recorded at"),
     (_copied_from_nowhere, "copied", "where no step has ended"),
     (_another_hash, "copied", "another hash of source"),
+    (_executed_where_a_copy_belongs, "copied", "it executed step 'pack' before it had copied 2 steps"),
+    (_copied_too_many, "copied", "it copied step 'charge', and says that it copies 0 steps"),
     (_copied_and_changed, "copied", "names another hash than the event at"),
 ]
 

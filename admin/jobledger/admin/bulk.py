@@ -13,6 +13,7 @@ from jobledger.admin.choice import Chosen
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Requeuing, plan_requeue, requeue
+from jobledger.ledger.handle import would_accept
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import CancelJob, Discard, Reschedule
 from jobledger.ledger.model.decisions import retry_command
@@ -78,7 +79,7 @@ def discard_act(reason: str, *, by: str) -> Act:
     """Close for good; every event is kept."""
 
     async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
-        await ledger.would_accept(chosen.ref, Discard(reason=reason))
+        await would_accept(ledger, chosen.ref, Discard(reason=reason))
         return Effect()
 
     async def do(ledger: Ledger, chosen: Chosen) -> Effect:
@@ -92,7 +93,7 @@ def cancel_act(reason: str, *, by: str, running: bool = True) -> Act:
     """End waiting jobs at once, ask running ones to end; without `running` conditions choose waiting ones alone."""
 
     async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
-        return _asked_to_end(await ledger.would_accept(chosen.ref, CancelJob(reason=reason)), done=False)
+        return _asked_to_end(await would_accept(ledger, chosen.ref, CancelJob(reason=reason)), done=False)
 
     async def do(ledger: Ledger, chosen: Chosen) -> Effect:
         return _asked_to_end(await ledger.cancel(chosen.ref, reason=reason, by=by), done=True)
@@ -114,7 +115,7 @@ def retry_act(reason: str, *, by: str) -> Act:
 
     async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
         job = (await load(ledger.log, chosen.ref)).job
-        await ledger.would_accept(chosen.ref, retry_command(job, chosen.ref.job_id, reason))
+        await would_accept(ledger, chosen.ref, retry_command(job, chosen.ref.job_id, reason))
         return Effect()
 
     async def do(ledger: Ledger, chosen: Chosen) -> Effect:
@@ -128,7 +129,7 @@ def reschedule_act(run_at: datetime, reason: str, *, by: str) -> Act:
     """Give jobs that wait for a time another one; conditions choose scheduled ones, and no retries."""
 
     async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
-        await ledger.would_accept(chosen.ref, Reschedule(run_at=run_at))
+        await would_accept(ledger, chosen.ref, Reschedule(run_at=run_at))
         return Effect()
 
     async def do(ledger: Ledger, chosen: Chosen) -> Effect:

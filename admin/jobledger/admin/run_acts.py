@@ -1,17 +1,19 @@
-"""What a person tells one job, found by its id or a prefix: to pause, to go on; and a run a signal that it waits for."""
+"""What a person tells one job, found by its id or a prefix: to pause, to go on; and a run a signal, or to begin again."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
+from jobledger.ledger.handle import JobHandle, would_accept
 from jobledger.ledger.model.commands import RequestPause, ResumeJob
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.model.runs.steps import open_children
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.reruns.beginning import Rerun, RerunPlan, plan_rerun
 from jobledger.ledger.signalling.giving import give_signal
 
 
@@ -81,7 +83,7 @@ async def resume(rows: Rows, job_id: str, queue: str | None = None, *, reason: s
     """
     handle = await find_job(rows, job_id, queue)
     command = ResumeJob(reason=reason)
-    job = await rows.ledger.would_accept(handle.ref, command)
+    job = await would_accept(rows.ledger, handle.ref, command)
     if open_children(job.steps):
         # Imported here: nothing else that a person does needs what children follow.
         from jobledger.workers.reactors.children.reaching import Reaching  # noqa: PLC0415
@@ -89,3 +91,18 @@ async def resume(rows: Rows, job_id: str, queue: str | None = None, *, reason: s
         # Before the run itself: who dies in between leaves one that can be resumed again.
         await Reaching(rows.ledger).resume(handle.ref, job)
     return await rows.ledger.execute(handle.ref, command, by=by)
+
+
+async def rerun_planned(
+    rows: Rows, job_id: str, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+) -> RerunPlan:
+    """Return what `rerun` would begin now; nothing is written. Raises: as `rerun`."""
+    return await plan_rerun(rows.ledger, (await find_job(rows, job_id, queue)).ref, from_step, **how)
+
+
+async def rerun(
+    rows: Rows, job_id: str, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+) -> JobHandle[Any]:
+    """Begin a run again as a new job that copies the steps before one. Raises: as `find_job` and `Ledger.rerun`."""
+    ref = (await find_job(rows, job_id, queue)).ref
+    return await rows.ledger.rerun(ref, from_step=from_step, **how)

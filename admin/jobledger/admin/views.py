@@ -14,7 +14,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
-from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, Scheduled
+from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Attempt, Job, Progress
 from jobledger.ledger.model.lifecycle import VALUE_FIELDS
 from jobledger.ledger.nats.payloads import Payloads
@@ -72,6 +72,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int  #: stream sequence of its newest event
     trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
     made_by: str | None  #: the job whose code made it; None: none did, or an archive has its beginning
+    rerun_of: RerunOf | None  #: the run whose first steps it copied
     attempts: list[AttemptView]
     events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
 
@@ -113,6 +114,7 @@ async def job_details(
         last_sequence=job.last_sequence,
         trace=job.trace,
         made_by=_maker(events),
+        rerun_of=job.order.rerun_of,
         attempts=[_attempt(attempt) for attempt in job.attempts],
         events=[_event(stored) for stored in events],
     )

@@ -40,6 +40,7 @@ COMMANDS: Final = Group(
                 "signal": "jobs.run_acts",
                 "pause": "jobs.run_acts",
                 "resume": "jobs.run_acts",
+                "rerun": "jobs.rerun",
                 "cancel": "jobs.bulk",
                 "retry": "jobs.bulk",
                 "reschedule": "jobs.bulk",

@@ -19,10 +19,8 @@ from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.limits.defining import CodeLimits
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
-from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.commands import Command, Discard, Stamp
-from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
@@ -59,6 +57,7 @@ from jobledger.ledger.tracing import Tracing
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.reruns.beginning import Rerun
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -306,20 +305,17 @@ class Ledger:
         ref, begin = self._enqueuer.beginning(start, job, queue)
         return await give_signal(self, ref, signal, value, id=id, by=by, begin=begin)
 
+    async def rerun(
+        self, run: AnyJob, *, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+    ) -> JobHandle[Any]:
+        """Begin a run again as a new job that copies the steps before `from_step`; see `reruns.beginning`."""
+        from jobledger.ledger.reruns.beginning import rerun  # noqa: PLC0415 - others need nothing of it
+
+        return await rerun(self, self._enqueuer, (await self._named(run, queue)).ref, from_step, **how)
+
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on a job and record what follows; see `handle.execute`."""
         return await execute(self, ref, command, by=by)
-
-    async def would_accept(self, ref: JobRef, command: Command) -> Job:
-        """Return the job that would accept a command as it is now; nothing is written.
-
-        Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
-        """
-        job = (await load(self.log, ref)).job
-        if job is None:
-            raise JobNotFoundError(ref.job_id)
-        decide(job, command, self.stamp())
-        return job
 
     async def pause_queue(
         self,

@@ -197,7 +197,11 @@ class Enqueuer:
     def _job_id(self, task: Task[Any, Any], options: Options) -> str:
         if options.id is not None:
             return options.id
-        return new_job_id() if self._children is None else self._children.next_id(task.name)
+        return self.new_id(task.name)
+
+    def new_id(self, task: str) -> str:
+        """Return an id for a job of a task; in the code of a job it is the same in every attempt."""
+        return new_job_id() if self._children is None else self._children.next_id(task)
 
     async def _order(
         self, task: Task[Any, Any], options: Options, job_id: str, text: bytes, *, notify: str
@@ -270,18 +274,18 @@ class Enqueuer:
         delay_s = options.delay_s if options.debounce_s is None else options.debounce_s
         return options.run_at if delay_s is None else moment_of(None, delay_s, self._clock.now())
 
-    async def begin(self, command: Enqueue) -> tuple[int, bool]:
+    async def begin(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
         """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.
 
         Raises: LedgerFullError, UnreachableError.
         """
         try:
-            sequence = await self._log.append(self._seal_first(command).entries)
+            sequence = await self._log.append(self._seal_first(command, by=by).entries)
         except WrongSequenceError:
-            return await self._begin_again(command)
+            return await self._begin_again(command, by)
         return sequence, True
 
-    async def _begin_again(self, command: Enqueue) -> tuple[int, bool]:
+    async def _begin_again(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
         """Find the job that has the id; or begin it behind what somebody stored under its subjects and is no event."""
 
         async def attempt() -> tuple[int, bool]:
@@ -289,13 +293,13 @@ class Enqueuer:
             # A replica that lags may answer that it has nothing yet.
             if existing or not existing.last_sequence:
                 return (existing[0].stream_sequence if existing else 0), False
-            linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence))
+            linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence), by)
             return await self._log.append(linked.entries), True
 
         return await retry_raced(attempt)
 
-    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN) -> Linked:
-        return link(chain, decide(None, command, self._client.stamp()), self._log.names)
+    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> Linked:
+        return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
 
     async def _bulk_order(
         self,

@@ -13,7 +13,7 @@ import msgspec
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, extend, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Command, Requeue, Reschedule
-from jobledger.ledger.model.decisions import retry_command
+from jobledger.ledger.model.decisions import decide, retry_command
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobCancelledError,
@@ -316,3 +316,15 @@ async def tell(client: Client, ref: JobRef, command: Command) -> bool:
     if isinstance(command, CancelJob):
         client.hints.tell_cancel(ref)
     return True
+
+
+async def would_accept(client: Client, ref: JobRef, command: Command) -> Job:
+    """Return the job that would accept a command as it is now; nothing is written.
+
+    Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
+    """
+    job = (await load(client.log, ref)).job
+    if job is None:
+        raise JobNotFoundError(ref.job_id)
+    decide(job, command, client.stamp())
+    return job

@@ -36,6 +36,7 @@ from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.reruns.beginning import Rerun
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,6 +270,13 @@ class Ledger:
         """Send a run a signal; False for an `id` that it was sent before. See `client.Ledger.signal`."""
         options: dict[str, Any] = {"id": id, "queue": queue, "by": by, "start": start}
         return self._caller.call(lambda ledger: ledger.signal(job, signal, value, **options))
+
+    def rerun(
+        self, run: AnyJob, *, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+    ) -> JobHandle[Any]:
+        """Begin a run again as a new job that copies the steps before `from_step`. See `client.Ledger.rerun`."""
+        made = self._caller.call(lambda ledger: ledger.rerun(run, from_step=from_step, queue=queue, **how))
+        return JobHandle(self._caller, made)
 
     def pause_queue(
         self,

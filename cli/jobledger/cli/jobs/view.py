@@ -19,7 +19,7 @@ from jobledger.cli.text import clock_time, colored, day, moment, plain_lines, sh
 from jobledger.ledger import Attempt, Job
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo, RerunOf
 from jobledger.ledger.model.job import Progress
 
 _VALUE_SHOWN_MAX: Final = 600
@@ -57,6 +57,7 @@ def show_job(
             ("correlation", job.order.correlation or None),
             ("metadata", _shown(job.order.metadata) if job.order.metadata else None),
             ("made by", f"job {details.made_by}" if details.made_by is not None else None),
+            ("rerun of", _source(job.order.rerun_of)),
             ("input", _shown(details.input)),
             ("result", _shown(details.result) if details.result is not None else None),
             ("error", f"{job.error.type}: {job.error.message}" if job.error is not None else None),
@@ -129,6 +130,12 @@ def progress_text(progress: Progress) -> str:
     if not progress.total:
         return f"{progress.done:g}{note}"
     return f"{progress.done:g} of {progress.total:g} ({100 * progress.done / progress.total:.0f} %){note}"
+
+
+def _source(source: RerunOf | None) -> str | None:
+    if source is None:
+        return None
+    return f"job {source.job} as of stream sequence {source.sequence:,}, from step {source.from_step}"
 
 
 def _checkpoint(job: Job) -> str | None:

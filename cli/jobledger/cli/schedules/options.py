@@ -40,7 +40,9 @@ At = Annotated[
 ]
 OnDemand = Annotated[
     bool,
-    typer.Option("--on-demand", help="Instead of --cron: no ticks; `schedules trigger` makes its jobs."),
+    typer.Option(
+        "--on-demand", metavar="", help="Instead of --cron: no ticks; `schedules trigger` makes its jobs."
+    ),
 ]
 EndsAt = Annotated[
     str | None, typer.Option("--ends-at", metavar="TIME", help="No tick after this time (UTC).")

@@ -4,6 +4,7 @@ InvalidError
 ├── DivergedError
 └── ForeignTaskError
 RefusedError
+├── RerunSourceError
 ├── RunTooLongError
 └── StepInDoubtError
 OutcomeError
@@ -41,6 +42,21 @@ class ForeignTaskError(InvalidError):
     def __init__(self, name: str, where: str = "in a task that the run did not make: use run.gather") -> None:
         self.name = name
         super().__init__(f"step {name!r} was begun {where}")
+
+
+class RerunSourceError(RefusedError):
+    """A rerun cannot copy its steps: the run that it names is not in the ledger any more, or not as it was.
+
+    The rerun becomes a dead letter at once, for another attempt would find the same.
+    """
+
+    def __init__(self, run_id: str, sequence: int, *, differs: bool = False) -> None:
+        self.run_id = run_id
+        self.sequence = sequence  #: stream sequence of the event that is needed
+        why = "is not the one that the rerun names" if differs else "is in an archive by now"
+        super().__init__(
+            f"the steps of run {run_id} cannot be copied: its event at stream sequence {sequence} {why}; enqueue a new run"
+        )
 
 
 class RunTooLongError(RefusedError):

@@ -20,7 +20,7 @@ from jobledger.ledger.model.runs.orders import (
     child_id,
     items_of,
 )
-from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.runs.steps import Step, failed_item
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError
 from jobledger.ledger.runs.members import MemberEnd
@@ -195,7 +195,7 @@ class Group:
         if end.state == "completed":
             return Outcome(end, self.value(asked, end), None)
         step = self._passage.journal.job.steps[asked.key]
-        job_id = child_id(self._passage.journal.job.id, step.number, item)
+        job_id = _child_of(self._passage.journal.job, step, item)
         return Outcome(end, None, ChildFailedError(asked.key, item, job_id, end.error))
 
 
@@ -211,10 +211,15 @@ async def record_failure(
 
 def failure_of(passage: Passage, step: Step) -> ChildFailedError:
     """Return what a step raises that failed by one of its children."""
-    item = items_of(step.failed)[0] if step.failed else 0
+    item = failed_item(step)
     sentence = "" if step.error is None else step.error.message
-    job_id = child_id(passage.journal.job.id, step.number, item)
-    return ChildFailedError(step.key, item, job_id, sentence)
+    return ChildFailedError(step.key, item, _child_of(passage.journal.job, step, item), sentence)
+
+
+def _child_of(run: Job, step: Step, item: int) -> str:
+    """Return the id of a child; that of a step which a rerun copied is a child of the run that it was copied from."""
+    source = run.order.rerun_of if step.copied is not None else None
+    return child_id(run.id if source is None else source.job, step.number, item)
 
 
 class Child(Generic[R_co]):
@@ -225,7 +230,7 @@ class Child(Generic[R_co]):
         self._group = group
         self._asked = asked
         run = passage.journal.job
-        self.id = child_id(run.id, run.steps[asked.key].number, 0)  #: the job's id
+        self.id = _child_of(run, run.steps[asked.key], 0)  #: the job's id
 
     async def result(self) -> R_co:
         """Wait for the job's end and return what its task returned, the same in every attempt.

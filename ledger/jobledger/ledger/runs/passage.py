@@ -74,8 +74,12 @@ class Passage:
         self.is_ending = is_ending
         self.places = asyncio.Semaphore(parallel)  #: for functions of steps that run at the same time
         self.taking = asyncio.Lock()  #: of signals: branches that wait for one name take different ones
-        self._unvisited = dict.fromkeys(journal.job.steps)
-        self.length = Length(journal.job)
+        self.look()
+
+    def look(self) -> None:
+        """Take in the steps that are recorded, before the code asks for the first one."""
+        self._unvisited = dict.fromkeys(self.journal.job.steps)
+        self.length = Length(self.journal.job)
 
     @property
     def unvisited(self) -> tuple[str, ...]:
@@ -198,7 +202,8 @@ def _require_same(known: Step, kind: StepKind, target: str, digest: str) -> None
         raise DivergedError(
             known.key, known.sequence, f"as {_called(known.kind, known.target)}", _called(kind, target)
         )
-    if digest and known.input_sha256 and digest != known.input_sha256:
+    # What a rerun copied was recorded in another run, perhaps for another input.
+    if digest and known.input_sha256 and digest != known.input_sha256 and known.copied is None:
         raise DivergedError(
             known.key,
             known.sequence,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
@@ -18,6 +19,7 @@ from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.errors import (
     ChildFailedError,
     DivergedError,
+    RerunSourceError,
     RunTooLongError,
     StepFailedError,
     StepInDoubtError,
@@ -36,6 +38,7 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.retry_policy import RetryPolicy, error_info
 from jobledger.workers.runs.calls import StepCalls
 from jobledger.workers.runs.children import ChildJobs
+from jobledger.workers.runs.copying import copy_steps
 from jobledger.workers.runs.journal import AttemptJournal
 from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.surroundings import Surroundings
@@ -159,7 +162,16 @@ class _Play:
         passage.scopes.bind(self._attempt.own_task, Branch())
         parameter = self._task.signature.context_parameter
         assert parameter is not None, "a workflow takes a Run"
-        return await self._outcome_of(lambda: self._task.function(**arguments, **{parameter: Run(passage)}))
+        play = functools.partial(self._task.function, **arguments, **{parameter: Run(passage)})
+        if passage.is_ending or self._attempt.job.order.rerun_of is None:
+            return await self._outcome_of(play)
+
+        async def copy_and_play() -> Any:
+            await copy_steps(self._journal)
+            passage.look()
+            return await play()
+
+        return await self._outcome_of(copy_and_play)
 
     async def _register_undos(self) -> None:
         """Play the recorded steps again: a function that was cut off may not have said how to undo what it had done."""
@@ -326,6 +338,7 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
     (StepInDoubtError, "in_doubt", "rejected"),
     (ChildFailedError, "child_failed", "rejected"),
     (RunTooLongError, "exception", "rejected"),
+    (RerunSourceError, "exception", "rejected"),
     (TableExpiredError, "exception", "rejected"),
 )
 #: A run with such an error goes on from its steps, once a person has mended what is wrong.

@@ -22,8 +22,10 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import OPERATOR, Job
+from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.steps import admissible
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
@@ -174,6 +176,12 @@ class AttemptJournal:
         """See `RunJournal.refresh`. It also reads what this attempt appended without getting an answer."""
         with self._troubled():
             await self._channel.refresh()
+
+    async def read(self, ref: JobRef) -> tuple[ChainEvents, int]:
+        """Return the events of another job, and the first stream sequence that the ledger holds. Raises: UnreachableError."""
+        log = self._ledger.log
+        with self._troubled():
+            return await log.read_chain(log.names.chain(ref)), (await log.head()).first_sequence
 
     def poke(self) -> None:
         """See `RunJournal.poke`."""

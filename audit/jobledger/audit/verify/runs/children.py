@@ -82,7 +82,7 @@ class RunRules:
             self.runs += 1
         if before is None and member is not None:
             self.children += 1
-        yield from self.copies.job(stored, after)
+        yield from self.copies.job(before, stored, after)
         if self._is_selection:
             return
         if isinstance(event, Carried):

@@ -60,7 +60,7 @@ class Copies:
             self._disk.close()
             self._disk = None
 
-    def job(self, stored: StoredEvent, after: Job) -> Iterator[Broken]:
+    def job(self, before: Job | None, stored: StoredEvent, after: Job) -> Iterator[Broken]:
         """Take in an event of a run, which the records have, and yield what is wrong with it.
 
         Raises: ScratchSpaceError.
@@ -70,6 +70,8 @@ class Copies:
             yield from self._begins(after.order.rerun_of)
         if not isinstance(event, _StepEnd) or (isinstance(event, StepFailed) and event.retry_at is not None):
             return
+        if before is not None and after.order.rerun_of is not None:
+            yield from _in_place(before, event, after.order.rerun_of)
         if event.copied is not None:
             yield from self._check(event, after)
         own = _said(event, event.queue, event.job)
@@ -141,6 +143,18 @@ class Copies:
             self._disk.executemany("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", self._rows)
             self._disk.execute("COMMIT")
         self._rows.clear()
+
+
+def _in_place(before: Job, event: _StepEnd, source: RerunOf) -> Iterator[Broken]:
+    """Hold the first end of a step of a rerun to the number of steps that it says it copies: they are its first ones."""
+    step = before.steps.get(event.step)
+    if step is not None and step.state != "started":
+        return  # one that failed may be executed anew
+    number = len(before.steps) + 1 if step is None else step.number
+    if event.copied is None and number <= source.steps:
+        yield "copied", f"it executed step {event.step!r} before it had copied {source.steps:,} steps"
+    if event.copied is not None and number > source.steps:
+        yield "copied", f"it copied step {event.step!r}, and says that it copies {source.steps:,} steps"
 
 
 def _said(event: _StepEnd, queue: str, job: str) -> bytes:

@@ -50,7 +50,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     item: Item = 0  #: its number in that group, from 0
 
 
-class RerunOf(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RerunOf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The run whose first steps another run begins with."""
 
     queue: str  #: of that run
@@ -58,13 +58,15 @@ class RerunOf(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sequence: Whole  #: stream sequence of its newest event that counts
     hash: str  #: hex sha256 of that event as stored
     from_step: str  #: key of the first step that is not copied
+    steps: Whole = 0  #: how many steps are copied
 
 
-class Copied(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where the end of a step was copied from."""
 
     sequence: Whole  #: stream sequence of the event in the run that `rerun_of` names
     sha256: str  #: hex sha256 of that event as stored
+    item: Item = 0  #: of a group that failed: the first item that did
 
 
 class Take(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -28,6 +28,7 @@ from jobledger.ledger.model.runs.orders import (
     SignalFact,
     StepKind,
     bits_of,
+    items_of,
 )
 
 #: `started`: nobody knows yet how it ends. `retrying`: a try failed, another follows. The others are its end.
@@ -337,6 +338,13 @@ def _is_joined(step: Step, order: ChildOrder) -> bool:
 def name_in(key: str) -> str:
     """Return the name in a step's key: `charge` in `first/charge#2`."""
     return key.rpartition("/")[2].partition("#")[0]
+
+
+def failed_item(step: Step) -> int:
+    """Return the first item of a group that failed; 0 where none is known to have."""
+    if step.copied is not None:
+        return step.copied.item
+    return items_of(step.failed)[0] if step.failed else 0
 
 
 def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:

@@ -1,0 +1,1 @@
+"""Beginning a run again, from a step of it."""
