@@ -60,6 +60,9 @@ async def test_held_jobs_are_told_by_the_names_of_their_limits(ledger: Ledger, t
             assert (found.sum("jobledger_limit_oldest_held_seconds", limit=limit) > 0) == waits
         admitted = ("jobledger_jobs_admitted_total", "jobledger_jobs_ungranted_total")
         assert [found.sum(name, queue="mail", task="mail") for name in admitted] == [2, 1]
+        wait = "jobledger_limit_wait_seconds"
+        assert found.by(f"{wait}_count", "limit") == {"tenant": 2, "global": 1}
+        assert 0 < found.sum(f"{wait}_sum", limit="global") < found.sum(f"{wait}_sum", limit="tenant")
         assert found.by("jobledger_folded_label_values", "label") == {}
     with Store.open(tmp_path / "p.db") as store:
         few = read_figures(store, 1)
@@ -68,6 +71,9 @@ async def test_held_jobs_are_told_by_the_names_of_their_limits(ledger: Ledger, t
             ("(other)", 2, True),
         ]
         assert few.folded["limit"] == 2
+        first, other = few.limit_waits  # the first in the ledger has a series, and keeps it
+        assert (first, other) == (("global",), ("(other)",))
+        assert (few.limit_waits[first][-2], few.limit_waits[other][-2]) == (1, 2)
         plan = " ".join(str(row[3]) for row in store.select(f"EXPLAIN QUERY PLAN {SETS}"))
         assert "USING COVERING INDEX jobs_by_limits_since_us_status" in plan, plan
 

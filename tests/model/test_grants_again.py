@@ -119,9 +119,9 @@ def test_grants_by_other_rules_are_counted_and_not_compared() -> None:
 
 
 class Morning:
-    """Jobs of two tenants that come at once and take ten seconds each; each tenant has one slot."""
+    """Jobs of two tenants that come at once and take ten seconds each; each tenant has one slot, or others after 20 s."""
 
-    def __init__(self, jobs: int = 6) -> None:
+    def __init__(self, jobs: int = 6, later: int = 1) -> None:
         self.ledger = Ledger()
         self.times: list[timedelta] = []
         self.reactor = Reactor(self.ledger)
@@ -130,10 +130,13 @@ class Morning:
         for n in range(jobs):
             for tenant in ("a", "b"):
                 self.add(held(f"{tenant}{n}", f"tenant:{tenant}"))
-        for _ in range(jobs):
+        for turn in range(jobs):
+            if turn == 2 and later != 1:
+                self.add(limit("tenant", later))
             self.reactor.read()
             decision = self.reactor.act(T0 + self.now)
-            assert decision is not None
+            if decision is None:
+                break
             self.times.append(self.now)
             self.now += timedelta(seconds=10)
             for each in decision.grants:
@@ -171,6 +174,15 @@ def test_with_more_slots_they_wait_less_and_with_none_they_starve() -> None:
     assert (more.p50_s, more.longest_s, more.starves) == (0, 10, False)
     none = morning.with_slots(0)["tenant:b"]
     assert (none.granted, none.longest_s, none.starves) == (0, 1_000, True)
+
+
+def test_a_limit_that_was_changed_in_the_span_changes_at_that_moment_unless_it_is_given() -> None:
+    morning = Morning(later=2)
+    same = recorded(morning.recording())
+    assert [same["tenant:a"].p50_s, same["tenant:a"].longest_s] == [20, 30]
+    assert simulated(morning.recording(), {}) == same
+    assert simulated(morning.recording(begin_s=-1), {}) == recorded(morning.recording(begin_s=-1)), "set in it"
+    assert morning.with_slots(1)["tenant:a"].longest_s == 50
 
 
 def test_who_waits_or_runs_at_the_beginning_counts_from_there() -> None:

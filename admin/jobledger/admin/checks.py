@@ -116,7 +116,8 @@ async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
     lines = [_queue(name, lanes) for name, lanes in busy[:_QUEUES_SHOWN_MAX]]
     left = len(queues) - len(lines)
     if left > 0:
-        lines.append(Check(check="queues", status="ok", found=f"and {left} more, less busy"))
+        said = f"and {left:,} more, less busy: `jobledger queues list` shows all"
+        lines.append(Check(check="queues", status="ok", found=said))
     return lines
 
 

@@ -66,7 +66,8 @@ async def simulate_limits(
     """Return how long the jobs of a span of time would have waited with other limits.
 
     `changes`: by limit, or by `name:key` for one key of it, its slots; by `limit.field` another field of `Terms`, such
-    as `tenant:acme.rate`. None: any number, and for a key as the limit says.
+    as `tenant:acme.rate`. None: any number, and for a key as the limit says. They hold for the whole span; a limit that is
+    not named is as it was, and changes when it did.
 
     Raises: InvalidTokenError, InvalidInputError for a limit that cannot be, a span that ends before it begins or holds too
         many waits; UnreachableError, CorruptLedgerError.
@@ -88,7 +89,7 @@ async def simulate_limits(
         raise InvalidInputError(
             "too many jobs waited in that span to simulate it: choose a shorter one"
         ) from error
-    changed = _changed(recording.limits, wished, begin)
+    changed = _changed(recording.first_known, wished, begin)
     return Simulated(
         begin=begin,
         end=end,

@@ -196,7 +196,8 @@ async def _check_pauses(ledger: Ledger) -> list[Check]:
     paused = {queue: state for queue, state in sorted(states.items()) if state.is_paused(now)}
     found = [_pause(queue, state) for queue, state in list(paused.items())[:_PAUSES_SHOWN_MAX]]
     if len(paused) > len(found):
-        found.append(Check(check="pauses", status="warn", found=f"and {len(paused) - len(found):,} more"))
+        said, advice = f"and {len(paused) - len(found):,} more", "`jobledger queues list` shows all queues"
+        found.append(Check(check="pauses", status="warn", found=said, advice=advice))
     listed = await list_consumers(ledger.inbox, ledger.names.ledger_stream) if states else []
     wrong = [
         info.name
@@ -205,6 +206,7 @@ async def _check_pauses(ledger: Ledger) -> list[Check]:
     ]
     if wrong:
         said = f"consumer {wrong[0]} is {'not ' if states[queue_of_work(wrong[0])].is_paused(now) else ''}paused, other than its queue"
+        said += f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
         advice = "a running worker brings it in line within a minute; if it does not, its log says why"
         found.append(Check(check="pauses", status="warn", found=said, advice=advice))
     return found
@@ -252,7 +254,8 @@ async def _check_schedules(ledger: Ledger, path: Path) -> Check:
     waits = duration((ledger.clock.now() - late.since).total_seconds())
     found = f"{first_few(late.names, _SCHEDULES_SHOWN_MAX)}: late by up to {waits}"
     advice = (
-        "schedules tick while a worker runs: start one; `jobledger timers status` says whether timers are set"
+        "schedules tick while a worker runs: start one; `jobledger timers status` says whether timers are set, "
+        "`jobledger schedules list` shows all schedules"
     )
     return Check(check="schedules", status="warn", found=found, advice=advice)
 

@@ -41,7 +41,7 @@ async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
         could = len(granter.decide(ledger.clock.now()).grants)
     if missing:
         named = first_few([f"{each.limit} ({each.jobs:,} held)" for each in missing], _NAMES_SHOWN)
-        advice = f"`jobledger limits set {to_define(missing[0].limit)} --slots N` defines one"
+        advice = f"`jobledger limits set {to_define(missing[0].limit)} --slots N` defines one, `jobledger limits list` shows all"
         said = f"jobs are held by limits that nobody defined: {named}"
         found.append(Check(check="limits", status="warn", found=said, advice=advice))
     if could and not await _is_granted(ledger):

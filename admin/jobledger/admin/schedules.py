@@ -116,6 +116,8 @@ class Late(NamedTuple):
 async def find_late(ledger: Ledger, path: Path) -> Late:
     """Return which schedules are late: found in a projection's file, then looked at in the ledger, since that may lag.
 
+    Of very many the first hundred are looked at; if one of these is late, so are the others.
+
     Raises: ProjectionError, UnreachableError.
     """
     now = ledger.clock.now()
@@ -126,7 +128,8 @@ async def find_late(ledger: Ledger, path: Path) -> Late:
         if schedule is not None and schedule.next_at is not None and schedule.next_at < now - LATE:
             found.append((schedule.next_at, name))
     found.sort()
-    return Late([name for _, name in found], found[0][0] if found else None, known)
+    names = [name for _, name in found] + (candidates[_LOOKED_AT_MAX:] if found else [])
+    return Late(names, found[0][0] if found else None, known)
 
 
 def _candidates(path: Path, now: datetime) -> tuple[list[str], int]:

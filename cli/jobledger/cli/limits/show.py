@@ -20,26 +20,34 @@ from jobledger.cli.text import age, moment, plain, shortened
 from jobledger.ledger.model.limits.definition import Terms, terms_words
 from jobledger.ledger.model.limits.names import joined, split
 from jobledger.ledger.model.times import shown_time, time_text
+from jobledger.projections.statistics.held import read_held
 from jobledger.projections.tables.limits import LimitRow, limit_rows
 from jobledger.projections.tables.slots import slots_taken
 
 
 @command(LIMITS, "list", takes=ROWS)
 async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequence = None) -> None:
-    """List the limits that are defined, with a line for each key that differs, now or at a past moment."""
+    """List the limits that are defined or that jobs wait for, a line also for each key that differs, now or in the past."""
     output = cli.output
     async with viewed(cli, asked(at, sequence)) as view:
         rows, taken = limit_rows(view.store.select), slots_taken(view.store.select)
+        missing = [each for each in read_held(view.store.select, taken) if not each.defined]
     if output.as_json:
         for row in rows:
             body = {**msgspec.structs.asdict(row), "taken": _taken(row, rows, taken)}
-            output.object({**body, **rows_begin(view)})
-    elif not rows:
+            output.object({**body, "defined": True, **rows_begin(view)})
+        for each in missing:
+            body = {"name": each.limit, "key": "", "held": each.jobs, "taken": each.holders}
+            output.object({**body, "defined": False, **rows_begin(view)})
+    elif not (rows or missing):
         output.say("no limit is set; set one with `jobledger limits set NAME --slots N`")
     else:
         output.table(
             ("limit", "holds", "taken>", "set by", "since!"),
-            [_cells(row, _taken(row, rows, taken), view.now) for row in rows],
+            [
+                *(_cells(row, _taken(row, rows, taken), view.now) for row in rows),
+                *((shortened(each.limit, 60), _not_set(each.jobs), each.holders, "", "") for each in missing),
+            ],
         )
 
 
@@ -49,6 +57,10 @@ def _taken(row: LimitRow, rows: list[LimitRow], taken: Mapping[str, int]) -> int
         return taken.get(joined(row.name, row.key), 0)
     apart = {joined(each.name, each.key) for each in rows if each.key}
     return sum(count for key, count in taken.items() if split(key)[0] == row.name and key not in apart)
+
+
+def _not_set(jobs: int) -> str:
+    return f"nobody set it: {jobs:,} job{' waits' if jobs == 1 else 's wait'}"
 
 
 def _cells(row: LimitRow, taken: int, now: datetime) -> tuple[Cell, ...]:

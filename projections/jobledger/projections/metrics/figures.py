@@ -16,6 +16,7 @@ import msgspec
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.projections.metrics.running import Running, read_running
+from jobledger.projections.metrics.shown import Labels, shown
 from jobledger.projections.metrics.ticking import TickingRow, read_ticking
 from jobledger.projections.position import Position
 from jobledger.projections.queries import Store
@@ -29,6 +30,7 @@ from jobledger.projections.statistics.answers import (
     totals_row,
 )
 from jobledger.projections.statistics.held import HeldRow, folded, read_held
+from jobledger.projections.statistics.tables import LIMIT_STATISTICS
 from jobledger.projections.statistics.tally import STATISTICS
 from jobledger.projections.tables.queues import read_pauses
 from jobledger.projections.tables.slots import slots_taken
@@ -47,6 +49,7 @@ _HOW_MANY: Final = (
     "SELECT max((SELECT count(*) - 1 FROM sums), (SELECT count(DISTINCT queue) FROM queues)), "
     "(SELECT count(*) FROM totals), (SELECT count(*) FROM failures)"
 )
+_LIMIT_WAITS: Final = f"SELECT name, {', '.join(LIMIT_STATISTICS)} FROM limit_waits ORDER BY rowid"  # noqa: S608
 _WHOLE: Final = ""  # the key of the sum of all queues
 _FAILED: Final = STATISTICS.index("failed")
 _DEAD: Final = STATISTICS.index("dead_lettered")
@@ -65,6 +68,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueRow]
     pauses: dict[str, QueueState]  #: of all queues that were ever paused
     held: list[HeldRow]  #: by limit
+    limit_waits: dict[Labels, Sequence[int]]  #: by limit, a histogram as its columns hold it
     ticking: list[TickingRow]  #: by schedule
     running: Running  #: what runs did
     totals: list[TotalsRow]
@@ -84,6 +88,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
         failures = [row for row in failures if (row.queue, row.task) in tasks]
         queues = _shown_queues(store, [queue for queue in sums if queue != _WHOLE], values_max)
         held = read_held(store.select, slots_taken(store.select))
+        limit_waits, waits_folded = shown(store.select(_LIMIT_WAITS), 1, values_max)
         ticking, schedules_folded = read_ticking(store, values_max)
         running = read_running(store, values_max)
         (counts,) = store.select(_HOW_MANY)
@@ -98,7 +103,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
                 label: max(0, found - own)
                 for label, found, own in zip(
                     ("queue", "task", "error_type", "limit"),
-                    (*counts, len(held)),
+                    (*counts, max(len(held), values_max + waits_folded)),
                     (len(queues), len(tasks), len(failures), values_max),
                     strict=True,
                 )
@@ -107,6 +112,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
             queues=[queue_row(row) for row in rows],
             pauses=read_pauses(store.select),
             held=folded(held, values_max, OTHER),
+            limit_waits=limit_waits,
             ticking=ticking,
             running=running,
             totals=[totals_row((*key, *values)) for key, values in totals.items()],

@@ -21,6 +21,7 @@ from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
 from jobledger.projections.metrics.running import running_metrics
+from jobledger.projections.metrics.shown import distribution
 from jobledger.projections.metrics.ticking import seconds_since, ticking_metrics
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
@@ -57,6 +58,8 @@ def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     yield from _queue_metrics(figures.queues, now)
     yield _paused(figures, now)
     yield from _held_metrics(figures.held, now)
+    waits = figures.limit_waits.items()
+    yield distributions(names.LIMIT_WAIT, [(limit, distribution(columns)) for limit, columns in waits])
     yield from ticking_metrics(figures.ticking, now)
     yield from running_metrics(figures.running)
     yield from _task_metrics(figures.totals)

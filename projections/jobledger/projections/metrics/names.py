@@ -162,6 +162,12 @@ LIMIT_DEFINED: Final = Measure(
     "0 when nobody has set the limit, so that jobs that name it wait. Else 1.",
     ("limit",),
 )
+LIMIT_WAIT: Final = Measure(
+    "jobledger_limit_wait_seconds",
+    "histogram",
+    "How long jobs were held that the limit let go on; a job of several limits counts for each.",
+    ("limit",),
+)
 
 _SCHEDULE: Final = ("schedule",)
 TICKS: Final = Measure(
@@ -344,6 +350,7 @@ EXPORTER_METRICS: Final = (
     OLDEST_HELD,
     HOLDERS,
     LIMIT_DEFINED,
+    LIMIT_WAIT,
     TICKS,
     TICKED_JOBS,
     TICKS_MISSED,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import add
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from prometheus_client.core import Metric
 
-from jobledger.ledger.metrics.exposition import OTHER, Distribution, histograms, values
+from jobledger.ledger.metrics.exposition import histograms, values
 from jobledger.ledger.model.runs.awaiting import AWAITED
 from jobledger.projections.metrics import names
+from jobledger.projections.metrics.shown import Labels, distribution, shown
 from jobledger.projections.queries import Store
 from jobledger.projections.statistics.runs import (
     RUN_COUNTERS,
@@ -19,44 +19,30 @@ from jobledger.projections.statistics.runs import (
     STEP_OUTCOMES,
     STEP_STATISTICS,
 )
-from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
 
 _STEPS: Final = f"SELECT queue, target, {', '.join(STEP_STATISTICS)} FROM step_totals ORDER BY rowid"  # noqa: S608
 _RUNS: Final = f"SELECT queue, {', '.join(RUN_STATISTICS)} FROM run_totals ORDER BY rowid"  # noqa: S608
 _AWAITING: Final = "SELECT awaiting, count(*) FROM jobs WHERE awaiting IS NOT NULL GROUP BY awaiting"
 
-_Labels = tuple[str, ...]
-
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrape shows of runs; counters, then a histogram, as the columns hold them."""
 
-    steps: dict[_Labels, Sequence[int]]  #: by queue and target
+    steps: dict[Labels, Sequence[int]]  #: by queue and target
     steps_folded: int  #: pairs without a name of their own
-    runs: dict[_Labels, Sequence[int]]  #: by queue
+    runs: dict[Labels, Sequence[int]]  #: by queue
     waiting: dict[str, int]  #: by what they wait for
 
 
 def read_running(store: Store, values_max: int) -> Running:
     """Return at most `values_max` queues and targets by name, and the others added up."""
-    steps, folded = _shown(store.select(_STEPS), 2, values_max)
-    runs, _ = _shown(store.select(_RUNS), 1, values_max)
+    steps, folded = shown(store.select(_STEPS), 2, values_max)
+    runs, _ = shown(store.select(_RUNS), 1, values_max)
     waiting: dict[str, int] = dict.fromkeys(AWAITED, 0)
     for awaiting, count in store.select(_AWAITING):
         for each in awaiting.split():
             waiting[each] = waiting.get(each, 0) + count
     return Running(steps=steps, steps_folded=folded, runs=runs, waiting=waiting)
-
-
-def _shown(
-    rows: Sequence[Sequence[Any]], labels: int, values_max: int
-) -> tuple[dict[_Labels, Sequence[int]], int]:
-    found: dict[_Labels, Sequence[int]] = {tuple(row[:labels]): row[labels:] for row in rows[:values_max]}
-    others = rows[values_max:]
-    for row in others:
-        known = found.get((OTHER,) * labels)
-        found[(OTHER,) * labels] = row[labels:] if known is None else tuple(map(add, known, row[labels:]))
-    return found, len(others)
 
 
 def running_metrics(running: Running) -> Iterator[Metric]:
@@ -70,7 +56,7 @@ def running_metrics(running: Running) -> Iterator[Metric]:
             for place, outcome in enumerate(STEP_OUTCOMES)
         ),
     )
-    yield histograms(names.STEP_RUN, [(key, _distribution(row[outcomes:])) for key, row in steps.items()])
+    yield histograms(names.STEP_RUN, [(key, distribution(row[outcomes:])) for key, row in steps.items()])
     counted = {name: place for place, name in enumerate(RUN_COUNTERS)}
     yield values(names.JOINS, [(key, row[counted["joins"]]) for key, row in runs.items()])
     yield values(
@@ -81,11 +67,6 @@ def running_metrics(running: Running) -> Iterator[Metric]:
             for outcome in ("completed", "failed")
         ),
     )
-    yield histograms(names.JOIN_LAG, [(key, _distribution(row[len(counted) :])) for key, row in runs.items()])
+    yield histograms(names.JOIN_LAG, [(key, distribution(row[len(counted) :])) for key, row in runs.items()])
     yield values(names.RUNS_WAITING, [((kind,), count) for kind, count in running.waiting.items()])
     yield values(names.RUNS_DIVERGED, [(key, row[counted["diverged"]]) for key, row in runs.items()])
-
-
-def _distribution(columns: Sequence[int]) -> Distribution:
-    *counts, count, sum_us = columns
-    return Distribution(HISTOGRAM_BOUNDS_S, [*counts, count], sum_us / 1e6)

@@ -15,7 +15,7 @@ from jobledger.ledger.model.job import FINAL_STATES, Job
 from jobledger.ledger.model.runs.events import Joined, StepCompleted, StepFailed
 from jobledger.ledger.model.runs.orders import bits_of, child_id, items_of
 from jobledger.ledger.model.runs.steps import Step
-from jobledger.projections.statistics.tally import BOUNDS, Seen, histogram_values, microseconds
+from jobledger.projections.statistics.tally import Seen, histogram_columns, histogram_values, microseconds
 from jobledger.projections.table import Table, integer, text
 
 STEP_OUTCOMES: Final = ("completed", "failed", "retried")
@@ -24,12 +24,8 @@ _EXECUTED: Final = frozenset({"step", "once", "table", "undo"})
 _MILLISECONDS_MAX: Final = 10 * 365 * 86_400 * 1_000
 
 
-def _histogram(name: str) -> tuple[str, ...]:
-    return (*(f"{name}_le_{label}" for _, label in BOUNDS), f"{name}_count", f"{name}_us")
-
-
-STEP_STATISTICS: Final = (*STEP_OUTCOMES, *_histogram("step"))
-RUN_STATISTICS: Final = (*RUN_COUNTERS, *_histogram("lag"))
+STEP_STATISTICS: Final = (*STEP_OUTCOMES, *histogram_columns("step"))
+RUN_STATISTICS: Final = (*RUN_COUNTERS, *histogram_columns("lag"))
 _COUNTED: Final = integer("as in [Statistics of runs](#statistics-of-runs)")
 STEP_TOTALS: Final = Table(
     name="step_totals",

@@ -21,11 +21,15 @@ from jobledger.projections.statistics.tally import (
     WORKER_COUNTERS,
     Tally,
     cell_values,
+    histogram_columns,
+    histogram_values,
     moment,
 )
 from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
 
 _STATES: Final = tuple(JobState)
+#: The columns of `limit_waits` that add up.
+LIMIT_STATISTICS: Final = histogram_columns("wait")
 _STATISTICS: Final = dict.fromkeys(STATISTICS, integer("as in [Statistics](#statistics)"))
 _COUNTED_QUEUE: Final = text("the queue")
 _COUNTED_TASK: Final = text("the task's name")
@@ -79,6 +83,15 @@ WORKERS: Final = Table(
     key=("worker",),
     indexes=(Index(("last_at",)),),
 )
+#: How long jobs were held before their limits let them go on: counted from the first event in the rows on.
+LIMIT_WAITS: Final = Table(
+    name="limit_waits",
+    columns={
+        "name": text("the limit's name, without a key"),
+        **dict.fromkeys(LIMIT_STATISTICS, integer("as in [Statistics of limits](#statistics-of-limits)")),
+    },
+    key=("name",),
+)
 #: When carried jobs began, as an archive run says; empty once the rows are beyond the position's `counted_through`.
 ORIGINS: Final = Table(
     name="origins",
@@ -90,7 +103,7 @@ ORIGINS: Final = Table(
     },
     key=("job_id", "queue"),
 )
-STATISTICS_TABLES: Final = (QUEUES, TOTALS, SUMS, BUCKETS, FAILURES, WORKERS, ORIGINS)
+STATISTICS_TABLES: Final = (QUEUES, TOTALS, SUMS, BUCKETS, FAILURES, WORKERS, LIMIT_WAITS, ORIGINS)
 
 ADD_QUEUE: Final = QUEUES.adding(QUEUE_COUNTS)
 ADD_FAILURES: Final = FAILURES.adding(FAILURE_COUNTERS)
@@ -102,6 +115,7 @@ _ADD_WORKER: Final = WORKERS.adding(
     "first_at = min(first_at, excluded.first_at)",
     "last_at = max(last_at, excluded.last_at)",
 )
+_ADD_LIMIT_WAITS: Final = LIMIT_WAITS.adding(LIMIT_STATISTICS)
 _SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AND task = ?"
 
 
@@ -111,6 +125,8 @@ def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = Tr
     buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
     connection.executemany(_ADD_BUCKET, ((*key, *values) for key, values in buckets.items()))
     connection.executemany(_ADD_WORKER, _worker_rows(tally))
+    limits = tally.limit_waits_us.items()
+    connection.executemany(_ADD_LIMIT_WAITS, ((name, *histogram_values(waits)) for name, waits in limits))
     if not totals:
         return
     add_totals(connection, list(_total_rows(buckets)))

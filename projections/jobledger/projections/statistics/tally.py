@@ -27,6 +27,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import FINAL_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CLAIMED, LIFECYCLE, ORDERS, OUTCOMES
+from jobledger.ledger.model.limits.names import split
 
 #: What is counted, per minute, queue and task. Those named like an event count that event.
 COUNTERS: Final = (
@@ -74,12 +75,15 @@ BOUNDS: Final = (
     (86_400.0, "1d"),
 )
 HISTOGRAM_BOUNDS_S: Final = tuple(bound for bound, _ in BOUNDS)
+
+
+def histogram_columns(name: str) -> tuple[str, ...]:
+    """Return the columns of a histogram, as `histogram_values` fills them."""
+    return (*(f"{name}_le_{label}" for _, label in BOUNDS), f"{name}_count", f"{name}_us")
+
+
 #: The columns of `totals` and `buckets` that add up; `_le_` counts what took at most as long as the bound.
-STATISTICS: Final = COUNTERS + tuple(
-    f"{name}_{part}"
-    for name in HISTOGRAMS
-    for part in (*(f"le_{label}" for _, label in BOUNDS), "count", "us")
-)
+STATISTICS: Final = (*COUNTERS, *(column for name in HISTOGRAMS for column in histogram_columns(name)))
 #: One per state, named like it: how many jobs are in it.
 QUEUE_COUNTS: Final = tuple(state.value for state in JobState)
 
@@ -173,6 +177,7 @@ class Tally:
         #: By (queue, task, type of error), in the order of the stream: `FAILURE_COUNTERS`.
         self.failures: dict[tuple[str, str, str], list[int]] = {}
         self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
+        self.limit_waits_us: dict[str, list[int]] = {}  #: by limit, how long each job was held that was let go on
 
     def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> Seen:
         """Count what `event`, stored at `now_us`, made of a job; return `after` with the times that it has now."""
@@ -229,6 +234,9 @@ class Tally:
             return
         if event.cause in _CAUSES:
             self._cell(after, now_us).counts[_AT[event.cause]] += 1
+            if event.cause == "admitted" and before is not None:
+                for limit in dict.fromkeys(split(each)[0] for each in after.order.limits):
+                    self.limit_waits_us.setdefault(limit, []).append(now_us - before.since_us)
         elif before is not None and _has_failed(before.job):
             self._cell(after, now_us).counts[_AT["retried"]] += 1
 

@@ -240,7 +240,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=11,
+    version=12,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,7 +18,14 @@ import msgspec
 
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, Snoozed, Started
-from jobledger.ledger.model.limits.definition import Definition, LimitRemoved, LimitSet, Terms, evolve
+from jobledger.ledger.model.limits.definition import (
+    Definition,
+    LimitEvent,
+    LimitRemoved,
+    LimitSet,
+    Terms,
+    evolve,
+)
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
@@ -50,12 +57,13 @@ class TooManyWaitsError(Exception):
 
 
 class Recording:
-    """The waits of a span of time, and the definitions at its beginning; told a ledger in stream order up to its end."""
+    """The waits of a span of time, the definitions at its beginning, and how these changed; told a ledger in stream order."""
 
     def __init__(self, begin: datetime, end: datetime) -> None:
         """Record who waits or holds slots between two moments of the server's clock."""
         self.begin, self.end = begin, end
-        self.limits: dict[str, Definition] = {}
+        self.limits: dict[str, Definition] = {}  #: at the beginning
+        self.changes: list[tuple[datetime, LimitEvent]] = []  #: of definitions in the span, and when they were stored
         self.slots: dict[str, int] = {}  #: of keys without a definition, as the newest grant saw them
         self.waits: list[Wait] = []
         self.rates = Rates()  #: what was used of the rates before the beginning
@@ -65,8 +73,10 @@ class Recording:
     def feed(self, event: Envelope, sequence: int, stored_at: datetime) -> None:
         """Take in the next event. Raises: TooManyWaitsError."""
         if isinstance(event, LimitSet | LimitRemoved):
-            if stored_at <= self.begin or event.limit not in self.limits:
+            if stored_at <= self.begin:
                 self.limits[event.limit] = evolve(None, event, sequence)
+            else:
+                self.changes.append((stored_at, event))
         elif isinstance(event, Granted):
             self.slots.update(event.slots)
             for each in event.jobs:
@@ -110,6 +120,12 @@ class Recording:
         if len(self.waits) >= WAITS_MAX:
             raise TooManyWaitsError
         self.waits.append(wait)
+
+    @property
+    def first_known(self) -> dict[str, Definition]:
+        """The first definition of each limit: that at the beginning, else the first one in the span."""
+        in_span = {event.limit: evolve(None, event, 0) for _, event in reversed(self.changes)}
+        return {**in_span, **self.limits}
 
     def done(self) -> None:
         """End the recording: who waits or holds slots still does. Raises: TooManyWaitsError."""
@@ -175,7 +191,10 @@ def recorded(recording: Recording) -> dict[str, KeyWaits]:
 
 
 def simulated(recording: Recording, limits: Mapping[str, Definition]) -> dict[str, KeyWaits]:
-    """Return how long the same jobs would have waited with the limits as recorded, but for those given here, by key."""
+    """Return how long the same jobs would have waited, by key.
+
+    `limits`: definitions that hold for the whole span. The others are as they were recorded, and change when they did.
+    """
     return _Run(recording, limits).run()
 
 
@@ -187,6 +206,7 @@ class _Run:
         self._planned = 0
         self._found = _Waited()
         self._events: list[tuple[datetime, int, str, Wait]] = []
+        self._changes = deque(each for each in recording.changes if each[1].limit not in limits)
         self._since: dict[JobKey, tuple[datetime, Wait]] = {}  # who waits, and since when
         self._holds: dict[JobKey, Wait] = {}
         self._next: dict[JobKey, list[Wait]] = {}  # waits of a job after its first one
@@ -206,12 +226,12 @@ class _Run:
         for key, slots in self._recording.slots.items():
             if slots and definitions.of(key) is None:
                 self._granter.offer(key, Terms(slots=slots))
-        rates = self._granter.rates
+        rates, self._granter.at = self._granter.rates, nanoseconds(self._recording.begin)
         rates.whole_at = dict(self._recording.rates.whole_at)
         for key in rates.whole_at:
             terms = definitions.of(key)
             if terms is not None and terms.rate is not None:
-                rates.redefine(key, terms, nanoseconds(self._recording.begin))
+                rates.redefine(key, terms, self._granter.at)
 
     def _begin(self, wait: Wait) -> None:
         """Let a wait begin: at its moment, or at the beginning for who waits or holds slots then."""
@@ -232,11 +252,16 @@ class _Run:
     def run(self) -> dict[str, KeyWaits]:
         end = self._recording.end
         wake: datetime | None = None
-        while self._events or wake is not None:
+        while True:
             moments = [wake] if wake is not None else []
-            now = min([*moments, *(each[0] for each in self._events[:1])])
-            if now > end:
+            moments += [self._changes[0][0]] if self._changes else []
+            moments += [self._events[0][0]] if self._events else []
+            if not moments or min(moments) > end:
                 break
+            now = min(moments)
+            while self._changes and self._changes[0][0] <= now:
+                self._sequence += 1
+                self._granter.limit(self._changes.popleft()[1], self._sequence)
             while self._events and self._events[0][0] <= now:
                 _, _, what, wait = heapq.heappop(self._events)
                 self._happen(now, what, wait)
