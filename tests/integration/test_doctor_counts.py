@@ -45,7 +45,7 @@ def test_doctor_says_how_many_more_there_are_and_what_shows_them(
     checks: list[dict[str, Any]] = cli.run("doctor", "--json", *rows, *cli.where).lines[0]["checks"]
     told = {(each["check"], each["found"]): each["advice"] for each in checks}
     assert "`jobledger queues list`" in told["pauses", "and 2 more"]
-    assert "(and 13 more)" in next(found for check, found in told if found.startswith("consumer work_q00"))
+    assert "(and 13 more)" in next(found for _, found in told if found.startswith("consumer work_q00"))
     assert ("queues", "and 2 more, less busy: `jobledger queues list` shows all") in told
     (late,) = (found for check, found in told if check == "schedules")
     assert "s4 and 2 more: late by" in late

@@ -43,8 +43,10 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
+from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.idle import until_idle
 from jobledger.workers.reactors.reconciler import Reconciler
+from jobledger.workers.services import end
 
 pytestmark = pytest.mark.anyio
 
@@ -232,6 +234,24 @@ async def test_a_consumer_that_is_made_while_its_queue_is_resumed_is_not_paused(
         monkeypatch.setattr("jobledger.ledger.nats.pauses.make_consumer", make_late)
         async with taking(ledger, reactors=False):
             assert await are_paused(ledger) == [False] * 3
+
+
+async def test_a_pause_of_which_no_hint_came_is_found_at_the_next_look(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.workers.attempt.pause_watch._LOOK_EVERY_S", 0.05)
+    told: list[tuple[str, bool]] = []
+    watch = PauseWatch(  # it is not opened, so it listens for no hints
+        ledger, ("sms", "mail"), on_change=lambda queue, state: told.append((queue, state.paused))
+    )
+    running = asyncio.create_task(watch.run())
+    try:
+        await ledger.pause_queue("mail")
+        await until(lambda: told == [("mail", True)])
+        await ledger.resume_queue("mail")
+        await until(lambda: told == [("mail", True), ("mail", False)])
+    finally:
+        await end(running)
 
 
 async def test_a_pause_with_a_time_ends_by_itself(ledger: Ledger) -> None:

@@ -181,7 +181,9 @@ def test_a_limit_that_was_changed_in_the_span_changes_at_that_moment_unless_it_i
     same = recorded(morning.recording())
     assert [same["tenant:a"].p50_s, same["tenant:a"].longest_s] == [20, 30]
     assert simulated(morning.recording(), {}) == same
-    assert simulated(morning.recording(begin_s=-1), {}) == recorded(morning.recording(begin_s=-1)), "set in it"
+    assert simulated(morning.recording(begin_s=-1), {}) == recorded(morning.recording(begin_s=-1)), (
+        "set in it"
+    )
     assert morning.with_slots(1)["tenant:a"].longest_s == 50
 
 

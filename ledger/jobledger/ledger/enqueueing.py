@@ -86,7 +86,7 @@ class Enqueuer:
         notify = client.hints.inbox
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
-        is_small = client.inputs.fits_inline(text, what=_what(plain))
+        is_small = client.inputs.fits_inline(text, what=plain.signature.what)
         # A large input is stored first, and so is the definition of a limit that the code declares.
         needs_server = not is_small or options.declared or options.declared_queue is not None
         command = await (patience.read(order) if needs_server else order())
@@ -178,7 +178,8 @@ class Enqueuer:
                         command = await self._bulk_order(plain, options, values, number, ids)
                         if batch:
                             command = _of_batch(command, batch, number, batch_max)
-                        await bulk.make_room()
+                        if bulk.is_full:
+                            await bulk.make_room()
                         bulk.add(command, self._log.submit(self._seal_first(command).entries))
             except InvalidError:  # it says that those before it are enqueued: unless one of them could not be
                 await bulk.drain()
@@ -206,7 +207,7 @@ class Enqueuer:
     async def _order(
         self, task: Task[Any, Any], options: Options, job_id: str, text: bytes, *, notify: str
     ) -> Enqueue:
-        value, reference = await self._client.inputs.put(text, what=_what(task))
+        value, reference = await self._client.inputs.put(text, what=task.signature.what)
         order = Order(
             input=value,
             input_ref=reference,
@@ -351,10 +352,14 @@ class _Bulk:
         self._existing = 0
         self._last_sequence = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be submitted before there is room."""
+        return len(self._waiting) >= self._in_flight_max
+
     async def make_room(self) -> None:
-        """Wait until one more may be submitted."""
-        if len(self._waiting) >= self._in_flight_max:
-            await self._collect(self._in_flight_max // 2)
+        """Wait until more may be submitted."""
+        await self._collect(self._in_flight_max // 2)
 
     def add(self, command: Enqueue, appended: asyncio.Future[int]) -> None:
         """Keep count of one job's first event, which was submitted."""
@@ -365,23 +370,22 @@ class _Bulk:
         for _ in range(min(count, len(self._waiting))):
             command, appended = self._waiting.popleft()
             try:
-                self._count(await appended)
+                sequence = await appended
             except WrongSequenceError:
                 refused.append(command)
+                continue
+            self._created += 1
+            self._last_sequence = max(self._last_sequence, sequence)
         for found in await asyncio.gather(*map(self._begin_again, refused), return_exceptions=True):
             if isinstance(found, BaseException):
                 raise found
             sequence, created = found
+            self._created += created
+            self._existing += not created
             if created:
-                self._count(sequence)
-            else:
-                self._existing += 1
+                self._last_sequence = max(self._last_sequence, sequence)
         if self._on_progress is not None:
             self._on_progress(self._created + self._existing)
-
-    def _count(self, sequence: int) -> None:
-        self._created += 1
-        self._last_sequence = max(self._last_sequence, sequence)
 
     async def drain(self) -> None:
         """Wait for the rest."""
@@ -434,10 +438,6 @@ def _refuse_in_bulk(task: Task[Any, Any], unique: Unique, ids: object) -> None:
         raise InvalidInputError(
             "give ids or Unique(for_s=...), not both: the period gives the jobs their ids"
         )
-
-
-def _what(task: Task[Any, Any]) -> str:
-    return f"input of task {task.name}"
 
 
 def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:

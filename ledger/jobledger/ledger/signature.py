@@ -43,6 +43,7 @@ class TaskSignature:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         """Raises: TaskDefinitionError for what JSON cannot hold, and for an annotation that cannot be resolved."""
         self._task_name = name
+        self.what: Final = f"input of task {name}"  #: as an error calls it
         parameters, hints = _parameters(function, name)
         self.context_parameter = next((p.name for p in parameters if _given(hints.get(p.name))), None)
         #: The type of that parameter.
@@ -80,7 +81,7 @@ class TaskSignature:
         """
         if args:
             kwargs = self.named(args, kwargs)
-        text = encode_value(kwargs, what=f"input of task {self._task_name}")
+        text = encode_value(kwargs, what=self.what)
         self._read(text)
         return text
 

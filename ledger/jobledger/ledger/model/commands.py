@@ -51,10 +51,13 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: InvalidInputError.
         """
-        keep_utc(self, "run_at")
-        check_finite("timeout_s", self.order.timeout_s)
-        check_whole("max_attempts", self.order.max_attempts, 1)
         order = self.order
+        if self.run_at is not None:  # what most jobs do not have costs them no call
+            keep_utc(self, "run_at")
+        if order.timeout_s is not None:
+            check_finite("timeout_s", order.timeout_s)
+        if order.max_attempts != 1:
+            check_whole("max_attempts", order.max_attempts, 1)
         if order.member is not None:
             check_token("parent id", order.member.job)  # a word of the subject under which the job completes
         if order.limits or order.metadata or order.tenant or order.correlation or order.fair:  # seldom

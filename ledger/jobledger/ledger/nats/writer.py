@@ -171,19 +171,21 @@ class Writer:
         messages = size = 0
         while self._waiting and messages < _GROUP_MESSAGES_MAX:
             unit = self._waiting.popleft()
-            its_chains = {entry.chain for entry in unit.entries}
-            unit_bytes = sum(len(entry.data) for entry in unit.entries)
+            unit_bytes, waits = 0, False
+            for entry in unit.entries:
+                unit_bytes += len(entry.data)
+                waits = waits or entry.chain in chains
             too_much = (
                 messages + len(unit.entries) > BATCH_MESSAGES_MAX or size + unit_bytes > _GROUP_BYTES_MAX
             )
-            if its_chains & chains or (group and too_much):
+            for entry in unit.entries:
+                chains.add(entry.chain)  # also of one that waits: order within a chain is kept
+            if waits or (group and too_much):
                 later.append(unit)
-                chains |= its_chains  # order within a chain is kept
                 if too_much:
                     break
                 continue
             group.append(unit)
-            chains |= its_chains
             messages += len(unit.entries)
             size += unit_bytes
         later.extend(self._waiting)

@@ -177,7 +177,9 @@ class Tally:
         #: By (queue, task, type of error), in the order of the stream: `FAILURE_COUNTERS`.
         self.failures: dict[tuple[str, str, str], list[int]] = {}
         self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
-        self.limit_waits_us: dict[str, list[int]] = {}  #: by limit, how long each job was held that was let go on
+        self.limit_waits_us: dict[
+            str, list[int]
+        ] = {}  #: by limit, how long each job was held that was let go on
 
     def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> Seen:
         """Count what `event`, stored at `now_us`, made of a job; return `after` with the times that it has now."""

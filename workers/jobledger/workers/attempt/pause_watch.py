@@ -11,7 +11,7 @@ from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.pauses import queue_state
 
@@ -37,7 +37,6 @@ class PauseWatch:
         self._on_change = on_change
         self._hinted: set[str] = set()
         self._wake = asyncio.Event()
-        self._newest = 0  # stream sequence of the newest event of any queue
         self.states: dict[str, QueueState] = {}  #: of the queues that have events, as far as is known
 
     async def open(self) -> None:
@@ -66,7 +65,11 @@ class PauseWatch:
             self._wake.clear()
             hinted, self._hinted = self._hinted, set()
             try:
-                await (self._look(hinted) if hinted else self._look_at_all())
+                if hinted:
+                    await self._look(hinted)
+                else:
+                    for queue in self._queues:
+                        await self._learn(queue)
             except (LedgerError, ConnectionLostError) as error:  # the next look comes in a few seconds
                 logger.debug("queues could not be looked at: %s", error)
 
@@ -77,15 +80,6 @@ class PauseWatch:
             if not queues:
                 return
             await asyncio.sleep(_TRY_AGAIN_S)
-
-    async def _look_at_all(self) -> None:
-        newest = await self._ledger.log.last(QUEUE.everything(self._ledger.names))
-        if newest is not None and newest.stream_sequence != self._newest:
-            for queue in self._queues:
-                await self._learn(queue)
-            seen = max((state.sequence for state in self.states.values()), default=0)
-            if seen >= newest.stream_sequence or QUEUE.key_in(newest.subject)[0] not in self._queues:
-                self._newest = newest.stream_sequence  # else a replica lags, and this is looked at again
 
     async def _learn(self, queue: str) -> bool:
         """Return whether a queue's newest event is another than before; tell what it says."""

@@ -63,7 +63,9 @@ class Recording:
         """Record who waits or holds slots between two moments of the server's clock."""
         self.begin, self.end = begin, end
         self.limits: dict[str, Definition] = {}  #: at the beginning
-        self.changes: list[tuple[datetime, LimitEvent]] = []  #: of definitions in the span, and when they were stored
+        self.changes: list[
+            tuple[datetime, LimitEvent]
+        ] = []  #: of definitions in the span, and when they were stored
         self.slots: dict[str, int] = {}  #: of keys without a definition, as the newest grant saw them
         self.waits: list[Wait] = []
         self.rates = Rates()  #: what was used of the rates before the beginning
