@@ -167,13 +167,13 @@ def plugin(here: Machine) -> None:
     here.install("pytest")
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    [shown] = [text for text in blocks if "def test_" in text]
-    for name, text in (("test_memory.py", shown), ("test_server.py", ON_A_SERVER)):
+    shown, runs = [text for text in blocks if "def test_" in text]
+    for name, text in (("test_memory.py", shown), ("test_runs.py", runs), ("test_server.py", ON_A_SERVER)):
         (here.folder / name).write_text(text, encoding="utf-8")
-    files = ("test_memory.py", "test_server.py")
+    files = ("test_memory.py", "test_runs.py", "test_server.py")
     said = here.succeed("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp=kept", *files)
-    # Twice two where trio is installed: the plugin of anyio runs each under both.
-    assert re.search(r"^[24] passed", said, re.MULTILINE), said
+    # Twice four where trio is installed: the plugin of anyio runs each under both.
+    assert re.search(r"^[48] passed", said, re.MULTILINE), said
 
 
 def analysis(here: Machine) -> None:

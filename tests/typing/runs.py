@@ -23,6 +23,7 @@ from jobledger.ledger import (
     task,
     workflow,
 )
+from jobledger.testing import RunReport, after, run_in_memory
 
 
 @dataclass
@@ -177,3 +178,18 @@ def blocking(ledger: sync.Ledger) -> None:
     assert_type(ledger.signal("order-77", approved, Approval(by="eve", yes=True)), bool)
     assert_type(ledger.signal("order-77", counted, 3, start=order.with_input("77")), bool)
     assert_type(ledger.enqueue(order, "77").result(), str)
+
+
+def fake_charge(order: str, cents: int) -> str:
+    return f"{order} {cents}"
+
+
+async def tested() -> None:
+    signals = [after(approved, Approval(by="eve", yes=True), days=2), after(counted, 3, id="a")]
+    report = await run_in_memory(
+        order, "77", 5, tasks=[fetch_page], signals=signals, fakes={charge: fake_charge}, crash_after="charge"
+    )
+    assert_type(report, RunReport[str])
+    assert_type(report.result, str)
+    assert_type(report.virtual, timedelta)
+    assert_type((await run_in_memory(import_all.options(id="a"), pages=3)).result, int)

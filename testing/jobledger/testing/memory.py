@@ -19,7 +19,6 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import only_jobs
-from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import Names, filter_pattern
 from jobledger.ledger.nats.connection import Connection
@@ -35,6 +34,7 @@ from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.testing.clock import MovableClock
+from jobledger.testing.crashing import MortalLog
 from jobledger.testing.parts import Loopback, MemoryLeases, MemoryValues
 from jobledger.testing.running import Pending
 
@@ -43,7 +43,7 @@ P = ParamSpec("P")
 #: Jobs that one `run_pending` runs at most: tasks that enqueue each other for ever are told, not waited for.
 JOBS_MAX: Final = 1_000
 #: Moments at which one `advance` stops at most.
-MOMENTS_MAX: Final = 1_000
+MOMENTS_MAX: Final = 10_000
 
 
 class MemoryLedger(Ledger):
@@ -62,7 +62,7 @@ class MemoryLedger(Ledger):
         config = LedgerConfig(tracing=tracing)
         clock = clock or MovableClock()
         connection, leases = cast("Connection", Loopback()), cast("JetStreamLeases", MemoryLeases())
-        log = MemoryLog(names=Names(), clock=clock)
+        self.memory = log = MortalLog(names=Names(), clock=clock)
         super().__init__(
             connection=connection,
             inbox=cast("Inbox", connection),
@@ -100,18 +100,18 @@ class MemoryLedger(Ledger):
         Raises: UnknownTaskError for a job whose task was neither given nor enqueued here; ConfigurationError when there
             is no end after `jobs_max` of them.
         """
-        return await Pending(self, self.tasks).run(jobs_max)
+        return await Pending(self, self.memory, self.tasks).run(jobs_max)
 
     async def advance(self, by: timedelta | float) -> list[Job]:
-        """Move the time forward by a span or by seconds, then `run_pending`; ticks and rates come at their moments.
+        """Move the time forward by a span or by seconds, and run what is due on the way, all of it at its moment.
 
-        On the way the clock stops wherever a schedule ticks, or a rate allows the next start of a job that waits for it.
+        The clock stops wherever a job is due, a schedule ticks, or a rate allows the next start of a job that waits for it.
 
-        Raises: as `run_pending`; ConfigurationError after 1,000 such moments.
+        Raises: as `run_pending`; ConfigurationError after 10,000 such moments.
         """
         end = self.clock.now() + (by if isinstance(by, timedelta) else timedelta(seconds=by))
-        ran: list[Job] = []
-        pending = Pending(self, self.tasks)
+        pending = Pending(self, self.memory, self.tasks)
+        ran = await pending.run(JOBS_MAX)
         for _ in range(MOMENTS_MAX):
             wake_at = await pending.look()
             if wake_at is None or wake_at >= end:
@@ -120,7 +120,7 @@ class MemoryLedger(Ledger):
             self.clock.move_to(max(wake_at, self.clock.now()))
             ran += await pending.run(JOBS_MAX)
         raise ConfigurationError(
-            f"schedules and rates have more than {MOMENTS_MAX:,} moments until {end.isoformat()}: advance by less"
+            f"jobs, schedules and rates have more than {MOMENTS_MAX:,} moments until {end.isoformat()}: advance by less"
         )
 
     def events(self, **options: Unpack[EventOptions]) -> EventStream:

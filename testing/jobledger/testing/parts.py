@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import msgspec
 
@@ -104,8 +104,9 @@ class MemoryValues(Payloads):
         )
         self._values: dict[str, bytes] = {}
 
-    async def _keep(self, name: str, text: bytes, *, what: str) -> None:  # noqa: ARG002 - as on a server
-        self._values[name] = text
+    async def store(self, name: str, data: bytes | IO[bytes], *, what: str, size_bytes: int = 0) -> None:  # noqa: ARG002
+        """Keep a value; see `ObjectBucket.store`."""
+        self._values[name] = data if isinstance(data, bytes) else data.read()
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         """Return the JSON text that an event carries or refers to; see `Payloads.get`."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
-
-import msgspec
+from typing import Any, Final
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.graphs.batch_run import run_batch
+from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Dispatch
 from jobledger.ledger.model.errors import ConfigurationError
@@ -22,40 +22,76 @@ from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.schedules.acting import Known, known_from
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.timers import wait_timer
+from jobledger.testing.children import Following
+from jobledger.testing.crashing import MortalLog
 from jobledger.testing.slots import Slots
+from jobledger.testing.stand_ins import StandIns
 from jobledger.workers.bench import Bench
+
+_BUILT_IN: Final = {each.name: each for each in (run_graph, run_batch)}
 
 
 class Pending:
     """What waits in a ledger in memory, followed event by event."""
 
-    def __init__(self, ledger: Ledger, tasks: Mapping[str, Task[Any, Any]]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        log: MortalLog,
+        tasks: Mapping[str, Task[Any, Any]],
+        stand_ins: StandIns | None = None,
+    ) -> None:
         """`tasks` by name; others may be added while it runs."""
         self._ledger = ledger
         self._tasks = tasks
+        self._log = log
         self._jobs: dict[JobRef, Job] = {}
         self._dispatches: dict[JobRef, StoredEvent] = {}
         self._slots = Slots(ledger)
+        self._following = Following(ledger)
+        self._stand_ins = stand_ins or StandIns()
         self._schedules: dict[str, Known] = {}
         self._seen = 0
 
-    async def run(self, jobs_max: int) -> list[Job]:
-        """Run what is queued or due until nothing is; see `MemoryLedger.run_pending`."""
+    async def run(self, jobs_max: int, *, before: int = 0) -> list[Job]:
+        """Run what is queued or due until nothing is; see `MemoryLedger.run_pending`. `before`: how many were run."""
         ran: list[Job] = []
         registry, known = TaskRegistry(), set[str]()
-        async with Bench(self._ledger, registry) as bench:
-            while (stored := await self._next()) is not None:
-                if len(ran) == jobs_max:
-                    raise ConfigurationError(
-                        f"{jobs_max:,} jobs were run and more are queued: do tasks enqueue each other for ever?"
-                    )
-                for name in self._tasks.keys() - known:  # also those that jobs enqueued meanwhile
-                    known.add(name)
-                    registry.add(_in_this_process(self._tasks[name]))
-                registry.get(stored.event.task)
-                await bench.run(stored)
-                ran.append(await self._after(stored))
-        return ran
+        for built_in in _BUILT_IN.values():
+            registry.add_built_in(built_in)
+        cut_off: StoredEvent | None = None  # by a crash: the next bench gets it, as the next worker would
+        while True:
+            async with Bench(self._ledger, registry, in_place_of=self._stand_ins.of_step) as bench:
+                while (stored := cut_off or await self._next()) is not None:
+                    if before + len(ran) >= jobs_max:
+                        raise ConfigurationError(
+                            f"{jobs_max:,} jobs were run and more are queued: do tasks enqueue each other for ever?"
+                        )
+                    for name in (
+                        self._tasks.keys() - known - _BUILT_IN.keys()
+                    ):  # also those that jobs enqueued meanwhile
+                        known.add(name)
+                        registry.add(self._stand_ins.of_task(self._tasks[name]))
+                    registry.get(stored.event.task)
+                    cut_off = None if await self._survives(bench, stored) else stored
+                    if cut_off is not None:
+                        break
+                    ran.append(await self._after(stored))
+            if cut_off is None:
+                return ran
+            self._log.revive()
+
+    async def _survives(self, bench: Bench, stored: StoredEvent) -> bool:
+        """Make an attempt; return False where the log let the process die meanwhile."""
+        log = self._log
+        attempt = asyncio.create_task(bench.run(stored))
+        log.kill = attempt.cancel
+        try:
+            await attempt
+        except asyncio.CancelledError:
+            if not log.is_down:
+                raise
+        return not log.is_down
 
     async def look(self) -> datetime | None:
         """Return when something happens by itself; see `wake_at`. Nothing is run."""
@@ -80,12 +116,12 @@ class Pending:
         """Queue whatever is due or is given its slots, and let schedules tick."""
         await self._read()
         for ref, job in list(self._jobs.items()):
-            if job.state in WAITING_STATES and job.due_at and job.due_at <= self._ledger.clock.now():
+            if (due := _due_at(job)) is not None and due <= self._ledger.clock.now():
                 timer = wait_timer(job)
                 await self._ledger.execute(ref, Dispatch(cause=timer.cause, asked_by=timer.asked_by))
         await self._tick()
         await self._read()
-        while await self._slots.give(self._jobs):
+        while await self._following.act() or await self._slots.give(self._jobs):
             await self._read()
 
     async def _read(self) -> None:
@@ -106,6 +142,7 @@ class Pending:
         event = stored.event
         ref = JobRef(queue=event.queue, job_id=event.job)
         job = self._jobs[ref] = evolve(self._jobs.get(ref), event, stored.stream_sequence)
+        self._following.take_in(stored)
         if job.dispatch_sequence == stored.stream_sequence:
             self._dispatches[ref] = stored
 
@@ -118,19 +155,21 @@ class Pending:
 
     @property
     def wake_at(self) -> datetime | None:
-        """When the next schedule ticks, or a rate allows the next start of a job that waits for it; None: never."""
+        """When the next job is due, schedule ticks, or rate allows the next start of a job that waits for it; None: never."""
         ticks = (known.schedule.next_at for known in self._schedules.values() if known.schedule is not None)
-        return min((each for each in (*ticks, self._slots.wake_at) if each is not None), default=None)
+        dues = map(_due_at, self._jobs.values())
+        return min((each for each in (*ticks, *dues, self._slots.wake_at) if each is not None), default=None)
+
+    @property
+    def jobs(self) -> Mapping[JobRef, Job]:
+        """Every job as it was at the last look."""
+        return self._jobs
 
     async def _after(self, stored: StoredEvent) -> Job:
         await self._read()
         return self._jobs[JobRef(queue=stored.event.queue, job_id=stored.event.job)]
 
 
-def _in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
-    """Return the task as it runs here: in a thread where a worker would use its pool."""
-    if task.rules.run_in != "process":
-        return task
-    here = copy.copy(task)
-    here.rules = msgspec.structs.replace(task.rules, run_in="auto")
-    return here
+def _due_at(job: Job) -> datetime | None:
+    """Return when a job moves on by itself; None where only somebody else moves it on."""
+    return job.due_at if job.state in WAITING_STATES and not job.paused_by_operator else None

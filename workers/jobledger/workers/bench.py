@@ -25,6 +25,7 @@ from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.calls import InPlaceOf
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.runs.tables import WorkerTables
@@ -41,7 +42,10 @@ class Bench:
     ledger what was done.
     """
 
-    def __init__(self, ledger: Ledger, tasks: TaskRegistry) -> None:
+    def __init__(
+        self, ledger: Ledger, tasks: TaskRegistry, *, in_place_of: InPlaceOf = lambda step: step
+    ) -> None:
+        """`in_place_of`: what is called for a step of a run."""
         self._ledger = ledger
         self._tasks = tasks
         self._job_id = ""
@@ -60,7 +64,13 @@ class Bench:
         self._execution = Execution(surroundings, threads, policy)
         self._tables = WorkerTables(ledger, WorkerConfig(pool_size=1), threads)
         self._execution.runs = RunExecution(
-            surroundings, self._execution, threads, policy, children=children, tables=self._tables
+            surroundings,
+            self._execution,
+            threads,
+            policy,
+            children=children,
+            tables=self._tables,
+            in_place_of=in_place_of,
         )
         self._ended = asyncio.Event()
         self._attempts = Attempts(
@@ -108,7 +118,7 @@ class Bench:
             self._queues.add(event.queue)
             await self._cancels.listen(event.queue)
         self._open_pool(event.task)
-        attempt = asyncio.create_task(self._attempts.handle(_delivery(dispatch)))
+        attempt = asyncio.create_task(self._attempts.handle(delivery_of(dispatch)))
         attempt.add_done_callback(lambda _: self._ended.set())
         self._running.append(attempt)
         try:
@@ -154,8 +164,8 @@ class Bench:
                 await self._lease.close()
 
 
-def _delivery(stored: StoredEvent) -> Delivery:
-    """The work item as a consumer would hand it out."""
+def delivery_of(stored: StoredEvent) -> Delivery:
+    """Return a stored event as a consumer would hand it out."""
     return Delivery(
         subject=stored.subject.encode(),
         data=stored.data,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,18 +16,25 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.child_process import Raised, Returned
 from jobledger.workers.pool.messages import ENGINE, Call
 
+#: What is called where a run asks for a step: the step itself in a worker, perhaps a stand-in in a test.
+InPlaceOf = Callable[[StepFunction[..., Any]], StepFunction[..., Any]]
+
 
 class StepCalls:
     """Calls the steps of the runs of one worker."""
 
-    def __init__(self, execution: Execution, threads: Threads) -> None:
+    def __init__(
+        self, execution: Execution, threads: Threads, in_place_of: InPlaceOf = lambda step: step
+    ) -> None:
         self._execution = execution
         self._threads = threads
+        self._in_place_of = in_place_of
 
     async def __call__(
         self, attempt: Attempt, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call the function where the step's rules say, and return or raise what it does."""
+        step = self._in_place_of(step)
         if step.rules.rules.run_in == "process":
             return await self._in_process(attempt, step, args, kwargs)
         if step.is_async:

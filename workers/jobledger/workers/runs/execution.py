@@ -36,7 +36,7 @@ from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.retry_policy import RetryPolicy, error_info
-from jobledger.workers.runs.calls import StepCalls
+from jobledger.workers.runs.calls import InPlaceOf, StepCalls
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.copying import copy_steps
 from jobledger.workers.runs.journal import AttemptJournal
@@ -60,17 +60,19 @@ class RunExecution:
         kept: KeptChains | None = None,
         tables: WorkerTables | None = None,
         may_linger: Callable[[], bool] = lambda: False,
+        in_place_of: InPlaceOf = lambda step: step,
     ) -> None:
         """Make it once for a worker.
 
         `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that
         are parked here. `may_linger`: whether a run that waits for a short time may keep its slot now.
         `tables` makes and reads tables; None where there are none.
+        `in_place_of`: what is called for a step.
         """
         self._ledger = ledger
         self.children = children
         self._chance = random.Random()  # noqa: S311 - jitter, and random numbers of runs
-        self._call = StepCalls(execution, threads)
+        self._call = StepCalls(execution, threads, in_place_of)
         self._may_linger = may_linger
         self._kept = kept
         self._tables = tables
