@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from tests.support.runs import running
-from tests.support.working import LIMIT_S, Connect, becomes, ended, until, working
+from tests.support.working import LIMIT_S, Connect, becomes, ended, types, until, working
 
 from jobledger.ledger import (
     Backoff,
@@ -24,6 +24,7 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.chain import JobView
+from jobledger.ledger.model.commands import DeadLetter
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs import length
 from jobledger.workers import Worker
@@ -142,6 +143,58 @@ async def test_somebody_is_told_once_how_a_run_ended(
     assert {"count 1": 1, **({} if how == "finish" else {"undo 1": 1})} == CALLS
     told = await (await ledger.job("r-end")).history()
     assert told[0].stream_sequence == (await job.history())[-1].stream_sequence + 1
+
+
+@workflow(queue="runs", on_fail=tell)
+async def waits(run: Run) -> int:
+    return await run.wait(go_on)
+
+
+@workflow(queue="runs")
+async def asks(run: Run) -> int:
+    return await run.call(waits)
+
+
+async def test_somebody_is_told_of_ends_that_no_code_of_the_run_saw(ledger: Ledger) -> None:
+    first, parked = [await ledger.enqueue(waits.options(id=each)) for each in ("first", "parked")]
+    await first.cancel(reason="not wanted")  # before any worker
+    given_up = await ledger.enqueue(waits.options(id="given-up"))
+    await ledger.execute(given_up.ref, DeadLetter(reason="max_deliver"))
+    async with working(ledger, waits, asks, tell):
+        parent = await ledger.enqueue(asks.options(id="asks"))
+        for each in (parked, parent):
+            await becomes(each, JobState.PAUSED)
+        child = await ledger.job("asks-1-0", queue="runs")
+        for each in (parked, child):
+            await becomes(each, JobState.PAUSED)
+            await each.cancel(reason="changed my mind")
+        await until(lambda: len(TOLD) == 4)
+        await ended(parent)
+    said = {end.id: (end.state, end.error) for end in TOLD}
+    assert said == {
+        "first": ("cancelled", "not wanted"),
+        "given-up": ("dead_lettered", "max_deliver"),
+        "parked": ("cancelled", "changed my mind"),
+        "asks-1-0": ("cancelled", "changed my mind"),
+    }
+    for run_id in said:
+        assert (await ledger.job(f"{run_id}-end")).queue == "told"
+
+
+async def test_a_run_that_fails_again_after_a_requeue_tells_nobody_twice(ledger: Ledger) -> None:
+    async with working(ledger, calls_back, tell):
+        job = await ledger.enqueue(calls_back.options(id="again"), "fail")
+        await ended(job)
+        await until(lambda: bool(TOLD))
+        await ledger.requeue(job)
+        await until(lambda: CALLS["undo 1"] == 1)
+        async with asyncio.timeout(LIMIT_S):
+            while (await types(job)).count("dead_lettered") < 2:
+                await asyncio.sleep(0.01)
+    error = (await job.snapshot()).error
+    assert error is not None
+    assert error.type == "RuntimeError"  # not that the job exists
+    assert [end.id for end in TOLD] == ["again"]
 
 
 # How long one may be.

@@ -32,7 +32,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Member, Order, order_at_first
-from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, Callback, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import moment_of
@@ -88,7 +88,9 @@ class Enqueuer:
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
         # A large input is stored first, and so is the definition of a limit that the code declares.
-        needs_server = not is_small or options.declared or options.declared_queue is not None
+        needs_server = (
+            not is_small or options.declared or options.declared_queue is not None or plain.callbacks
+        )
         command = await (patience.read(order) if needs_server else order())
         if options.unique is not None:
             wish = self._wish(plain, options, options.unique, command, text)
@@ -220,6 +222,7 @@ class Enqueuer:
             correlation=options.correlation,
             metadata=options.metadata,
             version=task.version,
+            on_end=await self._callbacks(task, options) if task.callbacks else (),
         )
         if self._children is not None:
             order = self._children.inherit(order)
@@ -231,6 +234,16 @@ class Enqueuer:
             run_at=self._due(options),
             order=order,
         )
+
+    async def _callbacks(self, task: Task[Any, Any], options: Options) -> tuple[Callback, ...]:
+        """Return what a run's end is told to, after the limits that the code of those tasks defines are in the ledger."""
+        from jobledger.ledger.runs.nodes import callbacks_of  # noqa: PLC0415 - others need nothing of it
+
+        for _, callback in task.callbacks:
+            plain, chosen = callback.unpacked
+            if chosen.limits_in_code:
+                await self._client.code_limits.ensure(chosen.limits_in_code, plain.name, chosen.queue)
+        return callbacks_of(task, options.tenant)
 
     async def _limited(self, task: Task[Any, Any], options: Options, order: Order, text: bytes) -> Order:
         """Return the order with its limits and their keys, after the code's definitions of them are in the ledger."""

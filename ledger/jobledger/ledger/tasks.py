@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -47,6 +47,15 @@ else:
     Result = TypeVar("Result")
 
 
+class AnyCallback(Protocol):
+    """A task that is told how a run ended, with options or without."""
+
+    @property
+    def unpacked(self) -> tuple[Task[..., Any], Options]:
+        """The task, and the options that a job of it has."""
+        ...
+
+
 class Task(Generic[P, R_co]):
     """A function that jobs can run. `P`: the parameters that are a job's input; `R_co`: what the function returns."""
 
@@ -54,6 +63,8 @@ class Task(Generic[P, R_co]):
     makes_runs: ClassVar[bool] = False
     #: Of its code, which each of its runs is bound to; "": none.
     version: str = ""
+    #: What is enqueued when one of its runs has ended, and after which ends.
+    callbacks: tuple[tuple[Literal["success", "fail"], AnyCallback], ...] = ()
 
     def __init__(
         self,

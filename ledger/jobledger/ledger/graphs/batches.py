@@ -19,10 +19,11 @@ from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.errors import UnknownSignalError
-from jobledger.ledger.model.runs.orders import BATCH_CLOSED, RUN_BATCH, ChildNode
+from jobledger.ledger.model.runs.orders import BATCH_CLOSED, RUN_BATCH
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.parts import Client
+from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.signalling.giving import send
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
@@ -107,13 +108,5 @@ def _with_end(spec: BatchSpec, name: str, on_end: AnyTask) -> BatchSpec:
         raise TaskDefinitionError(
             f"task {plain.name} cannot end a batch: its limits have keys; name them in options(limits=...)"
         )
-    node = ChildNode(
-        task=plain.name,
-        queue=options.queue,
-        priority=options.priority,
-        max_attempts=options.max_attempts,
-        timeout_s=options.timeout_s,
-        limits=options.limits,
-        id=check_token("batch", f"{name}-end"),
-    )
+    node = node_of(plain, options, id=check_token("batch", f"{name}-end"))
     return msgspec.structs.replace(spec, end=node, told=told)

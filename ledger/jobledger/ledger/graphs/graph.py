@@ -21,6 +21,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import Client
+from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 
 P = ParamSpec("P")
@@ -203,15 +204,7 @@ class Graph:
         named = plain.signature.named(args, kwargs)
         given = {name: self._without_results(value, [name], takes) for name, value in named.items()}
         known = plain.signature.check_known(given, {str(take.at[0]) for take in takes})
-        node = ChildNode(
-            task=plain.name,
-            queue=options.queue,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            timeout_s=options.timeout_s,
-            limits=self._limits(plain, options, known, takes),
-            takes=tuple(takes),
-        )
+        node = node_of(plain, options, limits=self._limits(plain, options, known, takes), takes=tuple(takes))
         count = 1 + sum(each.node.task == plain.name for each in self._nodes)
         label = plain.name if count == 1 else f"{plain.name}#{count}"
         waits = {take.of for take in takes} | set(after)
@@ -222,6 +215,7 @@ class Graph:
         self, task: Task[Any, Any], options: Options, known: Mapping[str, Any], takes: Sequence[Take]
     ) -> tuple[str, ...]:
         """Return the limits of a node's job, with their keys."""
+        self.declared += [(each.unpacked[1], each.unpacked[0].name) for _, each in task.callbacks]
         if not options.declared and options.declared_queue is None:
             return options.limits
         late = {str(take.at[0]) for take in takes}

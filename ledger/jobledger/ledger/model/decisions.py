@@ -46,7 +46,16 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.deciding import facts
 from jobledger.ledger.model.deciding.carried import carried_job
-from jobledger.ledger.model.deciding.facts import Events, ending, envelope, of_family, ready, require
+from jobledger.ledger.model.deciding.facts import (
+    Events,
+    cancelled,
+    dead_lettered,
+    ending,
+    envelope,
+    of_family,
+    ready,
+    require,
+)
 from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
 from jobledger.ledger.model.deciding.runs import give_signal, join, pause, paused, step
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -56,12 +65,10 @@ from jobledger.ledger.model.errors import (
     JobNotFoundError,
 )
 from jobledger.ledger.model.events import (
-    Cancelled,
     Carried,
     Cause,
     Checkpointed,
     Completed,
-    DeadLettered,
     Discarded,
     ErrorInfo,
     Failed,
@@ -120,7 +127,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         case DeadLetter():
             require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
             facts.check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
-            return (DeadLettered(**ending(job, stamp), reason=command.reason, error=command.error),)
+            return (dead_lettered(job, stamp, command.reason, command.error),)
         case Requeue():
             return _requeue(job, command, stamp)
         case Discard():
@@ -306,13 +313,13 @@ def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
 def _end_lost(job: Job, stamp: Stamp) -> Events:
     """What ends a job whose newest attempt is lost; nothing where it may be tried again, or may have to undo something."""
     if job.cancel_requested and not job.may_undo:
-        return (Cancelled(**ending(job, stamp), reason=job.cancel_reason),)
+        return (cancelled(job, stamp, job.cancel_reason),)
     if not job.attempts_left_if_lost:
         lost = job.attempts[-1]
         error = ErrorInfo(
             kind="lost", type="lost", message=f"worker {lost.worker} died while running the last attempt"
         )
-        return (DeadLettered(**ending(job, stamp), reason="exhausted", error=error),)
+        return (dead_lettered(job, stamp, "exhausted", error),)
     return ()
 
 
@@ -417,7 +424,7 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
         case Pause():
             return pause(job, command, stamp)
         case ConfirmCancel():
-            return (Cancelled(**ending(job, stamp), reason=command.reason or job.cancel_reason),)
+            return (cancelled(job, stamp, command.reason or job.cancel_reason),)
         case Checkpoint():
             return (
                 Checkpointed(**fields, attempt=attempt, value=command.value, value_ref=command.value_ref),
@@ -440,7 +447,7 @@ def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | 
     if job.may_undo:
         return None
     if job.cancel_requested:  # it will not run again
-        return Cancelled(**ending(job, stamp), reason=job.cancel_reason)
+        return cancelled(job, stamp, job.cancel_reason)
     until = command.until if isinstance(command, Snooze) else None
     return paused(job, stamp, event=OPERATOR, until=until)
 
@@ -454,10 +461,10 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
     }
     is_last = command.give_up is not None or not job.attempts_left
     if job.cancel_requested and (not job.may_undo or (is_last and command.give_up is None)):
-        return (Failed(**fields), Cancelled(**ending(job, stamp), reason=job.cancel_reason))
+        return (Failed(**fields), cancelled(job, stamp, job.cancel_reason))
     if is_last:
         reason = command.give_up or "exhausted"
-        return (Failed(**fields), DeadLettered(**ending(job, stamp), reason=reason, error=command.error))
+        return (Failed(**fields), dead_lettered(job, stamp, reason, command.error))
     # Another attempt does the undos of a run that is to end, and need not wait for that.
     is_later = command.retry_at is not None and command.retry_at > stamp.at and not job.cancel_requested
     if job.pause_requested and not job.cancel_requested:

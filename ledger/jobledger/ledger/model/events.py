@@ -34,6 +34,7 @@ from jobledger.ledger.model.runs.events import (
     StepStarted,
 )
 from jobledger.ledger.model.runs.orders import (
+    Callback,
     ChildOrder,
     Copied,
     JoinFact,
@@ -165,6 +166,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     version: str = ""  #: of the workflow's code that the run is bound to; "": whichever a worker has
     member: Member | None = None  #: whose child the job is
     rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
+    on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -254,6 +256,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     version: str = ""  #: of the workflow's code that the run is bound to; "": whichever a worker has
     member: Member | None = None  #: whose child the job is
     rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
+    on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
@@ -329,6 +332,7 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
     reason: str = ""  #: why, if somebody said so
     member: Member | None = None  #: whose child the job is
     open_children: Whole = 0  #: how many children of the run did not end before it
+    calls_back: bool = False  #: whether a job is enqueued that is told of it
 
 
 class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False):
@@ -375,6 +379,7 @@ class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=Fal
     error: ErrorInfo | None = None  #: the last error, or what happened where there was none
     member: Member | None = None  #: whose child the job is
     open_children: Whole = 0  #: how many children of the run did not end before it
+    calls_back: bool = False  #: whether a job is enqueued that is told of it
 
 
 class Discarded(Event, frozen=True, kw_only=True, tag="discarded", gc=False):

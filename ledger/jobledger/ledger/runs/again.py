@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.runs.orders import ID_MAX, short_id
+from jobledger.ledger.model.runs.orders import ID_MAX
 
 _SUCCESSOR: Final = re.compile(r"(.+)-r(\d+)")
 
@@ -18,11 +18,6 @@ class Again(msgspec.Struct, frozen=True):
 
     input: bytes  #: of the next run, JSON text
     successor: str  #: its id
-
-
-def end_id(run_id: str) -> str:
-    """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long."""
-    return short_id(f"{run_id}-end", "e")
 
 
 def successor_id(run_id: str) -> str:

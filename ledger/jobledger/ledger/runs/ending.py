@@ -1,10 +1,17 @@
-"""What the callback of a workflow is told of its run."""
+"""How a run ended, as its callback is told, and the job that tells it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import short_id
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,3 +22,49 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     state: Literal["completed", "dead_lettered", "cancelled"]
     error: str = ""  #: of a dead letter, as a sentence; the reason of one that was cancelled
+
+
+def end_id(run_id: str) -> str:
+    """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long."""
+    return short_id(f"{run_id}-end", "e")
+
+
+def sentence_of(error: ErrorInfo | None) -> str:
+    """Return an error as a callback is told it."""
+    return "" if error is None else f"{error.type}: {error.message}"
+
+
+def end_of(event: Cancelled | DeadLettered) -> RunEnd:
+    """Return what the last event of a run that did not complete says of its end."""
+    if isinstance(event, Cancelled):
+        return RunEnd(id=event.job, queue=event.queue, task=event.task, state="cancelled", error=event.reason)
+    error = sentence_of(event.error) or event.reason
+    return RunEnd(id=event.job, queue=event.queue, task=event.task, state="dead_lettered", error=error)
+
+
+async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
+    """Return what enqueues the job that is told of the end of a run, None where nobody is; stores a large input.
+
+    Raises: PayloadTooLargeError, LedgerFullError, UnreachableError.
+    """
+    on = "success" if end.state == "completed" else "fail"
+    callback = next((each for each in run.order.on_end if each.on == on), None)
+    if callback is None:
+        return None
+    text = msgspec.json.encode({callback.argument: end})
+    stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}")
+    order = Order(
+        input=stored,
+        input_ref=reference,
+        priority=callback.priority,
+        max_attempts=callback.max_attempts,
+        timeout_s=callback.timeout_s,
+        limits=callback.limits,
+        fair=callback.fair,
+        metadata=callback.metadata,
+        tenant=callback.tenant or run.order.tenant,
+        correlation=callback.correlation or run.order.correlation or run.id,
+        trace=run.trace,
+        version=callback.version,
+    )
+    return Enqueue(ref=JobRef(queue=callback.queue, job_id=end_id(run.id)), task=callback.task, order=order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -24,12 +24,16 @@ from jobledger.ledger.model.runs.steps import Step, failed_item
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError
 from jobledger.ledger.runs.members import MemberEnd
+from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.runs.passage import Asked, Passage
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.steps import digest_of
 from jobledger.ledger.tasks import Task
 
 R_co = TypeVar("R_co", covariant=True)
+
+#: What a group says once where all its children have it.
+_ALIKE: Final = tuple(name for name in ChildNode.__struct_fields__ if name in ChildOrder.__struct_fields__)
 
 
 class Outcome(Generic[R_co]):
@@ -105,7 +109,7 @@ class Group:
             await passage.complete(asked, b"[]")
             return asked
         texts = [task.signature.encode((), each) for each in self._inputs]
-        await journal.ensure_limits(task.name, self._options)
+        await journal.ensure_limits(task, self._options)
         array = b"[" + b",".join(texts) + b"]"
         items, reference = await journal.put(array, what=f"inputs of step {asked.key}")
         await passage.start(asked, order=self._order(journal.job, texts), items=items, items_ref=reference)
@@ -116,14 +120,10 @@ class Group:
         """Return what asks for the children; priority, tenant and correlation are the run's where none are given."""
         options = self._options
         priority = options.priority if options.priority != "normal" else run.order.priority
+        node = node_of(self._task, options, priority=priority)
         base = ChildOrder(
-            task=self._task.name,
-            queue=options.queue,
-            priority=priority,
-            max_attempts=options.max_attempts,
-            timeout_s=options.timeout_s,
+            **{name: getattr(node, name) for name in _ALIKE},
             tenant=options.tenant or run.order.tenant,
-            limits=options.limits,
             count=len(self._inputs),
             limit=self._limit,
             on_failure=self._on_failure,
@@ -133,17 +133,7 @@ class Group:
         limits = [self._limits(base, text) for text in texts]
         if len(set(limits)) == 1:
             return msgspec.structs.replace(base, limits=limits[0])
-        nodes = tuple(
-            ChildNode(
-                task=base.task,
-                queue=base.queue,
-                priority=priority,
-                max_attempts=base.max_attempts,
-                timeout_s=base.timeout_s,
-                limits=each,
-            )
-            for each in limits
-        )
+        nodes = tuple(msgspec.structs.replace(node, limits=each) for each in limits)
         return msgspec.structs.replace(base, nodes=nodes)
 
     def _limits(self, base: ChildOrder, text: bytes) -> tuple[str, ...]:

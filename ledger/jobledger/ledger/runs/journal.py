@@ -16,6 +16,7 @@ from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.table import TableWork
+from jobledger.ledger.tasks import Task
 
 
 class RunJournal(Protocol):
@@ -73,7 +74,7 @@ class RunJournal(Protocol):
         """Whether a short wait may keep the worker's slot at this moment, because nobody else wants it."""
         ...
 
-    async def ensure_limits(self, task: str, options: Options) -> None:
+    async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See to it that the limits that a task's code defines are in the ledger, before jobs of it are."""
         ...
 

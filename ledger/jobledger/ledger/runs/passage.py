@@ -56,19 +56,17 @@ class Passage:
         *,
         parallel: int,
         is_ending: bool = False,
-        calls_back: bool = False,
     ) -> None:
         """`signature`: of the workflow. `parallel`: how many functions of steps run at the same time.
 
         `is_ending`: recorded steps are returned, so that their undos are registered, and nothing new is done.
-        `calls_back`: a job is made that is told when the run is cancelled.
         """
         attempts = journal.job.attempts
         self.journal = journal
         self.encode_input = signature.encode
         self.attempt = attempts[-1].number if attempts else 1
         self.scopes = Scopes()
-        self.waits = Waits(journal, lambda: len(self.undos) + calls_back)
+        self.waits = Waits(journal, lambda: len(self.undos))
         self.undos: list[Undo] = []  #: in the order in which they were registered
         self.diverged: DivergedError | None = None
         self.is_ending = is_ending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -58,6 +58,16 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"parallel must be a whole number from 1 to {_PARALLEL_MAX}, got {self.parallel!r}"
             )
+
+    @property
+    def callbacks(self) -> tuple[tuple[Literal["success", "fail"], AnyCallback], ...]:
+        """Which tasks are told of which ends."""
+        told: list[tuple[Literal["success", "fail"], AnyCallback]] = []
+        if self.on_success is not None:
+            told.append(("success", self.on_success))
+        if self.on_fail is not None:
+            told.append(("fail", self.on_fail))
+        return tuple(told)
 
 
 class WorkflowFunction(TaskFunction[P, R_co, Q, C_co], Generic[P, R_co, Q, C_co]):
@@ -137,7 +147,7 @@ def workflow(
         made = WorkflowFunction[Any, Any, Any, Any](
             plain.function, plain.name, plain.defaults, plain.rules, schedule=schedule
         )
-        made.workflow, made.version = rules, version
+        made.workflow, made.version, made.callbacks = rules, version, rules.callbacks
         return made
 
     return decorate if function is None else decorate(function)

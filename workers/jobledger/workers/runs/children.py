@@ -10,15 +10,16 @@ import msgspec
 
 from jobledger.ledger.children import child_ref
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.chain import JobView, load
+from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import UnreachableError
-from jobledger.ledger.model.events import Completed, Order, PayloadRef
+from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
+from jobledger.ledger.runs.ending import RunEnd, callback_for
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
 from jobledger.workers.reactors.children.opening import Opening
@@ -40,32 +41,17 @@ class ChildJobs:
         self._opening = opening
         self._reaching = Reaching(ledger)
 
-    async def ensure_limits(self, task: str, options: Options) -> None:
-        """See to it that what a task's code defines of limits is in the ledger. Raises: ConfigurationError."""
-        await self._ledger.code_limits.ensure(options.limits_in_code, task, options.queue)
+    async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
+        """See to it that what a task's code, and that of its callbacks, defines of limits is in the ledger.
 
-    async def order(self, task: Task[Any, Any], options: Options, value: Any, run: Job) -> Order:
-        """Return the order of the job that follows a run; it inherits from the run as a child does."""
-        text = task.signature.encode((value,), {})
-        stored, reference = await self._ledger.inputs.put(text, what=f"input of task {task.name}")
-        order = Order(
-            input=stored,
-            input_ref=reference,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            timeout_s=options.timeout_s,
-            limits=options.limits,
-            metadata=options.metadata,
-            tenant=options.tenant or run.order.tenant,
-            correlation=options.correlation or run.order.correlation or run.id,
-            trace=run.trace,
-            version=task.version,
-        )
-        if not options.declared and options.declared_queue is None:
-            return order
-        await self.ensure_limits(task.name, options)
-        job = Keyed(task.name, options.queue, order, lambda: task.signature.decode(text))
-        return with_limits(job, options.declared, options.declared_queue)
+        Raises: ConfigurationError.
+        """
+        for plain, chosen in ((task, options), *(each.unpacked for _, each in task.callbacks)):
+            await self._ledger.code_limits.ensure(chosen.limits_in_code, plain.name, chosen.queue)
+
+    async def callback(self, run: Job, end: RunEnd) -> Enqueue | None:
+        """Return what enqueues the job that is told of the end of a run; see `callback_for`."""
+        return await callback_for(self._ledger, run, end)
 
     async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:
         """Make the children of a step that may exist. Raises: as `Opening.open`."""

@@ -11,11 +11,13 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Outcome
+from jobledger.ledger.model.deciding.facts import MENDABLE
+from jobledger.ledger.model.errors import JobExistsError
 from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.runs.again import Again, end_id
+from jobledger.ledger.runs.again import Again
 from jobledger.ledger.runs.calls import StepCall
-from jobledger.ledger.runs.ending import RunEnd
+from jobledger.ledger.runs.ending import RunEnd, sentence_of
 from jobledger.ledger.runs.errors import (
     ChildFailedError,
     DivergedError,
@@ -136,14 +138,8 @@ class _Play:
         self._passage = self._new_passage(is_ending=job.cancel_requested or self._is_undone)
 
     def _new_passage(self, *, is_ending: bool) -> Passage:
-        flow = self._task.workflow
-        return Passage(
-            self._journal,
-            self._task.signature,
-            parallel=flow.parallel,
-            is_ending=is_ending,
-            calls_back=flow.on_fail is not None,
-        )
+        parallel = self._task.workflow.parallel
+        return Passage(self._journal, self._task.signature, parallel=parallel, is_ending=is_ending)
 
     async def run(self, arguments: dict[str, Any]) -> Outcome:
         """Play the function, and undo what it did if the run is to end otherwise than completed."""
@@ -272,7 +268,7 @@ class _Play:
 
     def _is_failure(self, outcome: Outcome) -> bool:
         """Whether an outcome ends the run otherwise than completed; one that a mended run goes on from does not."""
-        if isinstance(outcome, Fail) and outcome.error.kind not in _MENDABLE:
+        if isinstance(outcome, Fail) and outcome.error.kind not in MENDABLE:
             job = self._journal.job
             return outcome.give_up is not None or not job.attempts_left or job.cancel_requested
         return isinstance(outcome, ConfirmCancel)
@@ -301,17 +297,15 @@ class _Play:
         return outcome
 
     async def _call_back(self, outcome: Outcome) -> Outcome:
-        """Make the job that is told of the end, as one with the end."""
-        rules, control = self._task.workflow, self._attempt.control
-        callback = rules.on_success if isinstance(outcome, Complete) else rules.on_fail
-        if callback is None or control.recorded is not None:
+        """Make the job that is told of the end, as one with the end; an end before a requeue may have made it."""
+        children, job = self._host.children, self._journal.job
+        if self._attempt.control.recorded is not None or children is None or not job.order.on_end:
             return outcome
-        children = self._host.children
-        if children is not None and (isinstance(outcome, Complete) or self._is_failure(outcome)):
-            plain, options = callback.unpacked
-            order = await children.order(plain, options, self._end(outcome), self._journal.job)
-            ref = JobRef(queue=options.queue, job_id=end_id(self._journal.job.id))
-            await self._journal.end(outcome, Enqueue(ref=ref, task=plain.name, order=order))
+        if isinstance(outcome, Complete) or self._is_failure(outcome):
+            begin = await children.callback(job, self._end(outcome))
+            if begin is not None:
+                with contextlib.suppress(JobExistsError):
+                    await self._journal.end(outcome, begin)
         return outcome
 
     def _end(self, outcome: Outcome) -> RunEnd:
@@ -320,8 +314,7 @@ class _Play:
         if isinstance(outcome, ConfirmCancel) or job.cancel_requested:
             told = {"state": "cancelled", "error": getattr(outcome, "reason", "") or job.cancel_reason}
         elif isinstance(outcome, Fail):
-            sentence = f"{outcome.error.type}: {outcome.error.message}"
-            told = {"state": "dead_lettered", "error": sentence}
+            told = {"state": "dead_lettered", "error": sentence_of(outcome.error)}
         return RunEnd(id=job.id, queue=job.queue, task=job.task, **told)
 
     async def _take_back(self, undo: Undo) -> None:
@@ -343,8 +336,6 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
     (RerunSourceError, "exception", "rejected"),
     (TableExpiredError, "exception", "rejected"),
 )
-#: A run with such an error goes on from its steps, once a person has mended what is wrong.
-_MENDABLE = frozenset[ErrorKind]({"diverged", "in_doubt"})
 
 
 def _both(outcome: Outcome, failed: list[StepFailedError]) -> ErrorInfo:

@@ -30,6 +30,7 @@ from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.table import TableWork
+from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.running import Attempt
@@ -206,7 +207,7 @@ class AttemptJournal:
             )
         return self._given_children
 
-    async def ensure_limits(self, task: str, options: Options) -> None:
+    async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See `RunJournal.ensure_limits`."""
         with self._troubled():
             await self._children.ensure_limits(task, options)

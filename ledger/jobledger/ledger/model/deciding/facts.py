@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import IllegalTransitionError, StaleClaimError
-from jobledger.ledger.model.events import Cause, Held, JobEvent, Queued
+from jobledger.ledger.model.events import (
+    Cancelled,
+    Cause,
+    DeadLettered,
+    DeadReason,
+    ErrorInfo,
+    ErrorKind,
+    Held,
+    JobEvent,
+    Queued,
+)
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import PAST_ITS_LIMITS
 from jobledger.ledger.model.runs.steps import open_children
 
 Events = tuple[JobEvent, ...]
+
+#: A run with such an error goes on from its steps, once a person has mended what is wrong.
+MENDABLE: Final = frozenset[ErrorKind]({"diverged", "in_doubt"})
 
 #: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
 _RUNNING = JobState.RUNNING
@@ -36,6 +49,21 @@ def envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
 def ending(job: Job, stamp: Stamp) -> dict[str, Any]:
     """Return the fields of every event that ends a job: its envelope, and what its parent and its children need."""
     return {**envelope(job, stamp), **of_family(job)}
+
+
+def cancelled(job: Job, stamp: Stamp, reason: str) -> Cancelled:
+    """End a job by request."""
+    return Cancelled(**ending(job, stamp), reason=reason, calls_back=_is_told(job))
+
+
+def dead_lettered(job: Job, stamp: Stamp, reason: DeadReason, error: ErrorInfo | None) -> DeadLettered:
+    """Give a job up; of a run that goes on once a person has mended what is wrong, nobody is told."""
+    told = _is_told(job) and reason != "diverged" and (error is None or error.kind not in MENDABLE)
+    return DeadLettered(**ending(job, stamp), reason=reason, error=error, calls_back=told)
+
+
+def _is_told(job: Job) -> bool:
+    return any(each.on == "fail" for each in job.order.on_end)
 
 
 def of_family(job: Job) -> dict[str, Any]:

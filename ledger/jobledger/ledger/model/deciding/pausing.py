@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jobledger.ledger.model.commands import CancelJob, RequestPause, ResumeJob, Stamp
-from jobledger.ledger.model.deciding.facts import Events, ending, envelope, ready, require
+from jobledger.ledger.model.deciding.facts import Events, cancelled, envelope, ready, require
 from jobledger.ledger.model.deciding.runs import paused
 from jobledger.ledger.model.errors import IllegalTransitionError
-from jobledger.ledger.model.events import Cancelled, CancelRequested, PauseRequested, Scheduled
+from jobledger.ledger.model.events import CancelRequested, PauseRequested, Scheduled
 from jobledger.ledger.model.job import OPERATOR, WAITING_STATES, Job, JobState
 from jobledger.ledger.model.runs.steps import admissible, is_over
 
@@ -22,7 +22,7 @@ def cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
     if job.state is JobState.RUNNING:
         return (asked,)
     if not job.may_undo:
-        return (Cancelled(**ending(job, stamp), reason=command.reason),)
+        return (cancelled(job, stamp, command.reason),)
     if job.state in (JobState.QUEUED, JobState.HELD):  # its next attempt finds the request
         return (asked,)
     return (ready(job, stamp, "cancelling", reason=command.reason),)

@@ -16,10 +16,9 @@ from jobledger.ledger.model.commands import (
     StartStep,
     StepCommand,
 )
-from jobledger.ledger.model.deciding.facts import Events, ending, envelope, of_family, ready
+from jobledger.ledger.model.deciding.facts import Events, cancelled, envelope, of_family, ready
 from jobledger.ledger.model.errors import IllegalTransitionError
 from jobledger.ledger.model.events import (
-    Cancelled,
     Joined,
     JoinFact,
     Paused,
@@ -144,7 +143,7 @@ def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
     event = command.event
     if job.cancel_requested:
         if not (job.steps and command.undos):
-            return (Cancelled(**ending(job, stamp), reason=job.cancel_reason),)
+            return (cancelled(job, stamp, job.cancel_reason),)
         if not command.steps or any(job.steps[key].kind != "undo" for key in command.steps):
             raise StepOverError(job.id, next(iter(command.steps), ""), "it was asked to end")
     elif job.pause_requested:

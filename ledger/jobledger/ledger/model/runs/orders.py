@@ -76,6 +76,24 @@ class Take(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     of: Item  #: whose result
 
 
+class Callback(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The job that is enqueued when a run has ended, and that is told how."""
+
+    on: Literal["success", "fail"]  #: which end it is for: that the run completed, or any other
+    task: str  #: the name of the function it runs
+    queue: str  #: where it waits
+    argument: str  #: its argument that says how the run ended
+    priority: Priority = "normal"  #: which of the queue's three lanes
+    max_attempts: Whole = 1  #: how many `started` it may have, beyond those given back
+    timeout_s: float | None = None  #: of one attempt; None: no limit
+    limits: tuple[str, ...] = ()  #: names of the limits it waits for
+    fair: str = ""  #: the fairness key, as in `queued`
+    tenant: str = ""  #: whom it belongs to; "": whom the run belongs to
+    correlation: str = ""  #: the first cause it belongs to; "": that of the run
+    metadata: dict[str, str] = {}  #: pairs of words about it
+    version: str = ""  #: of the workflow's code that it is bound to, where it is a run
+
+
 class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one child of a group runs, where they are not all alike."""
 
@@ -87,6 +105,8 @@ class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     limits: tuple[str, ...] = ()  #: names of the limits it waits for
     takes: tuple[Take, ...] = ()  #: results of other nodes that go into its input
     id: str = ""  #: its id; "": the one that follows from its run's
+    version: str = ""  #: of the workflow's code that it is bound to, where it is a run
+    on_end: tuple[Callback, ...] = ()  #: what is enqueued when it has ended, where it is a run
 
 
 class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -107,6 +127,8 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     after: tuple[tuple[Item, ...], ...] = ()  #: of a graph, per item: the items before it that it waits for
     always: tuple[Item, ...] = ()  #: items of a graph that run whatever became of those they wait for
     nodes: tuple[ChildNode, ...] = ()  #: per item, where the items are not all of one task
+    version: str = ""  #: of the workflow's code that they are bound to, where they are runs
+    on_end: tuple[Callback, ...] = ()  #: what is enqueued when one has ended, where they are runs
 
     def node(self, item: int) -> ChildNode:
         """Return what an item runs."""
@@ -119,6 +141,8 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             max_attempts=self.max_attempts,
             timeout_s=self.timeout_s,
             limits=self.limits,
+            version=self.version,
+            on_end=self.on_end,
         )
 
 

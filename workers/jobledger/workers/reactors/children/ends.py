@@ -6,6 +6,7 @@ import msgspec
 
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, JobEvent, Paused
 from jobledger.ledger.model.runs.orders import RUN_BATCH, Member
+from jobledger.ledger.runs.ending import RunEnd, end_of
 from jobledger.workers.reactors.children.reaching import WITH_ITS_RUN
 
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
@@ -20,6 +21,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     has_failed: bool = False  #: it ended otherwise than completed
     has_children: bool = False  #: it is a run, and something became of it that its open children follow
     has_followed: bool = False  #: it paused because its run was paused, which may go on by now
+    end: RunEnd | None = None  #: how it ended, where a job is to be enqueued that is told of it
     is_batch: bool = False  #: it is a batch that was ended, perhaps before its client had added all its jobs
 
 
@@ -34,7 +36,8 @@ def news_in(event: JobEvent) -> News | None:
     if not isinstance(event, _ENDS):
         return None
     is_batch = event.task == RUN_BATCH and not isinstance(event, Completed)
-    if not (has_children or is_batch or event.member is not None):
+    end = end_of(event) if isinstance(event, Cancelled | DeadLettered) and event.calls_back else None
+    if not (has_children or is_batch or end is not None or event.member is not None):
         return None
     return News(
         queue=event.queue,
@@ -42,6 +45,7 @@ def news_in(event: JobEvent) -> News | None:
         member=event.member,
         has_failed=not isinstance(event, Completed),
         has_children=has_children,
+        end=end,
         is_batch=is_batch,
     )
 

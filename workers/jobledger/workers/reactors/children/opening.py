@@ -145,6 +145,8 @@ class Opening:
                 limits=node.limits,
                 correlation=job.order.correlation or ref.job_id,
                 trace=job.trace,
+                version=node.version,
+                on_end=node.on_end,
             ),
         )
 

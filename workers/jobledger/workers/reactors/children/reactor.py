@@ -8,15 +8,20 @@ here.
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.batch_end import end_jobs
-from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.chain import EMPTY_CHAIN, link, load
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.runs.ending import RunEnd, callback_for
 from jobledger.workers.reactors.children.ends import decode, encode, news_in
 from jobledger.workers.reactors.children.joining import End, Joining
 from jobledger.workers.reactors.children.opening import Opening
@@ -56,6 +61,8 @@ class ChildrenReactor(ConsumerReactor):
         job = JobRef(queue=news.queue, job_id=news.job)
         if news.has_children:
             await self._reach(job, again=delivery.delivered > 1)
+        if news.end is not None:
+            await self._call_back(job, news.end)
         if news.is_batch:
             await end_jobs(self.ledger, job)
         if news.has_followed:
@@ -67,6 +74,23 @@ class ChildrenReactor(ConsumerReactor):
         view = await load(self.ledger.log, run)
         if view.job is not None:  # else all of it is in an archive
             await self._reaching.follow(run, view, again=again)
+
+    async def _call_back(self, run: JobRef, end: RunEnd) -> None:
+        """Enqueue the job that is told of the end of a run, unless the worker did that which recorded the end.
+
+        Raises: WrongSequenceError where a replica lags: try again later; LedgerFullError, UnreachableError.
+        """
+        log = self.ledger.log
+        job = (await load(log, run)).job
+        if job is None:
+            if await log.newest_sequence(log.names.chain(run)):
+                raise WrongSequenceError(log.names.chain(run), 0)
+            return  # all of it is in an archive
+        begin = await callback_for(self.ledger, job, end)
+        if begin is not None:
+            stamp = msgspec.structs.replace(self.ledger.stamp(), causation=run.job_id)
+            with contextlib.suppress(WrongSequenceError):  # it is there
+                await log.append(link(EMPTY_CHAIN, decide(None, begin, stamp), log.names).entries)
 
     async def _follow(self, child: JobRef) -> None:
         """Resume a child that paused with its run, if the run goes on by now: a child may obey long after it was asked."""

@@ -1,0 +1,61 @@
+"""What is recorded of jobs that a run, a graph or a batch makes later: what each runs, and what follows it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.model.errors import TaskDefinitionError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.runs.orders import Callback, ChildNode
+from jobledger.ledger.options import Options
+from jobledger.ledger.tasks import Task
+
+
+def node_of(task: Task[Any, Any], options: Options, **more: Any) -> ChildNode:
+    """Return what asks for a job of a task; `more` are fields of `ChildNode` that its options do not say."""
+    fields: dict[str, Any] = {"priority": options.priority, "limits": options.limits, **more}
+    return ChildNode(
+        task=task.name,
+        queue=options.queue,
+        max_attempts=options.max_attempts,
+        timeout_s=options.timeout_s,
+        version=task.version,
+        on_end=callbacks_of(task, options.tenant),
+        **fields,
+    )
+
+
+def callbacks_of(task: Task[Any, Any], tenant: str) -> tuple[Callback, ...]:
+    """Return what is enqueued when a run of a workflow ends, () for any other task; `tenant`: the run's.
+
+    Raises: InvalidInputError for a callback whose limits take their key from how the run ended, TaskDefinitionError for
+        one that takes no argument.
+    """
+    found: list[Callback] = []
+    for on, callback in task.callbacks:
+        plain, options = callback.unpacked
+        if not plain.signature.names:
+            raise TaskDefinitionError(f"task {plain.name} as on_{on} of {task.name} takes no RunEnd")
+        order = Order(limits=options.limits, tenant=options.tenant or tenant, metadata=options.metadata)
+        if options.limits_in_code:
+            job = Keyed(plain.name, options.queue, order, dict)
+            order = with_limits(job, options.declared, options.declared_queue)
+        found.append(
+            Callback(
+                on=on,
+                task=plain.name,
+                queue=options.queue,
+                argument=plain.signature.names[0],
+                priority=options.priority,
+                max_attempts=options.max_attempts,
+                timeout_s=options.timeout_s,
+                limits=order.limits,
+                fair=order.fair,
+                tenant=options.tenant,
+                correlation=options.correlation,
+                metadata=options.metadata,
+                version=plain.version,
+            )
+        )
+    return tuple(found)
