@@ -104,7 +104,7 @@ class Receiver:
                     code, said = 413, "too large"
                 else:
                     body = await reader.readexactly(size)
-                    if hmac.compare_digest(headers["signature"], signature(body)):
+                    if hmac.compare_digest(headers["signature"].encode(), signature(body).encode()):
                         code, said = await self.take(head[0].split()[1], headers["delivery"], body)
                     else:
                         code, said = 401, "the signature is wrong"

@@ -213,7 +213,7 @@ async def test_runs_go_on_while_workers_reactors_and_the_server_are_killed(
     await telling
     found, proof = await runs.hold(ledger, fleet)
     await fleet.stop()
-    assert found.peaks[runs.map.id, "sheet"] == LIMIT
+    assert LIMIT // 2 < found.peaks[runs.map.id, "sheet"] <= LIMIT
     assert counts.keys() >= {*HARMS, app.ENDS[9]}, f"something was not done: {counts}"
     record(
         "R1",

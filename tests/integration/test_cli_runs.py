@@ -90,45 +90,6 @@ def test_a_signal_that_nobody_waits_for_is_kept_and_what_is_awaited_is_said(cli:
     assert cli.state("order-77") == "paused"
 
 
-def test_why_of_each_other_wait_names_its_event_and_a_command(cli: Runs) -> None:
-    waits: tuple[tuple[Make, str, str], ...] = (
-        (runs.for_time, "it waits for the end of sleep 'sleep' (sequence ", "jobledger jobs cancel sleeps"),
-        (
-            runs.for_retry,
-            "try 1 failed: ConnectionError: the bank does not answer. It holds no worker",
-            "jobledger jobs cancel retries",
-        ),
-        (
-            runs.for_children,
-            "0 ended; 1 more after them: children-2-0 (queued), children-2-1 (queued), children-2-2 (queued). It holds",
-            "jobledger jobs why children-2-0",
-        ),
-        (
-            runs.for_batch,
-            "the jobs of an open group of 'mail' (step 'batch', sequence ",
-            "jobledger jobs show batches --tree",
-        ),
-        (runs.for_graph, "it waits for 1 of 4 children of 'graph'", "jobledger jobs show graphs --tree"),
-    )
-    for (make, words, hint), name in zip(
-        waits, ("sleeps", "retries", "children", "batches", "graphs"), strict=True
-    ):
-        cli.make(make, name)
-        found = why(cli, name)
-        assert words in found["sentence"], found["sentence"]
-        assert found["hint"] == hint
-        assert found["event_sequence"] > found["waits"][0]["sequence"]
-
-
-def test_a_child_that_is_held_by_a_limit_is_named_with_it(cli: Runs) -> None:
-    async def make(ledger: Ledger) -> None:
-        await runs.for_children(ledger, "sync-9", made=0, count=1)
-        await runs.child(ledger, "sync-9", 0, limits=("tenant:acme",))
-
-    cli.with_ledger(make)
-    assert "sync-9-2-0 (held by tenant:acme)" in why(cli, "sync-9")["sentence"]
-
-
 def test_a_person_pauses_and_resumes_a_run_which_then_waits_as_before(cli: Runs) -> None:
     cli.make(runs.for_signal, "order-77")
     told = cli.jobs("pause", "order-77", "--reason", "the bank is closed")

@@ -22,6 +22,7 @@ from jobledger.ledger import (
     sync,
     task,
 )
+from jobledger.ledger.model.commands import Claim, TakeOver
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 
 pytestmark = pytest.mark.anyio
@@ -172,6 +173,22 @@ async def test_blocking_code_runs_graphs_and_batches(ledger: Ledger) -> None:
         found = await asyncio.to_thread(call)
     result = {"fetch": ["1.0"]}
     assert found == [result, result, 3, {"completed": 3}, "pages: 3"]
+
+
+async def test_a_graph_and_a_batch_outlive_many_workers_that_die_before_they_wait(ledger: Ledger) -> None:
+    graph = Graph("g")
+    graph.add(tidy)
+    job = await ledger.run_graph(graph)
+    await ledger.enqueue_many(tidy, [{}], batch="b")
+    batch = await ledger.job("b")
+    for run in (job, batch):
+        claimed = await ledger.execute(run.ref, Claim(worker="dead-0", lease_s=1))
+        for number in range(1, 20):
+            command = TakeOver(worker=f"dead-{number}", lease_s=1, lost_epoch=claimed.claim_epoch)
+            claimed = await ledger.execute(run.ref, command)
+    async with working(ledger, *ALL):
+        assert await job.result(timeout_s=LIMIT_S) == {"tidy": "tidy"}
+        assert await batch.result(timeout_s=LIMIT_S) == {"completed": 1}
 
 
 async def test_a_graph_without_nodes_is_refused(ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ from tests.support.tables import each_row
 from tests.support.working import LIMIT_S, ended, types, until, working
 
 from jobledger.audit.why import Facts, Why, explain, find_facts
-from jobledger.ledger import Attempt, Context, Job, JobState, Ledger, Retry, TaskRegistry, task
+from jobledger.ledger import Attempt, Context, Job, JobState, Ledger, Retry, Run, TaskRegistry, task, workflow
 from jobledger.ledger.model.commands import Claim, DeadLetter
 from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, UnknownTaskError
 from jobledger.ledger.model.subjects import JobRef
@@ -151,6 +151,27 @@ async def test_a_task_that_no_worker_has_is_named_until_one_comes(ledger: Ledger
         await until_lease_ends(ledger, other.identity)
         job = await ledger.enqueue(brand_new)
         assert "none has a task brandnew" in (await _why(ledger, job.ref)).sentence
+
+
+@workflow(queue="sums", name="total", version="1")
+async def total_1(run: Run) -> int:
+    return 1
+
+
+@workflow(queue="sums", name="total", version="2")
+async def total_2(run: Run) -> int:
+    return 2
+
+
+async def test_a_version_of_a_run_that_no_worker_has_is_named_until_one_comes(ledger: Ledger) -> None:
+    async with working(ledger, total_1) as worker:
+        await worker.taking.wait()
+        job = await ledger.enqueue(total_2)
+        said = await _why(ledger, job.ref)
+        lacking = "none has version 2 of workflow total, with which this run began"
+        assert said.sentence == f"1 worker serves queue sums, {lacking}"
+        async with working(ledger, total_2):
+            assert await job.result(timeout_s=LIMIT_S) == 2
 
 
 class Address(BaseModel):

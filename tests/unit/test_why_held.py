@@ -56,7 +56,7 @@ API = "api has room (2 of 9)"
         (HeldFacts(limits=(ROOM,), place=3, is_open=False),
          f"no worker serves queue q, so none of its jobs is admitted; it is number 3 of its line; {API}",
          "jobledger worker --app ... --queue q"),
-        (HeldFacts(limits=(ROOM,), place=3), f"2 jobs of its line come first; {API}", ""),
+        (HeldFacts(limits=(ROOM,), place=3), f"2 jobs of its line come first; {API}", "jobledger limits show api"),
         (HeldFacts(limits=(ROOM,), place=1), f"{API}; it is the next of its line", "jobledger doctor"),
         (HeldFacts(limits=(ROOM,), grant=12), "its limits admitted it at stream sequence 12: it is queued in a moment", ""),
         (HeldFacts(limits=(ROOM,)), "it has just left its line", ""),

@@ -23,7 +23,7 @@ from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.model.unique import is_held, key_of, until_words
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
-from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.leases import WorkerInfo, task_word
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
 from jobledger.ledger.unique.holders import Holder, find_holder
@@ -143,7 +143,7 @@ def explain(job: Job, facts: Facts) -> Why:
         case JobState.DEAD_LETTERED:
             error = "" if job.error is None else f" ({job.error.type}: {job.error.message[:200]})"
             sentence = f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}"
-            hint = f"jobledger dlq requeue {job.id}"
+            hint = _after_death(job)
         case JobState.COMPLETED:
             sentence, hint = f"it waits for nothing: attempt {job.attempts_count} completed it", ""
         case JobState.CANCELLED:
@@ -158,11 +158,19 @@ def explain(job: Job, facts: Facts) -> Why:
         sentence=sentence,
         since=job.updated_at,
         event_sequence=job.claim_epoch or job.wait_sequence or job.last_sequence,
-        hint="" if facts.is_past else hint,  # commands act on the job as it is by now
+        hint=_hint_now(job, facts, hint),
         held=facts.held,
         unique=_unique(job, facts),
         waits=waits,
     )
+
+
+def _hint_now(job: Job, facts: Facts, hint: str) -> str:
+    """Return the command that a person should type: none for a past moment, since commands act on the job as it is by now."""
+    if facts.is_past:
+        return ""
+    is_late = job.due_at is not None and job.due_at <= facts.now and not job.paused_by_operator
+    return "jobledger doctor" if is_late else hint  # its time has come, and no timer told it so
 
 
 def _unique(job: Job, facts: Facts) -> str:
@@ -181,7 +189,7 @@ _DEAD: Final = {
     "max_deliver": "it was delivered again and again without ever coming to an outcome",
     "rejected": "it was given up without another try",
     "invalid": "its input does not fit its task",
-    "diverged": "its code asks for something else than is recorded of it",
+    "diverged": "its code asks for something else than is recorded of it: deploy code that fits, then requeue it",
     "": "given up",
 }
 
@@ -196,10 +204,13 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
         return _queue_paused(job, facts)
     start = f"jobledger worker --app ... --queue {job.queue}"
     if not facts.workers:
-        return f"no worker serves queue {job.queue}{_last_word(facts)}", start
+        return f"no worker serves queue {job.queue}{_last_word(facts)}{_going_back(job)}", start
     if not _have_task(job, facts.workers):
         serving = f"{count(len(facts.workers), 'worker')} {'serves' if len(facts.workers) == 1 else 'serve'}"
-        return f"{serving} queue {job.queue}, none has a task {job.task}{_last_word(facts)}", start
+        lacking = f"a task {job.task}{_last_word(facts)}"
+        if job.order.version:
+            lacking = f"version {job.order.version} of workflow {job.task}, with which this run began"
+        return f"{serving} queue {job.queue}, none has {lacking}", start
     if facts.paused is not None:
         return (
             f"somebody paused consumer {facts.paused.consumer} until {facts.paused.until}: before that "
@@ -209,12 +220,12 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
         running = sum(info.running for info in facts.workers)
         return (
             f"it stands in queue {job.queue} ({job.order.priority}) with {facts.backlog} not yet delivered; "
-            f"{count(len(facts.workers), 'worker')} there run {running} jobs now"
+            f"{count(len(facts.workers), 'worker')} there run {running} jobs now{_going_back(job)}"
         ), start
     if facts.backlog is None:
         return (
             f"queue {job.queue} has no consumer of priority {job.order.priority} yet: its worker is starting",
-            "",
+            "jobledger workers list",
         )
     return (
         "it was delivered to a worker that has not started it: it is about to, or the delivery comes again "
@@ -237,7 +248,23 @@ def _held(job: Job, facts: Facts) -> tuple[str, str]:
 
 def _have_task(job: Job, workers: tuple[WorkerInfo, ...]) -> bool:
     """Return whether one of the workers has the job's task, or may have it, since it does not name its tasks."""
-    return any(info.tasks is None or job.task in info.tasks for info in workers)
+    wanted = task_word(job.task, job.order.version)
+    return any(info.tasks is None or wanted in info.tasks for info in workers)
+
+
+def _going_back(job: Job) -> str:
+    """Say that a run was cancelled, and what comes before its end."""
+    if not job.cancel_requested:
+        return ""
+    reason = f" ({job.cancel_reason})" if job.cancel_reason else ""
+    return f"; it was cancelled{reason}, and ends once a worker has run the undos that it registered"
+
+
+def _after_death(job: Job) -> str:
+    """Return what brings a dead letter on; one whose child failed is brought on by nothing that is done to it alone."""
+    if job.error is not None and job.error.type == "ChildFailedError":
+        return f"jobledger jobs show {job.id} --tree"
+    return f"jobledger dlq requeue {job.id}"
 
 
 def _last_word(facts: Facts) -> str:
@@ -259,9 +286,10 @@ def _running(job: Job, facts: Facts) -> tuple[str, str]:
             f"attempt {attempt.number} runs nowhere any more: the lease of worker {attempt.worker} is over{asked}; "
             f"the next worker that is delivered it takes it over"
         ), "jobledger workers list"
-    return f"attempt {attempt.number} runs on worker {attempt.worker} for {ran}{asked}", (
-        "" if job.cancel_requested else f"jobledger jobs cancel {job.id}"
-    )
+    hint = f"jobledger jobs cancel {job.id}"
+    if job.cancel_requested or job.pause_requested:  # what is left is to look how far it is
+        hint = f"jobledger jobs show {job.id}{' --tree' if job.steps else ''}"
+    return f"attempt {attempt.number} runs on worker {attempt.worker} for {ran}{asked}", hint
 
 
 def _in_steps(job: Job) -> str:

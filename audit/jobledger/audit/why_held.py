@@ -90,7 +90,9 @@ def explain_held(job: Job, facts: HeldFacts, moment: Callable[[datetime], str]) 
         return "; ".join((closed, line, *said)), f"jobledger worker --app ... --queue {job.queue}"
     if facts.place > 1:
         before = count(facts.place - 1, "job")
-        return "; ".join((f"{before} of its line come first", *said)), ""
+        return "; ".join(
+            (f"{before} of its line come first", *said)
+        ), f"jobledger limits show {facts.limits[0].limit}"
     return "; ".join((*said, "it is the next of its line")), "jobledger doctor"
 
 

@@ -81,7 +81,8 @@ def explain_paused(job: Job, waits: tuple[RunWait, ...], moment: Moment) -> tupl
         return f"its task paused it{until}", f"jobledger jobs retry {job.id}"
     order: tuple[Awaited, ...] = ("signal", "children", "retry", "sleep", "step", "operator")
     first = min(waits, key=lambda each: order.index(each.awaits))
-    return f"it waits for {said}. It holds no worker meanwhile", first.hint
+    then = ", and goes on by itself" if first.awaits in ("sleep", "retry") else ""
+    return f"it waits for {said}. It holds no worker meanwhile{then}", first.hint
 
 
 def _wait(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) -> RunWait:
@@ -97,7 +98,7 @@ def _wait(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) 
         case _:
             end = "" if until is None else f" at {moment(until)}"
             sentence = f"the end of {awaits} {step.key!r} ({_at(step)}){end}"
-            hint = f"jobledger jobs cancel {job.id}"
+            hint = _end(job)
     return RunWait(
         awaits=awaits,
         step=step.key,
@@ -108,6 +109,13 @@ def _wait(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) 
         children=children,
         sentence=sentence,
         hint=hint,
+    )
+
+
+def _end(job: Job) -> str:
+    """Return what ends a wait for a time: to cancel the run, or to look at one that was cancelled already."""
+    return (
+        f"jobledger jobs show {job.id} --tree" if job.cancel_requested else f"jobledger jobs cancel {job.id}"
     )
 
 
@@ -131,7 +139,7 @@ def _retry(job: Job, step: Step, moment: Moment) -> tuple[str, str]:
     failed = f"try {step.tries} failed{said}" if step.tries else f"it failed{said}"
     return (
         f"the next try of step {step.key!r}{due} ({_at(step)}): {failed}",
-        f"jobledger jobs cancel {job.id}",
+        _end(job),
     )
 
 

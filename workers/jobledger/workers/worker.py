@@ -23,6 +23,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.nats.leases import task_word
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcing import announce_tasks
@@ -151,7 +152,9 @@ class Worker:
             running=lambda: len(self._attempts.running),
             on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
             jobs=self._job_ids,
-            tasks=tuple(task.name for task in self._tasks),
+            tasks=tuple(
+                {task_word(task.name, each): None for task in self._tasks for each in ("", task.version)}
+            ),
             schedules=self._tasks.fingerprints,
             supervisor=self._config.supervisor,
             concurrency=self._config.concurrency,

@@ -10,6 +10,7 @@ from jobledger.ledger.model.commands import Join
 from jobledger.ledger.model.runs.orders import (
     BATCH_CLOSED,
     BATCH_STEP,
+    BUILT_IN_ATTEMPTS,
     BUILT_IN_QUEUE,
     RUN_BATCH,
     ChildNode,
@@ -33,7 +34,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     told: tuple[str, ...] = ()  #: which of `batch` and `counts` are its arguments
 
 
-@workflow(name=RUN_BATCH, queue=BUILT_IN_QUEUE)
+@workflow(name=RUN_BATCH, queue=BUILT_IN_QUEUE, max_attempts=BUILT_IN_ATTEMPTS)
 async def run_batch(run: Run, batch: BatchSpec) -> dict[str, int]:
     """Wait until all jobs of the batch were added and have ended; return how many ended in which state."""
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does

@@ -8,7 +8,7 @@ import msgspec
 
 from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.runs.orders import BUILT_IN_ATTEMPTS, BUILT_IN_QUEUE
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.runs.errors import ChildFailedError
 from jobledger.ledger.runs.groups import failure_of, record_failure
@@ -19,7 +19,12 @@ from jobledger.ledger.runs.steps import digest_of
 from jobledger.ledger.runs.workflow import workflow
 
 
-@workflow(name="run_graph", queue=BUILT_IN_QUEUE, give_up_on=(ChildFailedError, InvalidInputError))
+@workflow(
+    name="run_graph",
+    queue=BUILT_IN_QUEUE,
+    max_attempts=BUILT_IN_ATTEMPTS,
+    give_up_on=(ChildFailedError, InvalidInputError),
+)
 async def run_graph(run: Run, graph: GraphSpec) -> dict[str, Any]:
     """Run the nodes of a graph, each once those that it waits for have ended; return their results by their labels.
 

@@ -59,7 +59,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     renewed_at: datetime  #: the worker's own clock
     running: int = 0  #: jobs at the last renewal
     jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
-    tasks: tuple[str, ...] | None = None  #: names of the tasks it can run; None: it does not say
+    #: Names of the tasks it can run, and `task_word` of each version of a workflow; None: it does not say.
+    tasks: tuple[str, ...] | None = None
     #: What its code says of schedules: each one's fingerprint, by name; None: it does not say.
     schedules: dict[str, str] | None = None
     version: str = ""
@@ -68,6 +69,11 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: LeaseKind = "worker"
     concurrency: int = 0  #: how many attempts a worker runs at once; 0: it does not say
     reactors: bool = False  #: whether it hosts the reactors
+
+
+def task_word(task: str, version: str) -> str:
+    """Return how a lease names the code that runs of a version need: `order@2`; without a version the task's name."""
+    return f"{task}@{version}" if version else task
 
 
 _decode = msgspec.json.Decoder(WorkerInfo).decode

@@ -24,6 +24,8 @@ OnParentEnd = Literal["cancel", "abandon"]
 
 #: Where the ledger's own runs wait; every worker takes them, beside those of its queues.
 BUILT_IN_QUEUE: Final = "jobledger"
+#: Attempts of a run of these workflows: nothing of the application runs in one, so whatever ended its workers was not it.
+BUILT_IN_ATTEMPTS: Final = 50
 #: The task of a run that stands for a batch, the key of the step whose children are the batch's jobs, and the name of the
 #: signal that says how many there are.
 RUN_BATCH: Final = "run_batch"
