@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.model.simulation.mutations import MUTATIONS, Planted, keep_a_lease_beyond_its_end
+from tests.model.simulation.mutations import (
+    MUTATIONS,
+    Planted,
+    accept_the_outcome_of_a_stale_claim,
+    dispatch_whatever_the_job_waits_for_by_now,
+    keep_a_lease_beyond_its_end,
+    take_a_lost_race_for_won,
+    take_over_without_a_look_at_the_lease,
+)
 from tests.model.simulation.run import run_seeds
 
 #: A planted bug that this many schedules do not find would not be found by a nightly run either.
 SEEDS_TO_FIND_A_BUG = 1_500
 #: Where the search begins for a bug that chance finds late: the schedules before take long and find nothing.
-LATE: dict[Callable[[], Planted], int] = {keep_a_lease_beyond_its_end: 1_100}
+LATE: dict[Callable[[], Planted], int] = {
+    take_over_without_a_look_at_the_lease: 50,
+    take_a_lost_race_for_won: 60,
+    keep_a_lease_beyond_its_end: 1_100,
+    accept_the_outcome_of_a_stale_claim: 300,
+    dispatch_whatever_the_job_waits_for_by_now: 100,
+}
 
 
 @pytest.mark.timeout(300)
@@ -22,5 +36,6 @@ def test_a_planted_bug_is_found(plant: Callable[[], Planted]) -> None:
             range(LATE.get(plant, 0), SEEDS_TO_FIND_A_BUG), failures_max=1, always=MUTATIONS[plant]
         )
     assert totals.failed, f"{totals.schedules} schedules did not find it"
-    seed, _ = totals.failed[0]
+    seed, what = totals.failed[0]
+    assert "TypeError" not in what, "the planted bug does not fit what it replaces, and breaks nothing else"
     assert f"--seed {seed}" in totals.report()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 from tests.model.run_simulation.checks import check, unreached
@@ -21,9 +22,10 @@ from tests.model.run_simulation.others import (
     work,
 )
 from tests.model.run_simulation.program import SIGNALS, make_program
-from tests.model.run_simulation.stage import RUN, Stage
+from tests.model.run_simulation.stage import RUN, Folds, Stage
 from tests.model.simulation.loop import Process
 
+from jobledger.ledger.model import chain
 from jobledger.ledger.model.commands import Enqueue, GiveSignal, Requeue
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job, JobState
@@ -68,6 +70,10 @@ class Schedule:
 
     def run(self) -> Outcome:
         """Play the schedule to its end, and say what is wrong with it."""
+        with mock.patch.object(chain, "fold", Folds().fold):
+            return self._run()
+
+    def _run(self) -> Outcome:
         stage = self.stage
         process, client = stage.process("client")
         deaths, freezes = stage.death, stage.freeze

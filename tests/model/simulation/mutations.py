@@ -84,7 +84,7 @@ def keep_a_lease_beyond_its_end() -> Planted:
 
 
 def take_a_lost_answer_for_a_lost_race() -> Planted:
-    async def find_out(_: JetStreamLog, entries: Sequence[Entry], __: Exception) -> int:
+    async def find_out(_: JetStreamLog, entries: Sequence[Entry], *__: object) -> int:
         raise WrongSequenceError(entries[0].chain, entries[0].expected or 0)
 
     return mock.patch.object(JetStreamLog, "_find_out", find_out)
