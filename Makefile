@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-queues bench-schedules bench-unique bench-workflows faults simulate clean
+.PHONY: help install demo test lint types types-and-bytecode imports pytest docs format bench bench-limits bench-queues bench-schedules bench-unique bench-workflows faults simulate clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## index the standard library with two workers, one of which gets killed
 	@$(BIN)/jobledger demo
 
-test: lint types imports pytest ## everything that must pass: lint, types, import contracts, tests
+test: lint types-and-bytecode imports pytest ## everything that must pass: lint, types, import contracts, tests
 
 lint: install ## ruff: rules and format
 	@echo "lint: ruff check"
@@ -54,6 +54,12 @@ types: install ## mypy and pyright, both strict
 	@$(BIN)/mypy --no-error-summary $(CHECKED) & mypy=$$!; \
 		$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
 		wait $$mypy && exit $$pyright
+
+# One process compiles the tests and all that they import, while pyright leaves a CPU idle; else six compile it at once.
+types-and-bytecode: install
+	@$(BIN)/python -m pytest -q -n 1 --deselect=tests >/dev/null 2>&1 & collecting=$$!; \
+		$(MAKE) --no-print-directory types; types=$$?; \
+		wait $$collecting; exit $$types
 
 imports: install ## the direction of imports between and inside the packages
 	@echo "imports: import-linter"
