@@ -50,7 +50,7 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     async def to_the_end() -> T:
         try:
             result = await function()
-        except Exception as error:
+        except Exception as error:  # whatever it is, tasks that do not end must not keep it from being told
             if await _tasks_run_on():
                 exit_at_once(report(first_of(error), as_json="--json" in sys.argv))
             raise
