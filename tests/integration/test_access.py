@@ -233,8 +233,9 @@ async def test_a_frozen_server_is_left_for_another_though_much_waits_to_be_sent(
         adding = asyncio.create_task(ledger.enqueue_many(note, inputs))
         begun = time.monotonic()
         await until(lambda: (at := ledger.connection.connected_url) is not None and at.port == second.port)
-        # Three pings, half a second for the bytes that nobody takes, and what a busy machine adds.
-        assert time.monotonic() - begun < 5
+        # Three pings, half a second for the bytes that nobody takes, and what a busy machine adds; the kernel alone
+        # would wait for many minutes.
+        assert time.monotonic() - begun < 15
         await ledger.enqueue(add, 1, 2)
         assert (await adding).created == 1_000
 

@@ -351,6 +351,7 @@ async def test_a_pause_outlives_the_kill_of_its_server_and_workers_hear_of_its_e
         os.kill(server.pid, signal.SIGKILL)
         await server.wait()
         await server.stop()
+        await until(lambda: not ledger.connection.is_connected)
         await server.start()
         await ledger.connection.wait_connected(LIMIT_S)
         assert await are_paused(ledger) == [True] * 3

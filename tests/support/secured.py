@@ -226,8 +226,13 @@ class Secured:
         self.child.send_signal(signal.SIGHUP)
 
     def freeze(self) -> None:
+        """Stop it as SIGSTOP does; on return none of its threads runs."""
         assert self.child is not None
         self.child.send_signal(signal.SIGSTOP)
+        threads, until = Path(f"/proc/{self.child.pid}/task"), time.monotonic() + LIMIT_S
+        while any(_state(thread) != "T" for thread in threads.iterdir()):
+            assert time.monotonic() < until, "the server does not stop"
+            time.sleep(0.001)
 
     def stop(self) -> None:
         if self.child is not None:
@@ -236,6 +241,11 @@ class Secured:
 
     def url(self, scheme: str = "nats", host: str = "127.0.0.1") -> str:
         return f"{scheme}://{host}:{self.port}"
+
+
+def _state(thread: Path) -> str:
+    """Return the letter of a thread's state, as proc(5) has it."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextlib.contextmanager
