@@ -90,6 +90,16 @@ SHOWN = {
         "the export is NOT sound: 2 violations (export 2)",
         "it was altered: its checksum is not what the manifest says",
     ],
+    "etl_tables.py": [
+        "2,000 rows through three queries in ",
+        "by_sku",
+        "another run was refused: table 'best' is not of run ",
+        "another run was refused: step 'by_path' failed: PermissionException",
+        "after their time: table 'early' of step 'early' of run late-1 expired at ",
+        "`jobledger jobs rerun late-1 --from early` makes it again",
+        "a rerun made it again: 1 row",
+        "the next run made them again: the same bytes from the same ordered queries",
+    ],
     "follow_events.py": [
         "order-0: dead letter, exhausted",
         "stopped; the next reader begins at",
@@ -295,7 +305,12 @@ SHOWN = {
 }
 #: What stays on purpose: the README goes on with it.
 KEPT = {"quickstart.py": ".jobledger"}
-ARGUMENTS = {"approval.py": ["50"], "bulk.py": ["200"], "workflow_kill.py": ["2", "1"]}
+ARGUMENTS = {
+    "approval.py": ["50"],
+    "bulk.py": ["200"],
+    "etl_tables.py": ["2000"],
+    "workflow_kill.py": ["2", "1"],
+}
 #: What the watchdog of a worker says when the machine has no time for its loop: nothing that an example does wrong.
 _SLOW_MACHINE = re.compile(
     r"the event loop has been blocked for [\d.]+ s by code that is not a task's.*?\n\n", re.DOTALL

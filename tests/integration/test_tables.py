@@ -428,7 +428,7 @@ def test_a_query_has_the_share_of_its_process_unless_it_is_told_otherwise() -> N
 
 
 def test_the_cache_keeps_what_is_held_and_no_more_bytes_than_it_may(tmp_path: Path) -> None:
-    cache = TableCache(10, root=tmp_path / "root")
+    cache = TableCache(10, root=tmp_path)
     for name in ("a", "b", "c"):
         with cache.scratch() as folder:
             (folder / "draft").write_bytes(b"12345678")
@@ -443,11 +443,11 @@ def test_the_cache_keeps_what_is_held_and_no_more_bytes_than_it_may(tmp_path: Pa
     path = cache.find("c")
     assert path is not None
     cache.close()
-    assert list((tmp_path / "root").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_of_a_process_that_died_is_removed_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
-    living, dead = TableCache(10, root=tmp_path), tmp_path / "4711-dead"
+    living, dead = TableCache(10, root=tmp_path), tmp_path / "jobledger-tables-dead"
     with living.scratch() as folder:
         home = folder.parent
     dead.mkdir()
@@ -459,3 +459,23 @@ def test_the_folder_of_a_process_that_died_is_removed_and_that_of_a_living_one_i
         assert home.exists()
     for cache in (living, other):
         cache.close()
+
+
+async def test_a_rerun_reads_the_tables_that_it_copied_and_makes_those_that_are_gone_again(
+    ledger: Ledger,
+) -> None:
+    async with working(ledger, totals):
+        first = await ended(await ledger.enqueue(totals.options(id="first"), 30))
+        CALLS.clear()
+        second = await ended(await ledger.rerun("first", from_step="sums", id="second"))
+        assert (second.state, CALLS["rows"]) == (JobState.COMPLETED, 0)
+        rows, sums = record_of(second, "rows"), record_of(second, "sums")
+        assert rows == record_of(first, "rows")
+        assert sums.file.startswith("etl/second/")
+    assert await open_store(ledger).remove(rows)
+    async with working(ledger, totals):
+        lost = await ended(await ledger.rerun("first", from_step="sums", id="lost"))
+        assert lost.error is not None
+        assert "`jobledger jobs rerun lost --from rows` makes it again" in lost.error.message
+        again = await ended(await ledger.rerun("lost", from_step="rows", id="again"))
+    assert (again.state, CALLS["rows"]) == (JobState.COMPLETED, 30)

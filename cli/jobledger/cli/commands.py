@@ -88,6 +88,15 @@ COMMANDS: Final = Group(
             },
         ),
         "unique": Group(groups.UNIQUE, {"show": "unique"}),
+        "tables": Group(
+            groups.TABLES,
+            {
+                "list": "tables.show",
+                "show": "tables.show",
+                "export": "tables.acts",
+                "remove": "tables.acts",
+            },
+        ),
         "dlq": Group(
             groups.DLQ,
             {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},

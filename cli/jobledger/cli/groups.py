@@ -17,6 +17,7 @@ TOP: Final = typer.Typer()  #: of the commands without a group
 QUEUES: Final = _group("List the queues and what they hold; pause, resume, drain and empty them.")
 JOBS: Final = _group("List, show, explain, signal, pause, cancel, retry, reschedule and run jobs.")
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")
+TABLES: Final = _group("List, show, export and remove the tables of runs.")
 UNIQUE: Final = _group("Show the keys of unique jobs, and which job holds each.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")

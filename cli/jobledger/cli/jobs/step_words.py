@@ -50,7 +50,9 @@ def step_details(step: StepRow) -> list[str]:
         found.append(f"until {shown_time(datetime.fromisoformat(step.until))}")
     if step.copied_from is not None:
         found.append(f"copied from sequence {step.copied_from:,}")
-    if step.result_bytes is not None and step.items_open is None:
+    if step.rows is not None:
+        found.append(f"{step.rows:,} row{'' if step.rows == 1 else 's'}")
+    elif step.result_bytes is not None and step.items_open is None:
         found.append(f"{size(step.result_bytes)} result")
     return found
 

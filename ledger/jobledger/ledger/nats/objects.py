@@ -119,6 +119,17 @@ class ObjectBucket:
             raise _unreadable(what, error) from error
         return hashing.hexdigest()
 
+    async def has_object(self, name: str, *, what: str) -> bool:
+        """Return whether there are bytes under a name. Raises: ServerUnreachableError, PermissionRefusedError."""
+        try:
+            async with self._transfer():
+                await (await self._open()).get_info(name)
+        except nats.js.errors.NotFoundError:
+            return False
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise _unreadable(what, error) from error
+        return True
+
     async def remove_object(self, name: str, *, what: str) -> bool:
         """Let go of the bytes under a name; return whether there were any.
 

@@ -56,7 +56,7 @@ class RowWriter:
         self._pa, self._pq = load("pyarrow"), load("pyarrow.parquet")
         self._file = file
         self._name = name
-        self._schema: Any = None  # until the columns are known
+        self._schema: Any = ()  # until the columns are known
         self._fields: tuple[str, ...] = ()
         self._writer: Any = None
         self._waiting: list[Any] = []  #: record batches of the next row group
@@ -90,7 +90,7 @@ class RowWriter:
     def _add_plain(self, rows: Sequence[Any]) -> None:
         if not rows:
             return
-        if self._schema is None:
+        if self._writer is None:
             self._begin(self._schema_of(rows))
         try:
             columns = [
@@ -127,7 +127,7 @@ class RowWriter:
         return self._pa.schema([(name, column.type) for name, column in columns.items()])
 
     def _add_arrow(self, rows: Any) -> None:
-        if self._schema is None:
+        if self._writer is None:
             self._begin(rows.schema.remove_metadata())
         try:
             table = self._pa.Table.from_batches([rows]) if isinstance(rows, self._pa.RecordBatch) else rows

@@ -84,6 +84,10 @@ class TableStore(Protocol):
         """
         ...
 
+    async def has(self, record: TableRecord) -> bool:
+        """Return whether a table's file is there. Raises: ServerUnreachableError, ConfigurationError."""
+        ...
+
     async def remove(self, record: TableRecord) -> bool:
         """Remove a table's file; return whether it was there. Raises: ServerUnreachableError, ConfigurationError."""
         ...
@@ -140,6 +144,10 @@ class BucketStore:
         except ObjectDamagedError:  # whoever asked compares the digest, and says so
             return
 
+    async def has(self, record: TableRecord) -> bool:
+        """See `TableStore.has`."""
+        return await self._objects.has_object(record.file, what=f"table {record.file}")
+
     async def remove(self, record: TableRecord) -> bool:
         """See `TableStore.remove`."""
         stream = f"OBJ_{self._ledger.names.tables_bucket}"
@@ -180,6 +188,14 @@ class FolderStore:
     async def copy_to(self, record: TableRecord, file: IO[bytes]) -> None:
         """See `TableStore.copy_to`."""
         await self._in_thread(lambda: self._read(record, file), f"table {record.file} could not be read")
+
+    async def has(self, record: TableRecord) -> bool:
+        """See `TableStore.has`."""
+        return bool(
+            await self._in_thread(
+                lambda: self._exists(record.file), f"table {record.file} could not be found"
+            )
+        )
 
     async def remove(self, record: TableRecord) -> bool:
         """See `TableStore.remove`."""
@@ -224,6 +240,10 @@ class FolderStore:
         with source:
             while chunk := source.read(_CHUNK_BYTES):
                 file.write(chunk)
+
+    def _exists(self, name: str) -> bool:
+        system, root = self._open()
+        return bool(system.get_file_info(posixpath.join(root, name)).is_file)
 
     def _delete(self, name: str) -> bool:
         system, root = self._open()

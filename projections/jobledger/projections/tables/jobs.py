@@ -26,6 +26,7 @@ from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
 from jobledger.projections.tables import job_schema as schema
 from jobledger.projections.tables import job_values as values
 from jobledger.projections.tables.acts import ACT_CLASSES, ACTS, NotedActs
+from jobledger.projections.tables.run_tables import RUN_TABLES
 from jobledger.projections.tables.steps import SIGNALS, STEPS, NotedSteps, remove_steps
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key
@@ -247,6 +248,7 @@ JOB_TABLES: Final = AggregateTables(
         schema.DEAD_LETTERS,
         STEPS,
         SIGNALS,
+        RUN_TABLES,
         ACTS,
         *STATISTICS_TABLES,
         STEP_TOTALS,

@@ -20,6 +20,7 @@ from jobledger.ledger.model.runs.events import Joined, StepCompleted, StepFailed
 from jobledger.ledger.model.runs.steps import NO_STEPS, Step, StepEvent
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import Index, Row, Table, integer, marks, real, text, timestamp
+from jobledger.projections.tables.run_tables import NotedTables, made_table
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key of jobs
 
@@ -55,6 +56,7 @@ STEPS: Final = Table(
         "copied_from": integer(
             "the stream sequence, in the run it was copied from, of the event it repeats; NULL: it is its own"
         ),
+        "rows": integer("rows of the [table](tables.md) that it made; NULL: it made none"),
         "sequence": integer("the stream sequence of its newest event, joins of children left out"),
     },
     key=("job_id", "queue", "key"),
@@ -80,6 +82,7 @@ SIGNALS: Final = Table(
 #: Columns that the fold does not keep: the value in the file stays until an event says it anew.
 _SAID: Final = {
     "result_bytes": "coalesce(excluded.result_bytes, result_bytes)",
+    "rows": "coalesce(excluded.rows, rows)",
     "attempt": "coalesce(excluded.attempt, attempt)",
     "started_at": "coalesce(started_at, excluded.started_at)",
     "finished_at": "CASE WHEN excluded.status IN ('completed', 'failed') "
@@ -96,7 +99,10 @@ _PUT_SIGNAL: Final = (
     f"INSERT INTO signals ({', '.join(SIGNALS.columns)}) VALUES ({marks(SIGNALS.columns)}) "  # noqa: S608
     f"ON CONFLICT ({', '.join(SIGNALS.key)}) DO UPDATE SET taken_by = excluded.taken_by"
 )
-_DELETE: Final = tuple(f"DELETE FROM {name} WHERE job_id = ? AND queue = ?" for name in ("steps", "signals"))  # noqa: S608
+_DELETE: Final = tuple(
+    f"DELETE FROM {name} WHERE job_id = ? AND queue = ?"  # noqa: S608 - names of tables
+    for name in ("steps", "signals", "tables")
+)
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
@@ -125,6 +131,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     items_failed: int | None
     items_open: int | None
     copied_from: int | None
+    rows: int | None
     sequence: int
 
 
@@ -164,6 +171,7 @@ class NotedSteps:
     def __init__(self) -> None:
         self._steps: dict[_Key, dict[str, _Noted]] = {}
         self._signals: dict[_Key, dict[int, tuple[str | None, str | None]]] = {}
+        self._tables = NotedTables()
 
     def add(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
         """Note what an event of a run tells; `before` is the job before it, None where it begins there."""
@@ -174,6 +182,7 @@ class NotedSteps:
 
     def _note_steps(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
         event = stored.event
+        self._tables.add(stored, after)
         noted = self._steps.setdefault((after.id, after.queue), {})
         match event:
             case StepStarted() | StepCompleted() | StepFailed():
@@ -207,6 +216,7 @@ class NotedSteps:
         """Drop what was noted of a job that was archived, since another one has its id."""
         self._steps.pop(key, None)
         self._signals.pop(key, None)
+        self._tables.forget(key)
 
     def step_rows(self, job: Job) -> Iterator[Row]:
         """Yield a row for each step of a run that changed."""
@@ -230,6 +240,7 @@ class NotedSteps:
             connection.executemany(_PUT_STEP, self.step_rows(job_of(key)))
         for key in self._signals:
             connection.executemany(_PUT_SIGNAL, self.signal_rows(job_of(key)))
+        self._tables.write(connection)
 
 
 def remove_steps(connection: sqlite3.Connection, key: _Key) -> None:
@@ -286,6 +297,7 @@ def _begun(event: StepEvent) -> datetime:
 
 def _step_row(job: Job, step: Step, noted: _Noted) -> Row:
     error, until = step.error, step.retry_at if step.state == "retrying" else step.until
+    table = made_table(step)
     return (
         job.queue,
         job.id,
@@ -306,6 +318,7 @@ def _step_row(job: Job, step: Step, noted: _Noted) -> Row:
         step.count,
         *_items(step),
         None if step.copied is None else step.copied.sequence,
+        None if table is None else table.rows,
         step.sequence,
     )
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections import Counter
@@ -13,8 +14,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from jobledger.ledger.opening import need_own_folder, open_to_lock, rename_over
+from jobledger.ledger.opening import open_to_lock, rename_over
 
+_PREFIX: Final = "jobledger-tables-"
 #: A folder without an owner that is younger may be about to get one (seconds).
 _YOUNG_S: Final = 60.0
 
@@ -27,18 +29,17 @@ class TableCache:
 
     def __init__(self, bytes_max: int, *, root: Path | None = None) -> None:
         self._bytes_max = bytes_max
-        self._root = root or Path(tempfile.gettempdir()) / f"jobledger-tables-{os.geteuid()}"
+        self._root = root or Path(tempfile.gettempdir())
         self._folder: Path | None = None
         self._lock = -1
         self._sizes: dict[str, int] = {}  #: by digest, the one used longest ago first
         self._holders: Counter[str] = Counter()
 
     def _own_folder(self) -> Path:
-        """Return the folder. Raises: UnsafeFolderError, OSError."""
+        """Return the folder. Raises: OSError."""
         if self._folder is None:
-            need_own_folder(self._root)
             _remove_abandoned(self._root)
-            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._root))
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
             self._lock = open_to_lock(folder / "lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._folder = folder
@@ -46,7 +47,7 @@ class TableCache:
 
     @contextlib.contextmanager
     def scratch(self) -> Generator[Path, None, None]:
-        """Give a new folder for the length of the block. Raises: UnsafeFolderError, OSError."""
+        """Give a new folder for the length of the block. Raises: OSError."""
         folder = Path(tempfile.mkdtemp(prefix="work-", dir=self._own_folder()))
         try:
             yield folder
@@ -100,9 +101,11 @@ class TableCache:
 
 def _remove_abandoned(root: Path) -> None:
     """Remove the folders of processes that are gone: nobody has their locks."""
-    for folder in root.iterdir():
+    for folder in root.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if time.time() - folder.lstat().st_mtime < _YOUNG_S:
+            found = folder.lstat()
+            is_ours = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
+            if not is_ours or time.time() - found.st_mtime < _YOUNG_S:
                 continue
             lock = open_to_lock(folder / "lock")
             try:

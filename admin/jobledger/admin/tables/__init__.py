@@ -1,0 +1,1 @@
+"""Tables of runs: found, copied to a file, removed."""

@@ -1,0 +1,107 @@
+"""Tables of runs as a person finds, copies and removes them. What a table was is in the projection; its file, where it lies."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import anyio.to_thread
+
+from jobledger.admin.rows import Rows
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import (
+    AmbiguousIdError,
+    InvalidInputError,
+    JobNotFoundError,
+    NotFoundError,
+)
+from jobledger.ledger.opening import make_folder, open_file, open_to_write, rename_over, sync_file
+from jobledger.ledger.tables.errors import TableExpiredError, TableState
+from jobledger.ledger.tables.stores import MissingFileError, open_store
+from jobledger.projections.tables.run_tables import TableRow, list_tables
+
+#: Of one run, or at once, at most this many tables are listed.
+TABLES_MAX: Final = 10_000
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class Listed(NamedTuple):
+    """Tables at one moment."""
+
+    tables: list[TableRow]  #: those made last first
+    now: datetime
+
+
+async def tables_of(rows: Rows, run: str | None, queue: str | None, *, limit: int = TABLES_MAX) -> Listed:
+    """Return the tables of a run, named by its id or a prefix of it, or of all runs.
+
+    Raises: JobNotFoundError, AmbiguousIdError, ProjectionError, UnreachableError.
+    """
+    async with rows.opened() as view:
+        job_id = None
+        if run is not None:
+            found = view.store.find(run, queue=queue)
+            if not found:
+                raise JobNotFoundError(run)
+            if len(found) > 1:
+                raise AmbiguousIdError(run, [f"{ref.queue}/{ref.job_id}" for ref in found])
+            job_id, queue = found[0].job_id, found[0].queue
+        return Listed(list(list_tables(view.store.select, job_id=job_id, queue=queue, limit=limit)), view.now)
+
+
+async def one_table(rows: Rows, run: str, step: str, queue: str | None) -> TableRow:
+    """Return the table that a step of a run made; `step` is its key, or the table's name where one alone has it.
+
+    Raises: NotFoundError, which names those that there are; as `tables_of`.
+    """
+    found = (await tables_of(rows, run, queue)).tables
+    exact = [each for each in found if each.step == step] or [each for each in found if each.name == step]
+    if len(exact) == 1:
+        return exact[0]
+    known = ", ".join(each.step for each in found[:20]) or "none"
+    raise NotFoundError(f"run {run} has no table {step!r}; its steps with tables: {known}")
+
+
+async def is_stored(ledger: Ledger, table: TableRow) -> bool:
+    """Return whether a table's file is there. Raises: ServerUnreachableError, ConfigurationError."""
+    return await open_store(ledger).has(table.record)
+
+
+async def export_table(ledger: Ledger, table: TableRow, path: Path) -> None:
+    """Copy a table's Parquet file to a path where there is nothing; it is checked before it has that name.
+
+    Raises: InvalidInputError where something is there, TableExpiredError, ServerUnreachableError, ConfigurationError, OSError.
+    """
+    draft = _draft(path)
+    record = table.record
+    try:
+        with open_to_write(draft, "wb") as file:
+            await open_store(ledger).copy_to(record, file)
+            sync_file(file)
+        if await anyio.to_thread.run_sync(_digest, draft) != record.sha256:
+            raise TableExpiredError(record, table.step, table.job_id, "differs")
+        rename_over(draft, path)
+    except MissingFileError as error:
+        until = record.expires_at
+        state: TableState = "expired" if until is not None and until <= ledger.clock.now() else "gone"
+        raise TableExpiredError(record, table.step, table.job_id, state) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _draft(path: Path) -> Path:
+    """Return where a file is written before it has its name. Raises: InvalidInputError where something has it."""
+    if path.exists() or path.is_symlink():
+        raise InvalidInputError(f"{path} exists: name a file that does not")
+    make_folder(path.absolute().parent)
+    return path.with_name(f".{path.name}.part")
+
+
+def _digest(path: Path) -> str:
+    total = hashlib.sha256()
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            total.update(chunk)
+    return total.hexdigest()

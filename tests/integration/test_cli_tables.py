@@ -1,0 +1,113 @@
+"""`jobledger tables`: what runs made, shown, written into a file and removed; and the projection's rows of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from tests.support.command_line import Answer, CommandLine
+from tests.support.working import LIMIT_S, working
+
+from jobledger.ledger import Ledger, Run, workflow
+
+if TYPE_CHECKING:
+    from jobledger.ledger.server import EmbeddedServer
+
+
+@workflow(queue="etl", max_attempts=1)
+async def totals(run: Run) -> int:
+    rows = await run.write("rows", ({"sku": f"s{n % 2}", "cents": n} for n in range(1_000)))
+    query = "SELECT sku, sum(cents)::BIGINT AS cents FROM t GROUP BY sku ORDER BY sku"
+    return (await run.sql(query, into="sums", t=rows)).rows
+
+
+class Cli(CommandLine):
+    """The command line on an environment of the test's own, with a projection of its own."""
+
+    def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(url, capsys)
+        self._rows = ("--projection", str(folder / "projection.db"))
+
+    def __call__(self, *words: str) -> Answer:
+        return self.run(*words, *self.where, *self._rows)
+
+
+@pytest.fixture
+def cli(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cli:
+    monkeypatch.setenv("COLUMNS", "80")
+    made = Cli(nats_server.url, tmp_path, capsys)
+    made.with_ledger(_fill)
+    return made
+
+
+async def _fill(ledger: Ledger) -> None:
+    async with working(ledger, totals):
+        job = await ledger.enqueue(totals.options(id="totals-1"))
+        assert await job.result(timeout_s=LIMIT_S) == 2
+
+
+def test_tables_are_listed_shown_exported_and_removed(cli: Cli, tmp_path: Path) -> None:
+    listed = cli("tables", "list", "totals", "--json").lines
+    assert [(each["step"], each["rows"], each["job_id"]) for each in listed] == [
+        ("sums", 2, "totals-1"),
+        ("rows", 1_000, "totals-1"),
+    ]
+    shown = cli("tables", "list").out
+    assert shown.splitlines()[0].split() == ["run", "step", "rows", "size", "kept", "for"]
+    assert "totals-1   rows   1,000" in shown
+    sums = cli("tables", "show", "totals-1", "sums", "--json").lines[0]
+    assert sums["stored"] is True
+    assert sums["columns"] == {"sku": "string", "cents": "int64"}
+    assert "cents    int64" in cli("tables", "show", "totals-1", "sums").out
+
+    path = tmp_path / "out" / "sums.parquet"
+    written = cli("tables", "export", "totals-1", "sums", str(path))
+    assert (written.code, written.out) == (0, f"2 rows, {_size(sums['bytes'])}, in {path}\n")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == sums["sha256"]
+    assert pq.read_table(path).num_rows == 2
+    again = cli("tables", "export", "totals-1", "sums", str(path))
+    assert (again.code, "exists: name a file that does not" in again.err) == (2, True)
+
+    plan = cli("tables", "remove", "totals-1", "--plan", "--json").lines
+    assert [(each["step"], each["result"]) for each in plan] == [("sums", "planned"), ("rows", "planned")]
+    unsure = cli("tables", "remove", "totals-1")
+    assert (unsure.code, "--yes" in unsure.err) == (2, True)
+    gone = cli("tables", "remove", "totals-1", "sums")
+    assert gone.code == 0
+    assert "sums: 2 rows" in gone.out
+    assert cli("tables", "show", "totals-1", "sums", "--json").lines[0]["stored"] is False
+    rest = cli("tables", "remove", "totals-1", "--yes", "--json").lines
+    assert [each["step"] for each in rest] == ["rows"]
+    assert cli("tables", "remove", "totals-1").out == "no table of run totals-1 has rows that are stored\n"
+    lost = cli("tables", "export", "totals-1", "sums", str(tmp_path / "none"))
+    assert lost.code == 3
+    assert "`jobledger jobs rerun totals-1 --from sums` makes it again" in lost.err
+    assert sorted(each.name for each in path.parent.iterdir()) == ["sums.parquet"]
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes} B" if size_bytes < 1_000 else f"{size_bytes / 1024:.1f} KiB"
+
+
+def test_what_is_not_there_is_told_with_what_is(cli: Cli) -> None:
+    wrong = cli("tables", "show", "totals-1", "sum")
+    assert wrong.code == 3
+    assert "run totals-1 has no table 'sum'; its steps with tables: sums, rows" in wrong.err
+    assert cli("tables", "list", "nobody").code == 3
+
+
+def test_steps_say_how_many_rows_they_made_and_a_rebuilt_projection_has_the_same(cli: Cli) -> None:
+    assert "1,000 rows" in cli("jobs", "steps", "totals-1").out
+    assert "2 rows" in cli("jobs", "show", "totals-1", "--tree").out
+    before = cli("tables", "list", "--json").lines
+    assert cli("projection", "verify").code == 0
+    assert cli("projection", "rebuild").code == 0
+    assert cli("tables", "list", "--json").lines == before
