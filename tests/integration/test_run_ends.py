@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 from tests.support.runs import running
 from tests.support.working import LIMIT_S, Connect, becomes, ended, types, until, working
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import (
     Backoff,
+    ConfigurationError,
     JobState,
     Ledger,
     Run,
@@ -195,6 +198,51 @@ async def test_a_run_that_fails_again_after_a_requeue_tells_nobody_twice(ledger:
     assert error is not None
     assert error.type == "RuntimeError"  # not that the job exists
     assert [end.id for end in TOLD] == ["again"]
+
+
+# Deadlines.
+
+
+@step
+async def hangs() -> None:
+    CALLS["hangs"] += 1
+    await asyncio.sleep(60)
+
+
+@workflow(queue="runs", deadline_s=0.8, on_fail=tell)
+async def bounded(run: Run, how: str) -> None:
+    run.on_failure(undo, await run.step(count, 1))
+    if how == "runs":
+        await run.step(hangs)
+    if how == "asks":
+        await run.call(bounded, "waits")
+    if how != "ends":
+        await run.wait(go_on)
+
+
+async def test_a_run_is_cancelled_at_its_deadline_whatever_it_does(ledger: Ledger) -> None:
+    ways = ("ends", "waits", "runs", "asks", "idle")
+    async with working(ledger, bounded, tell):
+        runs = {
+            how: await ledger.enqueue(bounded.options(id=how, queue="idle" if how == "idle" else "runs"), how)
+            for how in ways
+        }
+        found = {how: await ended(job) for how, job in runs.items()}
+        await until(lambda: len(TOLD) == 4 + 1)  # and of the child
+    assert {how: (job.state.value, job.cancel_reason) for how, job in found.items()} == {
+        "ends": ("completed", ""),
+        **dict.fromkeys(ways[1:], ("cancelled", "deadline")),
+    }
+    assert (CALLS["hangs"], CALLS["undo 1"]) == (1, 4)  # nothing was done yet in the queue that nobody serves
+    assert all(
+        job.finished_at - job.created_at >= timedelta(seconds=0.8)
+        for how, job in found.items()
+        if how != "ends" and job.finished_at
+    )
+    assert (await types(runs["waits"]))[:3] == ["scheduled", "queued", "started"]
+    assert (await verify(ledger.log)).violations == ()
+    with pytest.raises(ConfigurationError, match="deadline_s"):
+        workflow(deadline_s=-1)
 
 
 # How long one may be.

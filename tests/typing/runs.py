@@ -82,6 +82,7 @@ async def tell(end: RunEnd) -> None:
     queue="orders",
     version="2",
     parallel=4,
+    deadline_s=86_400,
     max_attempts=3,
     timeout_s=60,
     on_success=tell,

@@ -12,7 +12,8 @@ from tests.support.tables import each_row
 
 from jobledger.ledger import MemoryLog
 from jobledger.ledger.model.chain import transact
-from jobledger.ledger.model.commands import Claim, Command, Dispatch, Enqueue, Snooze, Stamp
+from jobledger.ledger.model.commands import CancelJob, Carry, Claim, Command, Dispatch, Enqueue, Snooze, Stamp
+from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import MalformedEventError
 from jobledger.ledger.model.events import (
     ErrorInfo,
@@ -24,6 +25,7 @@ from jobledger.ledger.model.events import (
     Snoozed,
     Started,
 )
+from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.schedules.decisions import (
     Backfill,
@@ -42,10 +44,13 @@ from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import id_of
 from jobledger.ledger.timers import (
+    DeadlineTimer,
     KnownWaits,
     ScheduleTimer,
     Timer,
+    deadline_of,
     read_timer,
+    read_timers,
     schedule_headers,
     schedule_timer,
     timer_of,
@@ -88,6 +93,28 @@ def test_events_that_name_a_moment_ask_for_a_timer(
         cause,
         due_at,
     )
+
+
+def test_the_first_event_of_a_run_and_what_carries_it_ask_for_the_timer_of_its_deadline() -> None:
+    first = Scheduled(**_COMMON, run_at=NOW, deadline_s=60.0)
+    timer = deadline_of(first, 42)
+    assert timer is not None
+    assert timer == DeadlineTimer(
+        queue="email", job_id="j1", asked_by=42, deadline_at=first.at + timedelta(minutes=1)
+    )
+    assert read_timers(msgspec.json.encode([timer_of(first, 42), timer])) == [timer_of(first, 42), timer]
+    run = evolve(None, first, 42)
+    carried = decide(run, Carry(through=42), Stamp(at=LATER, by="me"))[0]
+    again = deadline_of(carried, 99)
+    assert again is not None
+    assert (again.asked_by, again.due_at) == (99, timer.due_at)
+    for event in (Scheduled(**_COMMON, run_at=LATER), Queued(**_COMMON)):
+        assert deadline_of(event, 42) is None
+    ended = decide(run, CancelJob(), Stamp(at=LATER, by="me"))[0]
+    over = decide(evolve(run, ended, 43), Carry(through=42), Stamp(at=LATER, by="me"))[0]
+    assert deadline_of(over, 99) is None
+    headers = schedule_headers(Names("staging"), timer, NOW)
+    assert headers.endswith("Nats-Schedule-Target: staging_timer.due.job.email.j1.deadline\r\n")
 
 
 _EVERY_MINUTE = Definition(spec=Spec(every_s=60), task="add", queue="cron")

@@ -223,6 +223,7 @@ class Enqueuer:
             metadata=options.metadata,
             version=task.version,
             on_end=await self._callbacks(task, options) if task.callbacks else (),
+            deadline_s=task.deadline_s,
         )
         if self._children is not None:
             order = self._children.inherit(order)

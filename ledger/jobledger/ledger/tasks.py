@@ -65,6 +65,8 @@ class Task(Generic[P, R_co]):
     version: str = ""
     #: What is enqueued when one of its runs has ended, and after which ends.
     callbacks: tuple[tuple[Literal["success", "fail"], AnyCallback], ...] = ()
+    #: How many seconds after its first event a run of it is cancelled; None: never.
+    deadline_s: float | None = None
 
     def __init__(
         self,

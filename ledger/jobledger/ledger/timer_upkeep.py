@@ -11,12 +11,13 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.codec import Message, Unreadable
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import MalformedEventError
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.nats.timer_stream import PAGE
-from jobledger.ledger.timers import AnyTimer, KnownWaits, ScheduleTimer, Timer, Timers, read_timer, timer_in
+from jobledger.ledger.timers import AnyTimer, DeadlineTimer, KnownWaits, Timer, Timers, read_timer, timers_in
 
 _AT_ONCE: Final = 128
 #: Where there are more timers than this, the next moment is looked for among the oldest ones only.
@@ -55,7 +56,7 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
     known = KnownWaits(ledger.log)
     head = (await ledger.log.head()).last_sequence
     filters = ledger.names.timed_waits
-    newest: dict[str, ScheduleTimer | None] = {}  # of each schedule
+    newest: dict[str, AnyTimer | None] = {}  # of each schedule
     waits = done = 0
     for passed, subject in enumerate(filters):
         async with contextlib.aclosing(ledger.log.read_messages(subject=subject)) as batches:
@@ -79,16 +80,16 @@ async def _set_all(ledger: Ledger, timers: Timers, known: KnownWaits, wanted: Se
     return done
 
 
-def _timers_of(batch: Iterable[Message], newest: dict[str, ScheduleTimer | None]) -> list[Timer]:
+def _timers_of(batch: Iterable[Message], newest: dict[str, AnyTimer | None]) -> list[AnyTimer]:
     """Return the timers of jobs that a batch asks for; note that of each schedule's newest event."""
-    found: list[Timer] = []
+    found: list[AnyTimer] = []
     for message in batch:
-        timer = timer_in(message)
-        if isinstance(timer, Timer):
-            found.append(timer)
+        timers = timers_in(message)
+        if isinstance(message, StoredEvent):
+            found += timers
         elif aggregate_of(message.subject) == SCHEDULE.name and not isinstance(message, Unreadable):
             (name,) = SCHEDULE.key_in(message.subject)
-            newest[name] = timer
+            newest[name] = next(iter(timers), None)
     return found
 
 
@@ -98,6 +99,10 @@ async def _set_again(ledger: Ledger, timers: Timers, known: KnownWaits, timer: A
         chain = await known.chain(timer)
         job = None if chain is None else chain.job
         if job is None or job.wait_sequence != timer.asked_by:
+            return 0
+    elif isinstance(timer, DeadlineTimer):
+        job = (await load(ledger.log, timer.ref)).job
+        if job is None or job.is_final:
             return 0
     await timers.set(timer, ledger.clock.now())
     return 1

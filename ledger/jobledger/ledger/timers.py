@@ -24,8 +24,8 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     ServerUnreachableError,
 )
-from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent, Scheduled
+from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import due_at
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Triggered
@@ -84,9 +84,42 @@ class ScheduleTimer(msgspec.Struct, frozen=True, kw_only=True):
         return f"the timer of schedule {self.schedule}"
 
 
-AnyTimer = Timer | ScheduleTimer
+class DeadlineTimer(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run is cancelled unless it has ended: the body of a message in TIMERS, as `Timer` is for waits."""
+
+    queue: str
+    job_id: str
+    asked_by: int  #: stream sequence of the event that says so
+    deadline_at: datetime
+
+    @property
+    def due_at(self) -> datetime:
+        """When it acts."""
+        return self.deadline_at
+
+    @property
+    def ref(self) -> JobRef:
+        """The run's chain."""
+        return JobRef(queue=self.queue, job_id=self.job_id)
+
+    @property
+    def chain(self) -> str:
+        """What has the deadline, as subjects of timers name it."""
+        return f"job.{self.queue}.{self.job_id}"
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return f"the deadline of run {self.job_id}"
+
+
+AnyTimer = Timer | ScheduleTimer | DeadlineTimer
+
+#: What subjects of timers have for a deadline in the place of the wait's sequence: a run has one.
+_DEADLINE: Final = "deadline"
 
 _decoder: msgspec.json.Decoder[Timer] = msgspec.json.Decoder(Timer)
+_decode_deadline: Final = msgspec.json.Decoder(DeadlineTimer).decode
+_decode_several: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _schedule_decoder: msgspec.json.Decoder[ScheduleTimer] = msgspec.json.Decoder(ScheduleTimer)
 
 
@@ -106,16 +139,32 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
     return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=moment)
 
 
-def timer_in(message: Message) -> AnyTimer | None:
-    """Return the timer that a stored message asks for, whatever it is about; None where it asks for none.
+def deadline_of(event: JobEvent, stream_sequence: int) -> DeadlineTimer | None:
+    """Return the timer of a run's deadline, which its first event asks for; None where it asks for none."""
+    if isinstance(event, Scheduled):
+        begun, deadline_s = event.at, event.deadline_s
+    elif isinstance(event, Carried) and event.job_state.state not in FINAL_STATES:
+        begun, deadline_s = event.job_state.created_at, event.job_state.order.deadline_s
+    else:
+        return None
+    if deadline_s is None:
+        return None
+    at = begun + timedelta(seconds=deadline_s)
+    return DeadlineTimer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, deadline_at=at)
+
+
+def timers_in(message: Message) -> tuple[AnyTimer, ...]:
+    """Return the timers that a stored message asks for, whatever it is about; () where it asks for none.
 
     Raises: UnknownEventError.
     """
+    found: tuple[AnyTimer | None, ...] = ()
     if isinstance(message, StoredEvent):
-        return timer_of(message.event, message.stream_sequence)
-    if isinstance(message, Unreadable) or aggregate_of(message.subject) != SCHEDULE.name:
-        return None
-    return schedule_timer(SCHEDULE.decode(message), message.stream_sequence)
+        event, sequence = message.event, message.stream_sequence
+        found = (timer_of(event, sequence), deadline_of(event, sequence))
+    elif not isinstance(message, Unreadable) and aggregate_of(message.subject) == SCHEDULE.name:
+        found = (schedule_timer(SCHEDULE.decode(message), message.stream_sequence),)
+    return tuple(each for each in found if each is not None)
 
 
 def schedule_timer(event: ScheduleEvent, stream_sequence: int) -> ScheduleTimer | None:
@@ -141,10 +190,17 @@ def read_timer(data: bytes) -> AnyTimer:
     """
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
         return _decoder.decode(data)  # most are of jobs
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+        return _decode_deadline(data)
     try:
         return _schedule_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise MalformedEventError(f"a message in the timers' stream is no timer: {error}") from error
+
+
+def read_timers(data: bytes) -> list[AnyTimer]:
+    """Return the timers in a JSON array. Raises: MalformedEventError."""
+    return [read_timer(bytes(each)) for each in _decode_several(data)]
 
 
 class KnownWaits:
@@ -183,11 +239,15 @@ class KnownWaits:
             del self._seen[next(iter(self._seen))]
 
 
+def _mark(timer: AnyTimer) -> int | str:
+    return _DEADLINE if isinstance(timer, DeadlineTimer) else timer.asked_by
+
+
 def schedule_headers(names: Names, timer: AnyTimer, now: datetime) -> str:
     """Return the header lines of the message that makes the server fire `timer`."""
     at = min(max(timer.due_at, now), now + _AHEAD_MAX).astimezone(UTC) - timedelta(seconds=LEAD_S)
     moment = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    target = names.timer_due(timer.chain, timer.asked_by)
+    target = names.timer_due(timer.chain, _mark(timer))
     return f"Nats-Schedule: @at {moment}\r\nNats-Schedule-Target: {target}\r\n"
 
 
@@ -203,7 +263,7 @@ class Timers(TimerStream):
         Raises: ServerUnreachableError when there is no answer or no stream, LedgerFullError, LedgerError for another
             refusal.
         """
-        subject = self.names.timer_at(timer.chain, timer.asked_by)
+        subject = self.names.timer_at(timer.chain, _mark(timer))
         headers = schedule_headers(self.names, timer, now)
         try:
             await self.store(Entry(subject, msgspec.json.encode(timer), subject, None, headers))

@@ -56,6 +56,8 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
             keep_utc(self, "run_at")
         if order.timeout_s is not None:
             check_finite("timeout_s", order.timeout_s)
+        if order.deadline_s is not None:
+            check_finite("deadline_s", order.deadline_s)
         if order.max_attempts != 1:
             check_whole("max_attempts", order.max_attempts, 1)
         if order.member is not None:

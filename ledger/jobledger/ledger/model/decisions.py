@@ -201,6 +201,8 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     }
     if command.run_at is not None and command.run_at > stamp.at:
         return Scheduled(**order, run_at=command.run_at)
+    if command.order.deadline_s is not None:  # the timers hear of such events, and of no `queued`
+        return Scheduled(**order, run_at=stamp.at)
     return Held(**order) if command.order.limits else Queued(**order)
 
 

@@ -167,6 +167,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     member: Member | None = None  #: whose child the job is
     rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
+    deadline_s: float | None = None  #: how long after its first event the run is cancelled; None: never
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -257,6 +258,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     member: Member | None = None  #: whose child the job is
     rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
+    deadline_s: float | None = None  #: how long after its first event the run is cancelled; None: never
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):

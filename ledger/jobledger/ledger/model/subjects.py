@@ -10,6 +10,7 @@ Source: ADR 001.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -257,14 +258,15 @@ class Names(msgspec.Struct, frozen=True):
         """The filter of the timers that have fired."""
         return f"{self._subject('timer')}.due.>"
 
-    def timer_at(self, chain: str, wait_sequence: int) -> str:
+    def timer_at(self, chain: str, wait_sequence: int | str) -> str:
         """Return the subject of one wait's timer: who waits anew gets another, and no late copy replaces it.
 
-        `chain`: `job.<queue>.<job_id>` or `schedule.<name>`, which waits.
+        `chain`: `job.<queue>.<job_id>` or `schedule.<name>`, which waits. The one deadline of a run has the word
+        `deadline` in the place of the sequence.
         """
         return f"{self._subject('timer')}.at.{chain}.{wait_sequence}"
 
-    def timer_due(self, chain: str, wait_sequence: int) -> str:
+    def timer_due(self, chain: str, wait_sequence: int | str) -> str:
         """Return the subject under which one wait's timer fires; `chain` as for `timer_at`."""
         return f"{self._subject('timer')}.due.{chain}.{wait_sequence}"
 
@@ -334,3 +336,10 @@ def _is_completed(rest: list[str]) -> bool:
             return True
         case _:
             return False
+
+
+def first_leaf(priority: str, limits: Sequence[str], deadline_s: float | None) -> str:
+    """Return how the subject ends under which a job begins that is due at once, as `decisions` begins it."""
+    if deadline_s is not None:
+        return "scheduled"
+    return "held" if limits else f"queued.{priority}"

@@ -22,6 +22,7 @@ def node_of(task: Task[Any, Any], options: Options, **more: Any) -> ChildNode:
         timeout_s=options.timeout_s,
         version=task.version,
         on_end=callbacks_of(task, options.tenant),
+        deadline_s=task.deadline_s,
         **fields,
     )
 

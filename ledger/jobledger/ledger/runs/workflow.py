@@ -16,6 +16,7 @@ from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionErro
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, refuse_of_maker
+from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.schedules.in_code import Schedule
@@ -99,6 +100,7 @@ def workflow(
     queue: str | Queue = "default",
     version: str = "",
     parallel: int = PARALLEL_DEFAULT,
+    deadline_s: float | None = None,
     on_success: AnyCallback | None = None,
     on_fail: AnyCallback | None = None,
     priority: Priority = "normal",
@@ -120,6 +122,7 @@ def workflow(
     *,
     version: str = "",
     parallel: int = PARALLEL_DEFAULT,
+    deadline_s: float | None = None,
     on_success: AnyCallback | None = None,
     on_fail: AnyCallback | None = None,
     schedule: Schedule | None = None,
@@ -130,6 +133,9 @@ def workflow(
     `on_success` and `on_fail` are tasks that take a `RunEnd`: a job `<run id>-end` of one of them is made in the same
     moment in which a worker records that the run ended.
 
+    A run that has not ended `deadline_s` seconds after it was enqueued is cancelled, for the reason `deadline`: also while it
+    waits, and with its undos. What a release says of it is about runs that are enqueued from then on.
+
     Its first parameter is annotated `Run`, which the worker gives; the others are the input. The other options are those
     of `@task`. `timeout_s` and `max_attempts` are about attempts: one ends when the run waits, and one in which a step
     was recorded does not count when it is lost.
@@ -139,6 +145,8 @@ def workflow(
     rules = WorkflowRules(parallel=parallel, on_success=on_success, on_fail=on_fail)
     if version:
         check_token("version", version)
+    if deadline_s is not None:
+        check_delay("deadline_s", deadline_s)
 
     def decorate(decorated: Callable[..., Any]) -> WorkflowFunction[Any, Any, Any, Any]:
         plain = task(**options)(decorated)
@@ -148,6 +156,7 @@ def workflow(
             plain.function, plain.name, plain.defaults, plain.rules, schedule=schedule
         )
         made.workflow, made.version, made.callbacks = rules, version, rules.callbacks
+        made.deadline_s = deadline_s
         return made
 
     return decorate if function is None else decorate(function)

@@ -28,7 +28,7 @@ from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, 
 from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent
 from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, own_ids, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 
 #: Appends a job's first event; returns its stream sequence, and whether it is new: one that exists stays as it is.
@@ -153,7 +153,8 @@ class Schedules:
 
     def _first_subject(self, job: Enqueue) -> str:
         order = job.order
-        return self._client.log.names.of_type(job.ref, "held" if order.limits else f"queued.{order.priority}")
+        leaf = first_leaf(order.priority, order.limits, order.deadline_s)
+        return self._client.log.names.of_type(job.ref, leaf)
 
     async def _make(self, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> None:
         """Begin the jobs of an event; one that exists stays as it is. Raises: LedgerFullError, UnreachableError."""

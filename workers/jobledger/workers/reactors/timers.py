@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.chain import commit, retry_raced
+from jobledger.ledger.model.chain import commit, load, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.commands import Dispatch
+from jobledger.ledger.model.commands import CancelJob, Dispatch
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
     MalformedEventError,
@@ -30,12 +30,25 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER, made_at
-from jobledger.ledger.timers import AnyTimer, KnownWaits, ScheduleTimer, Timer, Timers, read_timer, timer_in
+from jobledger.ledger.timers import (
+    AnyTimer,
+    DeadlineTimer,
+    KnownWaits,
+    ScheduleTimer,
+    Timer,
+    Timers,
+    read_timer,
+    read_timers,
+    timers_in,
+)
 from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor
 from jobledger.workers.reactors.schedules.ticker import Ticker
 
 logger = logging.getLogger("jobledger.workers.reactors.timers")
+
+#: Why a run is cancelled whose deadline has come.
+DEADLINE: Final = "deadline"
 
 #: Deliveries on hand: most of them only wait for the last half second, in memory.
 _HELD_MAX: Final = 4_096
@@ -122,6 +135,25 @@ class Dispatcher:
         async with self._turns:
             return await self._dispatch(timer, delivery)
 
+    async def end(self, timer: DeadlineTimer, delivery: Delivery) -> Later | None:
+        """Cancel a run whose deadline has come, unless it has ended; None when that is settled. Raises: as `dispatch`."""
+        log = self._ledger.log
+
+        async def attempt() -> Later | None:
+            chain = await load(log, timer.ref)
+            if chain.last_sequence < timer.asked_by:
+                return await lagging(self._ledger, timer, delivery)
+            try:
+                events = decide(chain.job, CancelJob(reason=DEADLINE), self._ledger.stamp())
+            except (NotFoundError, RefusedError):
+                return None  # it has ended, or is to end already
+            await commit(log, chain, events)
+            self._ledger.hints.tell_cancel(timer.ref)
+            return None
+
+        async with self._turns:
+            return await retry_raced(attempt)
+
     async def _dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
         log = self._ledger.log
         command = Dispatch(cause=timer.cause, asked_by=timer.asked_by)
@@ -160,6 +192,9 @@ class Acting:
         if isinstance(timer, Timer):
             await self._clocks.reach(timer.due_at)
             return await self._dispatcher.dispatch(timer, delivery)
+        if isinstance(timer, DeadlineTimer):
+            await self._clocks.reach(timer.due_at)
+            return await self._dispatcher.end(timer, delivery)
         # Many schedules tick at one moment: what can be done before is done before.
         await self._clocks.reach(timer.due_at - _READY_BEFORE)
         await self._ticker.prepare(timer)
@@ -195,17 +230,22 @@ class TimerSetter(ConsumerReactor):
     def keep(self, delivery: Delivery) -> Delivery | None:
         """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
         message = delivery.read()
-        timer = timer_in(message)
-        if timer is None:
+        timers = timers_in(message)
+        if not timers:
             return None
-        if isinstance(timer, ScheduleTimer):
+        if any(isinstance(each, ScheduleTimer) for each in timers):
             self._acting.heard(message)
         self._clocks.heard(delivery)
-        return msgspec.structs.replace(delivery, data=msgspec.json.encode(timer))
+        return msgspec.structs.replace(delivery, data=msgspec.json.encode(timers))
 
     async def react(self, delivery: Delivery) -> Later | None:
-        """Set the timer of one wait."""
-        timer = read_timer(delivery.data)
+        """Set the timers of one event: that of a wait, and that of a deadline."""
+        later: Later | None = None
+        for timer in read_timers(delivery.data):
+            later = await self._see_to(timer, delivery) or later
+        return later
+
+    async def _see_to(self, timer: AnyTimer, delivery: Delivery) -> Later | None:
         if self._clocks.wait_s(timer.due_at) > _NEAR_S:
             await self._set(timer)
             return None

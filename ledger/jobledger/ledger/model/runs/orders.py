@@ -109,6 +109,9 @@ class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     id: str = ""  #: its id; "": the one that follows from its run's
     version: str = ""  #: of the workflow's code that it is bound to, where it is a run
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when it has ended, where it is a run
+    deadline_s: float | None = (
+        None  #: how long after its first event it is cancelled, where it is a run; None: never
+    )
 
 
 class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -131,6 +134,7 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     nodes: tuple[ChildNode, ...] = ()  #: per item, where the items are not all of one task
     version: str = ""  #: of the workflow's code that they are bound to, where they are runs
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when one has ended, where they are runs
+    deadline_s: float | None = None  #: how long after its first event each is cancelled, where they are runs
 
     def node(self, item: int) -> ChildNode:
         """Return what an item runs."""
@@ -145,6 +149,7 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             limits=self.limits,
             version=self.version,
             on_end=self.on_end,
+            deadline_s=self.deadline_s,
         )
 
 

@@ -21,7 +21,7 @@ from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import Member, Take, items_of
 from jobledger.ledger.model.runs.steps import Step, admissible
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.reaching import Reaching
 
@@ -147,6 +147,7 @@ class Opening:
                 trace=job.trace,
                 version=node.version,
                 on_end=node.on_end,
+                deadline_s=node.deadline_s,
             ),
         )
 
@@ -212,7 +213,7 @@ def first_subject(client: Client, parent: JobRef, step: Step, item: int) -> str:
     """Return the subject under which a child's first event is stored."""
     assert step.order is not None, "only a group has children"
     node = step.order.node(item)
-    leaf = "held" if node.limits else f"queued.{node.priority}"
+    leaf = first_leaf(node.priority, node.limits, node.deadline_s)
     return client.log.names.of_type(child_ref(parent, step, item), leaf)
 
 
