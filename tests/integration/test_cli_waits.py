@@ -208,7 +208,9 @@ WAITS = {
     "held-child": Wait(for_a_held_child, "ID-2-0 (held by tenant:acme)", "jobledger jobs why ID-2-0"),
     "failing": Wait(failing_node, "1 ended, 1 of these not completed", "jobledger jobs why ID-2-1"),
     "graph": Wait(runs.for_graph, "it waits for 1 of 4 children of 'graph'", "jobledger jobs show ID --tree"),
-    "batch": Wait(runs.for_batch, "nobody has said how many there are", "jobledger jobs show ID --tree"),
+    "batch": Wait(
+        runs.for_batch, "the program that adds its jobs, of task 'mail'", "jobledger jobs show ID --tree"
+    ),
     "paused": Wait(paused, "a person paused it (the bank is closed)", "jobledger jobs resume ID"),
     "child-failed": Wait(
         dead_by_a_child, "(ChildFailedError: item 0 of step 'pages' failed", "jobledger jobs show ID --tree"

@@ -20,7 +20,14 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.events import ErrorInfo, Member, Order
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder, child_id
+from jobledger.ledger.model.runs.orders import (
+    BATCH_CLOSED,
+    BATCH_STEP,
+    RUN_BATCH,
+    ChildNode,
+    ChildOrder,
+    child_id,
+)
 from jobledger.ledger.model.subjects import JobRef
 
 QUEUE = "orders"
@@ -38,11 +45,11 @@ async def do(ledger: Ledger, job_id: str, command: Command, *, queue: str = QUEU
     return await ledger.execute(ref, of_holder(command, job), by="w1")
 
 
-async def running(ledger: Ledger, job_id: str, **order: Any) -> None:
-    """Begin a run of task `order` that has done its first step, `charge`."""
+async def running(ledger: Ledger, job_id: str, *, task: str = "order", **order: Any) -> None:
+    """Begin a run that has done its first step, `charge`."""
     ref = ref_of(job_id)
     whole = Order(input=msgspec.Raw(b"{}"), max_attempts=9, **order)
-    await ledger.execute(ref, Enqueue(ref=ref, task="order", order=whole))
+    await ledger.execute(ref, Enqueue(ref=ref, task=task, order=whole))
     await do(ledger, job_id, Claim(worker="w1", lease_s=600))
     result = msgspec.Raw(b'"ch_77"')
     await do(ledger, job_id, step(CompleteStep, "charge", result=result, tries=2, duration_ms=1_200.0))
@@ -103,11 +110,12 @@ async def for_graph(ledger: Ledger, job_id: str) -> None:
 
 
 async def for_batch(ledger: Ledger, job_id: str) -> None:
-    """Let a run wait for an open group, whose jobs are not all made."""
-    await running(ledger, job_id)
+    """Let a batch wait for the client that makes its jobs."""
+    await running(ledger, job_id, task=RUN_BATCH)
     order = ChildOrder(task="mail", queue="pages", count=0, is_open=True)
-    await do(ledger, job_id, step(StartStep, "batch", kind="map", target="mail", order=order))
-    await do(ledger, job_id, Pause(epoch=0, steps=("batch",)))
+    await do(ledger, job_id, step(StartStep, BATCH_STEP, kind="map", target="mail", order=order))
+    await do(ledger, job_id, step(StartStep, BATCH_CLOSED, kind="wait"))
+    await do(ledger, job_id, Pause(epoch=0, steps=(BATCH_CLOSED,)))
 
 
 async def plain(ledger: Ledger, job_id: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from jobledger.audit.trail_words import first_few
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.awaiting import Awaited, awaited_of
+from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH
 from jobledger.ledger.model.runs.steps import Step, admissible, next_signal
 
 #: Tells a moment: `2025-01-31 08:00:00.000Z (in 3 min)`.
@@ -89,6 +90,8 @@ def _wait(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) 
     awaits = awaited_of(step)
     until = step.retry_at if awaits == "retry" else step.until
     match awaits:
+        case "signal" if job.task == RUN_BATCH and BATCH_STEP in job.steps:
+            sentence, hint = _open_batch(job, job.steps[BATCH_STEP])
         case "signal":
             sentence, hint = _signal(job, step, moment)
         case "children":
@@ -143,16 +146,21 @@ def _retry(job: Job, step: Step, moment: Moment) -> tuple[str, str]:
     )
 
 
+def _open_batch(job: Job, step: Step) -> tuple[str, str]:
+    return (
+        f"the program that adds its jobs, of task {step.target!r} (step {step.key!r}, {_at(step)}), to say how many there "
+        f"are: {step.ended.bit_count():,} have ended so far. If that program has died, make the same call of enqueue_many "
+        "again: it adds what is missing and closes the batch"
+    ), f"jobledger jobs show {job.id} --tree"
+
+
 def _children(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) -> tuple[str, str]:
     order, is_open = step.order, step.open.bit_count()
     assert order is not None, "it asks for children"
+    if step.count is None:
+        return _open_batch(job, step)
     place = f"(step {step.key!r}, {_at(step)})"
     ended = step.ended.bit_count()
-    if step.count is None:
-        return (
-            f"the jobs of an open group of {order.task!r} {place}: {ended:,} ended so far, and nobody has said how many "
-            "there are: whoever makes them is at work or gave up, and the same call again goes on with it"
-        ), f"jobledger jobs show {job.id} --tree"
     failed = step.failed.bit_count()
     bad = f", {failed:,} of these not completed" if failed else ""
     all_of_them = f"{step.count:,} {'child' if step.count == 1 else 'children'}"

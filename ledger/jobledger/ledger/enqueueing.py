@@ -32,7 +32,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Member, Order, order_at_first
-from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, Callback, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, Callback, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import moment_of
@@ -340,6 +340,10 @@ def _of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) 
     """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
     if batch_max is not None and number >= batch_max:
         raise InvalidInputError(f"input {number}: batch {batch} is closed and has {batch_max:,} jobs")
+    if number >= ITEMS_MAX:
+        raise InvalidInputError(
+            f"input {number}: a batch has at most {ITEMS_MAX:,} jobs: make several batches"
+        )
     ref = JobRef(queue=command.ref.queue, job_id=child_id(batch, 1, number))
     member = Member(queue=BUILT_IN_QUEUE, job=batch, step=BATCH_STEP, item=number)
     order = msgspec.structs.replace(command.order, batch=batch, member=member)
