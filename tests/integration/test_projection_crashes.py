@@ -79,7 +79,7 @@ async def test_transaction_that_failed_can_be_tried_again(
 
 
 MOTHER = """
-import itertools, os, resource, sys, time, anyio
+import gc, itertools, os, resource, sys, tempfile, time, anyio
 from pathlib import Path
 from jobledger.projections import ProjectionStorageError, Projector, ProjectorConfig, Store, rebuild
 from tests.support.histories import memory_history
@@ -122,7 +122,15 @@ async def project_on_a_full_disk(log, path):
     await project(log, path, None)
     tell("end")
 
-log = anyio.run(lambda: memory_history(seed=5, jobs=300, steps=1_800))
+async def begin(folder):
+    log = await memory_history(seed=5, jobs=300, steps=1_800)
+    with Projector(log, folder / "p") as projector:  # what is imported late is there before anything forks
+        await projector.catch_up(20)
+    return log
+
+with tempfile.TemporaryDirectory() as folder:
+    log = anyio.run(begin, Path(folder))
+gc.freeze()  # no collection in a fork copies what is shared
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
