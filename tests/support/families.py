@@ -250,7 +250,8 @@ def sound() -> Families:
 
 def rerun(story: Families, copied: int, newest: int, result: bytes = b'"ch_1"', **source: Any) -> None:
     """Begin a rerun, and let it copy the step whose end is at `copied`."""
-    named = {"queue": "email", "job": "source", "hash": story.messages[newest - 1].hash, **source}
-    story.begin("again", rerun_of=RerunOf(sequence=newest, from_step="mail", **{"steps": 1, **named}))
+    made_of: dict[str, Any] = {"queue": "email", "job": "source", "steps": 1}
+    made_of |= {"hash": story.messages[newest - 1].hash, **source}
+    story.begin("again", rerun_of=RerunOf(sequence=newest, from_step="mail", **made_of))
     where = Copied(sequence=copied, sha256=story.messages[copied - 1].hash)
     story.end("again", "charge", result=msgspec.Raw(result), input_sha256="ab" * 8, copied=where)
