@@ -100,6 +100,7 @@ SHOWN = {
         "a rerun made it again: 1 row",
         "the next run made them again: the same bytes from the same ordered queries",
     ],
+    "from_postgres.py": ["no PostgreSQL was named, so nothing was copied"],
     "follow_events.py": [
         "order-0: dead letter, exhausted",
         "stopped; the next reader begins at",

@@ -14,6 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.opening import open_file, open_to_write
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.errors import TableExpiredError
@@ -73,6 +74,7 @@ class AttemptTables:
         self._call = call
         self._transfer = transfer
         self._held: list[str] = []
+        self._is_over = False
 
     async def write(
         self, name: str, rows: Iterable[RowLike] | AsyncIterable[RowLike], row: type[Any] | None
@@ -131,6 +133,10 @@ class AttemptTables:
 
     async def path(self, record: TableRecord, step: str) -> Path:
         """See `TableWork.path`."""
+        if self._is_over:
+            raise RefusedError(
+                f"table {record.name!r} is of an attempt that has ended: a run reads only its own tables"
+            )
         if record.expires_at is not None and self._shared.clock.now() >= record.expires_at:
             raise TableExpiredError(record, step, self._attempt.job.id, "expired")
         found = self._shared.cache.find(record.sha256)
@@ -165,6 +171,7 @@ class AttemptTables:
 
     def release(self) -> None:
         """Let go of the files that the attempt used."""
+        self._is_over = True
         while self._held:
             self._shared.cache.release(self._held.pop())
 
