@@ -302,6 +302,36 @@ async def test_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     assert server.returncode == -signal.SIGKILL
 
 
+async def test_server_that_restores_a_large_store_gets_more_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready = tmp_path / "restored"
+    binary = tmp_path / "slow"
+    binary.write_text(
+        "#!/bin/sh\necho \"  Starting restore for stream '\\$G > LEDGER'\"\n"
+        f"until [ -e '{ready}' ]; do sleep 0.02; done\n"
+        "echo Listening for client connections on 127.0.0.1:4321\necho Server is ready\nexec sleep 60\n",
+        encoding="utf-8",
+    )
+    binary.chmod(0o755)
+    options: dict[str, Any] = {"port": 0, "monitor_port": None, "binary": str(binary), "ready_timeout_s": 0.1}
+    server = EmbeddedServer(tmp_path / "store", restore_timeout_s=0.3, **options)
+    with pytest.raises(ServerStartError, match=r"not ready within 0\.3 s.*Starting restore"):
+        await server.start()
+    assert f"restores what its store in {tmp_path / 'store'} holds: waiting up to 0.3 s" in caplog.text
+
+    server = EmbeddedServer(tmp_path / "store", restore_timeout_s=LIMIT_S, **options)
+    caplog.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.start)
+        with anyio.fail_after(LIMIT_S):
+            while f"waiting up to {LIMIT_S:g} s" not in caplog.text:
+                await anyio.sleep(0.01)
+        ready.touch()
+    assert server.port == 4321
+    await server.stop()
+
+
 async def test_directory_that_cannot_be_made_is_named(server_factory: ServerFactory, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ServerStartError, match="choose a directory that can be written"):

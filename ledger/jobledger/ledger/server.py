@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+logger = logging.getLogger("jobledger.ledger.server")
+
 __all__ = ["Durability", "EmbeddedServer", "project_configuration"]
 
 Durability = Literal["power", "process"]
@@ -50,6 +53,7 @@ _HOLDER_BYTES_MAX: Final = 200
 _LAST_LINES: Final = 5
 _PORT_MAX: Final = 65_535
 _READY: Final = b"Server is ready"
+_RESTORES: Final = b"Starting restore for stream"
 
 # The sidecar: told the pid by its first line, it waits for the second. A line means that the server has ended; the end
 # of the pipe without one means that we died, so the server has to go: TERM, 5 s for the store to be closed, KILL.
@@ -103,13 +107,15 @@ class EmbeddedServer:
         max_file_store_bytes: int | None = None,
         binary: str | None = None,
         ready_timeout_s: float = 10.0,
+        restore_timeout_s: float = 600.0,
     ) -> None:
         """Prepare; nothing is started or written yet.
 
         `directory`: holds store, configuration, log and lock; made when missing. `port`, `monitor_port`: 0 takes a free
         one, kept over restarts; `monitor_port=None` turns monitoring off. `max_file_store_bytes`: the quota of all
         streams; None leaves that of nats.conf. `binary`: a path or a name on the search path; None looks beside the
-        running Python first.
+        running Python first. `ready_timeout_s`: how long a start may take; `restore_timeout_s`: how long one may take
+        that reads what a large store holds.
 
         Raises: ConfigurationError for a host that is none, or a port outside 0 to 65535.
         """
@@ -124,6 +130,7 @@ class EmbeddedServer:
         self._max_file_store_bytes = max_file_store_bytes
         self._binary = binary
         self._ready_timeout_s = ready_timeout_s
+        self._restore_timeout_s = restore_timeout_s
         self._child: subprocess.Popen[bytes] | None = None
         self._sidecar: subprocess.Popen[bytes] | None = None
 
@@ -285,19 +292,32 @@ class EmbeddedServer:
         return text
 
     async def _ready(self, log_start: int) -> bytes:
-        """Wait for the ready line of this start; return the log of this start."""
-        with anyio.move_on_after(self._ready_timeout_s):
-            while True:
-                # Ask for the end before reading: what a child wrote before it ended is then surely read.
-                ended = not self.alive
-                log = _read_from(self.log_path, log_start)
-                if _READY in log:
-                    return log
-                if ended:
-                    raise self._start_failure(log)
-                await anyio.sleep(_POLL_S)
+        """Wait for the ready line of this start; return the log of this start.
+
+        A server whose log says that it restores streams is given more time: it reads a large store, and listens after it.
+        """
+        began, limit_s = anyio.current_time(), self._ready_timeout_s
+        while True:
+            # Ask for the end before reading: what a child wrote before it ended is then surely read.
+            ended = not self.alive
+            log = _read_from(self.log_path, log_start)
+            if _READY in log:
+                return log
+            if ended:
+                raise self._start_failure(log)
+            if anyio.current_time() - began >= limit_s:
+                if _RESTORES not in log or limit_s >= self._restore_timeout_s:
+                    break
+                limit_s = self._restore_timeout_s
+                logger.warning(
+                    "nats-server restores what its store in %s holds: waiting up to %g s; %s tells how far it is",
+                    self.directory,
+                    limit_s,
+                    self.log_path,
+                )
+            await anyio.sleep(_POLL_S)
         raise ServerStartError(
-            f"nats-server was not ready within {self._ready_timeout_s:g} s; see {self.log_path}: {self._last_words()}",
+            f"nats-server was not ready within {limit_s:g} s; see {self.log_path}: {self._last_words()}",
         )
 
     def _start_failure(self, log: bytes) -> PortInUseError | ServerStartError:

@@ -92,7 +92,7 @@ def encode(event: JobEvent) -> bytes:
     try:
         data = _encoder.encode(event)
         kind = type(event)
-        if kind is not Started and kind is not Completed and not _is_first_dispatch(event):
+        if kind is not Started and kind is not Completed and not _is_plain_dispatch(event):
             _within_bounds(_decoder.decode(data))
         elif not TIME_MIN <= event.at <= TIME_MAX:
             raise msgspec.ValidationError(
@@ -107,13 +107,15 @@ def encode(event: JobEvent) -> bytes:
     return data
 
 
-def _is_first_dispatch(event: JobEvent) -> bool:
-    """Whether every value was made or checked by us, as those of `started` and `completed` are.
+def _is_plain_dispatch(event: JobEvent) -> bool:
+    """Whether every value was made, checked or read from the ledger by us, as those of `started` and `completed` are.
 
     These, the most frequent, are spared a microsecond. The others hold words and numbers as users gave them, of
     types that nobody checked. One that cannot be read would stop every reader of the ledger, for good.
     """
-    return isinstance(event, Queued) and event.cause == "new"
+    return isinstance(event, Queued) and (
+        event.cause == "new" or (event.cause == "admitted" and not event.reason)
+    )
 
 
 def decode(data: bytes, *, stream_sequence: int = 0, subject: str = "") -> JobEvent:
@@ -125,8 +127,6 @@ def decode(data: bytes, *, stream_sequence: int = 0, subject: str = "") -> JobEv
         event = _decoder.decode(data)
         if not data.isascii():
             data.decode()  # a raw value may be no text
-        if event.v == VERSION and TIME_MIN <= event.at <= TIME_MAX and type(event) in TIMELESS:
-            return event  # nearly always
         return _within_bounds(event)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise _refusal(
@@ -165,6 +165,8 @@ def _within_bounds(event: _T) -> _T:
 
     Raises: msgspec.ValidationError.
     """
+    if event.v == VERSION and TIME_MIN <= event.at <= TIME_MAX and type(event) in TIMELESS:
+        return event  # nearly always
     if event.v != VERSION:
         raise msgspec.ValidationError(f"its form has version {event.v}, and this program knows {VERSION}")
     for moment in _moments(event):
