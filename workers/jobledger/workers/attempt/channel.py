@@ -18,7 +18,16 @@ from jobledger.ledger import sync
 from jobledger.ledger.children import Parent
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.context import done
-from jobledger.ledger.model.chain import Addition, JobView, catch_up, load, transact, transact_all
+from jobledger.ledger.model.chain import (
+    Addition,
+    JobView,
+    catch_up,
+    commit,
+    load,
+    retry_raced,
+    transact,
+    transact_all,
+)
 from jobledger.ledger.model.commands import Checkpoint, Command, Enqueue, ReportProgress
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
@@ -26,8 +35,12 @@ from jobledger.ledger.model.errors import (
     InvalidInputError,
     JobExistsError,
     LedgerError,
+    NotFoundError,
     RefusedError,
+    WrongSequenceError,
 )
+from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.attempt.calls import ThreadCalls
@@ -220,6 +233,45 @@ class AttemptChannel:
                 lambda: self._ledger.stamp(self._identity),
                 known=self.chain,
             )
+
+    async def append_all(self, commands: Sequence[Command]) -> list[int]:
+        """Append what follows from commands of the claim's holder as one; return the places of those that were refused.
+
+        A refusal may rest on an old view: `append` decides again.
+
+        Raises: WrongSequenceError after too many lost races, and what `Log` raises; then none of them is stored.
+        """
+        log = self._ledger.log
+
+        async def attempt() -> list[int]:
+            events, refused = self._decided(commands)
+            if events:
+                try:
+                    self.chain = await commit(log, self.chain, events)
+                except WrongSequenceError:
+                    self.chain = await catch_up(log, self._ref, self.chain)
+                    raise
+            return refused
+
+        async with self._appending:
+            return await retry_raced(attempt)
+
+    def _decided(self, commands: Sequence[Command]) -> tuple[list[JobEvent], list[int]]:
+        """Return the events of commands of which each is decided on the one before, and the places of those refused."""
+        job, sequence = self.chain.job, self.chain.last_sequence
+        events: list[JobEvent] = []
+        refused: list[int] = []
+        for place, command in enumerate(commands):
+            try:
+                some = decide(job, command, self._ledger.stamp(self._identity))
+            except (NotFoundError, RefusedError):
+                refused.append(place)
+                continue
+            for event in some:  # where it will be stored is not known yet, and no decision on a step asks
+                sequence += 1
+                job = evolve(job, event, sequence)
+            events += some
+        return events, refused
 
     async def append_with(self, command: Command, begin: Enqueue) -> None:
         """Append what follows from a command of the claim's holder, and begin another job, as one.

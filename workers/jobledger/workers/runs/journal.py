@@ -37,6 +37,7 @@ from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.retry_policy import describe
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.tables import AttemptTables, WorkerTables
+from jobledger.workers.runs.together import Together
 from jobledger.workers.surroundings import Surroundings
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class AttemptJournal:
         self._ledger = ledger
         self._attempt = attempt
         self._channel = channel
+        self._together = Together(channel)
         self._call = call
         self._given_children = children
         self._given_tables = tables
@@ -90,7 +92,12 @@ class AttemptJournal:
 
     async def append(self, command: StartStep | CompleteStep | FailStep | Join) -> None:
         """See `RunJournal.append`."""
-        await self._store(f"step {command.step} of run {self.job.id}", command)
+        with self._troubled():
+            await retry_store(
+                f"step {command.step} of run {self.job.id}",
+                lambda: self._together.append(command),
+                outage=self._ledger.outage,
+            )
         self._news.set()
 
     async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:
@@ -100,7 +107,12 @@ class AttemptJournal:
         control = self._attempt.control
         control.recording = True
         try:
-            await self._store(f"the pause of run {self.job.id}", command)
+            with self._troubled():
+                await retry_store(
+                    f"the pause of run {self.job.id}",
+                    lambda: self._channel.append(command),
+                    outage=self._ledger.outage,
+                )
         except StepOverError:
             control.recording = False
             await self._catch_up()
@@ -146,10 +158,6 @@ class AttemptJournal:
         await self._channel.refresh()
         if self._channel.chain.last_sequence == known:
             await asyncio.sleep(_LAG_S)
-
-    async def _store(self, what: str, command: StartStep | CompleteStep | FailStep | Join | Pause) -> None:
-        with self._troubled():
-            await retry_store(what, lambda: self._channel.append(command), outage=self._ledger.outage)
 
     @contextlib.contextmanager
     def _troubled(self) -> Generator[None, None, None]:
