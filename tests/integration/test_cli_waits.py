@@ -119,17 +119,23 @@ async def for_a_held_child(ledger: Ledger, job_id: str) -> None:
     await runs.child(ledger, job_id, 0, limits=("tenant:acme",))
 
 
-async def failing_node(ledger: Ledger, job_id: str) -> None:
-    """Wait for two nodes of a graph, one of which has failed."""
-    await runs.for_children(ledger, job_id, count=3, made=2)
+async def fail_child(ledger: Ledger, job_id: str) -> None:
+    """End the first child of a run as a dead letter, and count that."""
     await runs.do(ledger, f"{job_id}-2-0", Claim(worker="w3", lease_s=600), queue="pages")
     dead = DeadLetter(reason="rejected", epoch=0, error=runs.BOOM)
     await runs.do(ledger, f"{job_id}-2-0", dead, queue="pages")
     await runs.do(ledger, job_id, Join(step="pages", failed=((0, 0),)))
 
 
+async def for_a_child_after_a_failed_one(ledger: Ledger, job_id: str) -> None:
+    await runs.for_children(ledger, job_id, count=3, made=2)
+    await fail_child(ledger, job_id)
+
+
 async def dead_by_a_child(ledger: Ledger, job_id: str) -> None:
-    await runs.running(ledger, job_id)
+    await runs.for_children(ledger, job_id, count=1, made=1)
+    await fail_child(ledger, job_id)
+    await runs.do(ledger, job_id, Claim(worker="w1", lease_s=600))
     error = ErrorInfo(kind="exception", type="ChildFailedError", message="item 0 of step 'pages' failed")
     await runs.do(ledger, job_id, DeadLetter(reason="rejected", epoch=0, error=error))
 
@@ -206,14 +212,18 @@ WAITS = {
     "call": Wait(for_a_call, "it waits for 1 of 1 child of 'fetch'", "jobledger jobs why ID-2-0"),
     "map": Wait(runs.for_children, "it waits for 3 of 4 children of 'fetch'", "jobledger jobs why ID-2-0"),
     "held-child": Wait(for_a_held_child, "ID-2-0 (held by tenant:acme)", "jobledger jobs why ID-2-0"),
-    "failing": Wait(failing_node, "1 ended, 1 of these not completed", "jobledger jobs why ID-2-1"),
+    "failing": Wait(
+        for_a_child_after_a_failed_one, "1 ended, 1 of these not completed", "jobledger jobs why ID-2-1"
+    ),
     "graph": Wait(runs.for_graph, "it waits for 1 of 4 children of 'graph'", "jobledger jobs show ID --tree"),
     "batch": Wait(
         runs.for_batch, "the program that adds its jobs, of task 'mail'", "jobledger jobs show ID --tree"
     ),
     "paused": Wait(paused, "a person paused it (the bank is closed)", "jobledger jobs resume ID"),
     "child-failed": Wait(
-        dead_by_a_child, "(ChildFailedError: item 0 of step 'pages' failed", "jobledger jobs show ID --tree"
+        dead_by_a_child,
+        "(ChildFailedError: item 0 of step 'pages' failed); requeued it fails again",
+        "jobledger jobs rerun ID --from pages",
     ),
     "diverged": Wait(diverged, "deploy code that fits, then requeue it", "jobledger dlq requeue ID"),
 }

@@ -142,8 +142,10 @@ def explain(job: Job, facts: Facts) -> Why:
             sentence, hint = explain_paused(job, waits, told)
         case JobState.DEAD_LETTERED:
             error = "" if job.error is None else f" ({job.error.type}: {job.error.message[:200]})"
-            sentence = f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}"
-            hint = _after_death(job)
+            more, hint = _after_death(job)
+            sentence = (
+                f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}{more}"
+            )
         case JobState.COMPLETED:
             sentence, hint = f"it waits for nothing: attempt {job.attempts_count} completed it", ""
         case JobState.CANCELLED:
@@ -260,11 +262,13 @@ def _going_back(job: Job) -> str:
     return f"; it was cancelled{reason}, and ends once a worker has run the undos that it registered"
 
 
-def _after_death(job: Job) -> str:
-    """Return what brings a dead letter on; one whose child failed is brought on by nothing that is done to it alone."""
-    if job.error is not None and job.error.type == "ChildFailedError":
-        return f"jobledger jobs show {job.id} --tree"
-    return f"jobledger dlq requeue {job.id}"
+def _after_death(job: Job) -> tuple[str, str]:
+    """Return what more is to be said of a dead letter, and the command that brings it on."""
+    failed = next((key for key, step in job.steps.items() if step.failed), "")
+    if not failed or job.error is None or job.error.type != "ChildFailedError":
+        return "", f"jobledger dlq requeue {job.id}"
+    said = "; requeued it fails again, since how its children ended is recorded: a rerun makes new ones"
+    return said, f"jobledger jobs rerun {job.id} --from {failed}"
 
 
 def _last_word(facts: Facts) -> str:
