@@ -41,6 +41,7 @@ from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean, references_of
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
 from jobledger.ledger.model.runs import carrying
+from jobledger.ledger.model.runs.steps import Steps
 from jobledger.ledger.model.transitions import violation
 
 REF = PayloadRef(sha256="0" * 64, size_bytes=70_000)
@@ -134,6 +135,23 @@ def forged(event: Carried, **changes: Any) -> Carried:
     (step,) = event.job_state.steps
     state = msgspec.structs.replace(event.job_state, steps=(msgspec.structs.replace(step, **changes),))
     return msgspec.structs.replace(event, job_state=state)
+
+
+def test_each_part_of_a_carried_run_is_held_to_its_own_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = long_run(100)
+    several, job = parts(story), story.run
+    converted: list[int] = []
+
+    def counted(steps: Steps) -> tuple[CarriedStep, ...]:
+        converted.append(len(steps))
+        return carrying.carried_steps(steps)
+
+    monkeypatch.setattr("jobledger.ledger.model.deciding.carried.carried_steps", counted)
+    for number, each in enumerate(several, start=len(story.events) + 1):
+        assert difference(job, each) is None
+        job = evolve(job, each, number)
+    assert len(several) == 100
+    assert sum(converted) == 2 * 100  # with tracebacks and without
 
 
 def test_a_step_that_is_carried_otherwise_than_it_was_is_found() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -55,10 +56,7 @@ def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None
     if event.job_state.last_sequence != job.last_sequence and not goes_on:
         return "last_sequence"
     said = (_lean(event) if is_lean else event).job_state
-    own = [
-        _replace(event, job_state=_part(carried_job(job, tracebacks=whole), event, job))
-        for whole in (True, False)
-    ]
+    own = [_replace(event, job_state=_part(job, event, tracebacks=whole)) for whole in (True, False)]
     known = [(_lean(each) if is_lean else each).job_state for each in own]
     if said in known:
         told = (event.steps_before + len(said.steps), event.signals_before + len(said.signals))
@@ -67,16 +65,18 @@ def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None
     return next(name for name in fields if getattr(said, name) != getattr(known[0], name))
 
 
-def _part(whole: CarriedJob, event: Carried, job: Job) -> CarriedJob:
-    """Return the part of a carried job that an event should say by its place among those that tell the job."""
-    state, goes_on = event.job_state, event.steps_before or event.signals_before
-    at_step, at_signal = event.steps_before, event.signals_before
-    steps = whole.steps[at_step : at_step + len(state.steps)]
-    signals = whole.signals[at_signal : at_signal + len(state.signals)]
+def _part(job: Job, event: Carried, *, tracebacks: bool) -> CarriedJob:
+    """Return the part of a carried job that an event should say by its place among those that tell the job.
+
+    A long run has many such events, so each is held to its own steps and signals alone.
+    """
+    state, at_step, at_signal = event.job_state, event.steps_before, event.signals_before
+    steps = dict(islice(job.steps.items(), at_step, at_step + len(state.steps)))
+    signals = job.signals[at_signal : at_signal + len(state.signals)]
+    part = carried_job(_replace(job, steps=steps, signals=signals), tracebacks=tracebacks)
     if job.is_incomplete and (at_step, at_signal) == _sizes(job):  # nobody else told these
-        steps, signals = state.steps, state.signals
-    last_sequence = state.last_sequence if goes_on else whole.last_sequence
-    return _replace(whole, steps=steps, signals=signals, last_sequence=last_sequence)
+        part = _replace(part, steps=state.steps, signals=state.signals)
+    return _replace(part, last_sequence=state.last_sequence) if at_step or at_signal else part
 
 
 def _sizes(job: Job) -> tuple[int, int]:
